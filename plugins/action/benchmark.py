@@ -13,7 +13,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import command_line, job, matrix, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
@@ -30,7 +30,7 @@ display = Display()
 
 POLL_SECONDS = 10.0
 EXIT_SECONDS = 60
-"""Seconds that a program may take to exit when its time is over."""
+"""Seconds that a program has to exit after its time limit."""
 
 
 class PlannedLoad(NamedTuple):
@@ -57,26 +57,26 @@ class ActionModule(Action):
         self._name = self._plan.head.host
         self._host = self._plan.hosts[self._name]
         if arguments.state:
-            return self._call(state=arguments.state)
-        loads = self._loads(arguments)
+            return self._call_module(state=arguments.state)
+        loads = self._plan_loads(arguments)
         self._show(
-            f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} of them not possible"
+            f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} of them impossible to measure"
         )
         if loads and not self.check_mode:
             try:
                 self._start(loads)
-                self._follow(loads)
+                self._collect_results(loads)
             finally:
-                self._end(loads, arguments.path)
+                self._finish(loads, arguments.path)
         return {"changed": bool(loads), "record": typed_json.dump(self._record)}
 
     def _show(self, text: str) -> None:
         display.display(f"  [{self._name}] benchmark: {text}")
 
-    def _loads(self, arguments: BenchmarkArguments) -> list[PlannedLoad]:
-        """Return the loads that can be measured, with the first of several models. Make the record, with all cells.
+    def _plan_loads(self, arguments: BenchmarkArguments) -> list[PlannedLoad]:
+        """Return the loads that can be measured, with the first of several models. Create the record with all cells.
 
-        :raises Refusal: a variable is wrong, or the release has no program that measures.
+        :raises Refusal: a variable is wrong, or the release lacks llama-bench.
         """
         served_plan = self._plan
         name, hosts = inventory.cluster_hosts(self.variables, arguments.facts, inventory.play_variables(self.variables))
@@ -116,29 +116,29 @@ class ActionModule(Action):
         return loads
 
     def _start(self, loads: Sequence[PlannedLoad]) -> None:
-        seconds = (command_line.LOAD_SECONDS + EXIT_SECONDS) * len(loads)
-        self._call(state="started", definition=definitions.definition(self._host, _service_of(loads), seconds))
+        seconds = (command_line.PROGRAM_SECONDS + EXIT_SECONDS) * len(loads)
+        self._call_module(state="started", definition=definitions.definition(self._host, _service_of(loads), seconds))
 
-    def _end(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
+    def _finish(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
         """Start the server again, and write the results."""
         try:
-            self._call(state="absent")
+            self._call_module(state="absent")
         finally:
             markdown = benchmark_table.as_markdown(self._record)
             display.display("\n" + markdown)
             if path:
                 data = json.dumps(typed_json.dump(self._record), indent=1) + "\n"
                 output.write_folder("llama_benchmark_path", path, {"benchmark.json": data, "benchmark.md": markdown})
-        self._keep_speed(loads)
+        self._record_speed(loads)
 
-    def _follow(self, loads: Sequence[PlannedLoad]) -> None:
+    def _collect_results(self, loads: Sequence[PlannedLoad]) -> None:
         """Collect the programs' measurements until all programs have exited.
 
         :raises AnsibleActionFail: the job was stopped early.
         """
         start, is_running = time.monotonic(), True
         while is_running:
-            answer = self._call(programs=len(loads))
+            answer = self._call_module(programs=len(loads))
             progress = typed_json.parse_report(self._name, "the benchmark", types.BenchmarkProgress, answer)
             is_running = progress.running
             for load, program in zip(loads, progress.programs):
@@ -148,12 +148,12 @@ class ActionModule(Action):
                 time.sleep(POLL_SECONDS)
         if not all(cell.is_done for cell in self._record.cells):
             raise AnsibleActionFail(
-                f"the benchmark on {self._name} stopped while llama-bench was running: it was stopped, the server was started, or the host restarted. Run "
-                "this playbook again to start over."
+                f"the benchmark on {self._name} ended early: someone stopped it, started the server, or restarted the host. Run this playbook again "
+                "to start over."
             )
 
     def _update(self, load: PlannedLoad, program: types.Program) -> None:
-        """Add results to the record and show new ones; cells that a finished program did not measure get the reason."""
+        """Add results to the record and show new results. Add the reason to cells that a finished program did not measure."""
         speeds, cells = {(result.test, result.depth): result.speed for result in program.results}, []
         for cell in self._record.cells:
             if cell.hosts == load.hosts and not cell.is_done:
@@ -166,8 +166,8 @@ class ActionModule(Action):
             cells.append(cell)
         self._record = self._record._replace(cells=tuple(cells))
 
-    def _keep_speed(self, loads: Sequence[PlannedLoad]) -> None:
-        """Record the measured generation of the devices that serve on the head, for the next plan."""
+    def _record_speed(self, loads: Sequence[PlannedLoad]) -> None:
+        """Record the measured generation speed of the serving devices on the head, for the next plan."""
         served_devices = {device.device for device in self._plan.estimate.devices}
         for load in loads:
             if {device.device for device in load.plan.estimate.devices} == served_devices:
@@ -176,9 +176,9 @@ class ActionModule(Action):
                 record = speed_record.new_record(load.plan, next(iter(speeds), None))
                 self.write_record(self._host.prefix, names.MEASURED_SPEED, record)
 
-    def _call(self, **arguments: Any) -> dict:
+    def _call_module(self, **arguments: Any) -> dict:
         """Return the result of the module on the head."""
-        answer = self.module(host=typed_json.dump(places.place_in(self._host)), **arguments)
+        answer = self.run_module(host=typed_json.dump(installation.planned_paths(self._host)), **arguments)
         if answer.get("failed"):
             raise AnsibleActionFail(f"benchmark on {self._name}: {failure_reason(answer)}")
         return answer
@@ -192,7 +192,7 @@ def _make_plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Pl
 
 
 def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
-    """Return the service that measures the loads, with the limits of the head's own service."""
+    """Return the service that measures the loads, in the sandbox of the head's service."""
     first_plan = loads[0].plan
     host = first_plan.hosts[first_plan.head.host]
     heads = [
@@ -203,13 +203,13 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
     ]
     script = command_line.script_of(host.state, [(load.argv, load.plan.head.environment) for load in loads])
 
-    def union(field: str, no_limit: Any = "") -> Any:
-        """Return the permissions of one kind; everything if one of the heads has no limit."""
-        values = [getattr(service, field) for service in heads]
-        return no_limit if no_limit in values else tuple(sorted({entry for value in values for entry in value}))
+    def union(permission: str, any_value: Any = "") -> Any:
+        """Return the combined permissions of one kind; unlimited if one of the heads has no limit."""
+        values = [getattr(service, permission) for service in heads]
+        return any_value if any_value in values else tuple(sorted({entry for value in values for entry in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
     if services.head_tunnel_ends(first_plan):
         argv = services.with_launcher(first_plan, "client", argv)
-    service = services.replacement(heads[0], job.NAME, f"benchmark of cluster {first_plan.cluster}", argv)
+    service = services.replacement(heads[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv)
     return service._replace(homes=union("homes", None), devices=union("devices"), allow=union("allow", ()))

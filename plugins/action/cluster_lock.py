@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tells the module which run this is, and takes over the lock of a finished run of this controller."""
+"""Passes this run's identity to the module, and takes over the lock of a finished run of this controller."""
 
 import getpass
 import os
@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import LockArguments, Run
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
-LONGEST_NAME = 120
+MAX_NAME_LENGTH = 120
 
 display = Display()
 
@@ -28,32 +28,32 @@ class ActionModule(Action):
         run = describe_run(os.getppid(), context.CLIARGS.get("args") or [])
         lock_arguments = arguments._replace(run=typed_json.dump(run))
         try:
-            result = self.module(**lock_arguments._asdict())
+            result = self.run_module(**lock_arguments._asdict())
             holder = result.get("holder")
             if holder and has_ended(typed_json.parse_report(self.host, "the lock of its cluster", Run, holder)):
-                result = self.module(**lock_arguments._replace(ended=holder)._asdict())
+                result = self.run_module(**lock_arguments._replace(ended=holder)._asdict())
         except AnsibleConnectionFailure:  # ignore_unreachable has no effect with run_once
             display.warning(
-                "The head cannot be reached, so the cluster could not be locked: do not run another playbook meanwhile."
+                "The head cannot be reached, so the cluster could not be locked: do not run another playbook until this one finishes."
             )
             return {"changed": False}
         if result.get("taken_from"):
-            display.display(f"  [{self.host}] took over from {validation.printable(result['taken_from'])}")
+            display.display(f"  [{self.host}] took over the lock of {validation.printable(result['taken_from'])}")
         return result
 
 
 def describe_run(process: int, playbooks: list[str]) -> Run:
     return Run(
-        user=getpass.getuser()[:LONGEST_NAME],
-        controller=socket.gethostname()[:LONGEST_NAME],
-        machine=_machine(),
+        user=getpass.getuser()[:MAX_NAME_LENGTH],
+        controller=socket.gethostname()[:MAX_NAME_LENGTH],
+        machine=_controller_identity(),
         process=process,
-        playbook=", ".join(Path(name).name for name in playbooks)[:LONGEST_NAME],
+        playbook=", ".join(Path(name).name for name in playbooks)[:MAX_NAME_LENGTH],
     )
 
 
-def _machine() -> str:
-    """Return an identity that no other controller has, even with the same host name: the boot of its system, and in a container its namespace of processes."""
+def _controller_identity() -> str:
+    """Return an identity of this controller, unique even among equal host names: the boot ID of its system, and the process namespace in a container."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # macOS
@@ -61,8 +61,8 @@ def _machine() -> str:
 
 
 def has_ended(run: Run) -> bool:
-    """Return whether a run was one of this controller, and has ended. False if that is unknown."""
-    if run.machine != _machine():
+    """Return whether a run belongs to this controller and has ended. False if that is unknown."""
+    if run.machine != _controller_identity():
         return False
     try:
         os.kill(run.process, 0)

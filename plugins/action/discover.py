@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Proposes an inventory from the hosts' reports, writes it, and plans it."""
+"""Proposes an inventory from the hosts' reports, writes it, and makes its plan."""
 
 import os
 from collections.abc import Mapping
@@ -27,11 +27,11 @@ CONNECTION_VARIABLES = (
     *("ansible_ssh_private_key_file", "ansible_ssh_common_args", "ansible_ssh_extra_args"),
     *("ansible_become", "ansible_become_user", "ansible_become_method"),
 )
-"""Connection variables that the inventory takes over: none of them is secret."""
+"""Connection variables that the inventory keeps: none of them is secret."""
 COMMAND_LINE_OPTIONS = {"ansible_user": "remote_user", "ansible_ssh_private_key_file": "private_key_file"}
-"""Options of ansible-playbook that may replace some of these variables."""
+"""Options of ansible-playbook that may replace these variables."""
 IGNORED_PREFIXES = ("llama_links", "llama_worker_endpoints", "llama_model_")
-"""Prefixes of variables that the inventory does not take over."""
+"""Prefixes of variables that the inventory does not keep."""
 
 
 class DiscoverArguments(NamedTuple):
@@ -50,7 +50,7 @@ class ActionModule(Action):
             raise Refusal(
                 f"llama_discover_inventory is {str(path)!r}, which already exists: move that file, or choose another path"
             )
-        machines, omissions, answers = self._machines(arguments)
+        machines, omissions, answers = self._examine_hosts(arguments)
 
         def plan(proposal: discovery.Proposal) -> Plan | Refused:
             return plan_action.make_plan(self.find_file, proposal.task_vars, answers, _model_report(proposal.model))
@@ -58,25 +58,25 @@ class ActionModule(Action):
         proposal, result = discovery.choose_proposal(machines, plan)
         text = discovery_text.inventory(proposal, omissions, result)
         if not self.check_mode:
-            with suppress(OSError):  # writing says why
+            with suppress(OSError):  # writing the file reports the reason
                 path.parent.mkdir(parents=True, exist_ok=True)
             output.write("llama_discover_inventory", str(path), text)
         output.show_plan(result, (), arguments.report)
         subject = f"{path} {'would be' if self.check_mode else 'has been'} written"
         if result.refused:
             return {"failed": True, "msg": f"{subject}, but its plan is refused: see the plan above for the reasons."}
-        left_out_note = (
-            f" Comments in the inventory explain why {', '.join(omissions)} is left out." if omissions else ""
+        omission_note = (
+            f" Comments in the inventory explain the omission of {', '.join(omissions)}." if omissions else ""
         )
-        Display().display(f"{subject}: check it, then run site.yml -i {path}.{left_out_note}")
+        Display().display(f"{subject}: check it, then run site.yml -i {path}.{omission_note}")
         return {"changed": not self.check_mode, "plan": typed_json.dump(result)}
 
-    def _machines(
+    def _examine_hosts(
         self, arguments: DiscoverArguments
     ) -> tuple[list[discovery.Machine], dict[str, str], dict[str, Mapping[str, Any]]]:
-        """Return the hosts that answered or are declared; the reasons why others are left out; and the answers of the former."""
+        """Return the hosts that answered or are declared, the reasons for omitting other hosts, and the answers of the included hosts."""
         hostvars = self.variables["hostvars"]
-        left_out: dict[str, str] = {}
+        omissions: dict[str, str] = {}
         variables: dict[str, dict[str, Any]] = {}
         for name, result in arguments.facts.items():
             host_variables = _operator_variables(hostvars[name])
@@ -87,10 +87,10 @@ class ActionModule(Action):
             if (result.get("facts") and not problem) or "llama_hardware" in host_variables:
                 variables[inventory.strip_origin(name)] = host_variables
             else:
-                left_out[inventory.strip_origin(name)] = problem.removeprefix("Task failed: ") or "no answer"
+                omissions[inventory.strip_origin(name)] = problem.removeprefix("Task failed: ") or "no answer"
         if not variables:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-            raise Refusal(f"no host answered, so there is no inventory ({reasons})")
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in omissions.items())
+            raise Refusal(f"no host answered, so no inventory was written: {reasons}")
         groups = {key: [*variables] for key in ("llama_cluster", "llama_workers")}
         _cluster, hosts = inventory.cluster_hosts({"groups": groups, "hostvars": variables}, arguments.facts)
         candidates = [
@@ -99,19 +99,19 @@ class ActionModule(Action):
             )
             for name, host_variables in variables.items()
         ]
-        machines = discovery.name_machines(candidates, [*variables, *left_out])
+        machines = discovery.name_machines(candidates, [*variables, *omissions])
         answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, variables)}
-        return machines, left_out, answers
+        return machines, omissions, answers
 
 
 def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operator's variables of a host that the inventory takes over."""
+    """Return the operator's variables of a host that the inventory keeps."""
     names = [
         *CONNECTION_VARIABLES,
         *(name for name in inventory.specification() if not name.startswith(IGNORED_PREFIXES)),
     ]
     values = {name: variables.get(name) for name in names}
-    values["ansible_port"] = values["ansible_port"] or variables.get("ansible_ssh_port")  # add_host calls it so
+    values["ansible_port"] = values["ansible_port"] or variables.get("ansible_ssh_port")  # add_host uses this name
     for name, option in COMMAND_LINE_OPTIONS.items() if values["ansible_connection"] != "local" else ():
         values[name] = values[name] or context.CLIARGS.get(option)
     return inventory.strip_origin({name: value for name, value in values.items() if value is not None})
@@ -129,7 +129,7 @@ def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
 
 
 def _model_report(model: FoundModel | None) -> dict[str, Any]:
-    """Return the result that model_info would have for a model."""
+    """Return the result of model_info for a model."""
     if not model:
         return {}
     report = {"summary": model.summary, "closed": model.closed}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sends a host all files of its plan, including those of the controller, in one call."""
+"""Sends a host all files of its plan, including files on the controller, in a single call."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -20,9 +20,9 @@ class ActionModule(Action):
 
     def perform(self, arguments: FilesArguments) -> dict:
         files = [typed_json.dump(with_text(file)) for file in arguments.files if file.mode]
-        return self.module(files=files) if files else {"changed": False}
+        return self.run_module(files=files) if files else {"changed": False}
 
 
 def with_text(file: FilePlan) -> FilePlan:
-    """Return a file with its text in place of its path on the controller."""
+    """Return a file with its text instead of its path on the controller."""
     return file._replace(source=None, content=Path(file.source).read_text("utf-8")) if file.source else file

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sends each host its own part of a plan to keep."""
+"""Sends each host its own part of a plan, which the host keeps."""
 
 from typing import NamedTuple
 
@@ -26,13 +26,13 @@ class ActionModule(Action):
     def perform(self, arguments: KeptPlanArguments) -> dict:
         record, plan = None, arguments.plan
         if plan:
-            variables = inventory.set_variables(self.variables, self.host, plan.release)
+            variables = inventory.changed_variables(self.variables, self.host, plan.release)
             record = typed_json.dump(kept_plan(plan, self.host)._replace(variables=variables))
-        return self.module(prefix=arguments.prefix, served=arguments.served, begun=record)
+        return self.run_module(prefix=arguments.prefix, served=arguments.served, begun=record)
 
 
 def kept_plan(plan: Plan, name: str) -> KeptPlan:
-    """Return the record of a plan for a host, with the text of files in place of their path on the controller."""
+    """Return the record of a plan for a host, with the texts of files instead of their paths on the controller."""
     host = plan.hosts[name]
     return KeptPlan(
         schema=SCHEMA,

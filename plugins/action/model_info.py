@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 
 FILE = re.compile(r"--(?!log-)[a-z_-]+[-_]file(=|$)|-jf$|--lora(=|$)|--control-vector(=|$)")
-"""Options of llama-server that name a file to read."""
+"""Pattern for options of llama-server that name a file to read."""
 
 
 class ActionModule(Action):
@@ -28,7 +28,7 @@ class ActionModule(Action):
             variables = inventory.variables_of(self.variables)
             entries = turns.overlays(variables)
         except Refusal:
-            return {"changed": False}  # planning refuses it, and says so in the plan
+            return {"changed": False}  # planning refuses these variables with a reason
         requests = {entry.name: _request(entry.variables) for entry in entries} or {"": _request(variables)}
         server = resolver.token_server(filter(None, requests.values()))
         reports = {name: _resolve(self, request, arguments, server) for name, request in requests.items()}
@@ -42,11 +42,11 @@ def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
     try:
         return model_inputs.request_of(variables)
     except Refusal:
-        return None  # the same
+        return None  # planning refuses these variables with a reason
 
 
 def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolver.Options) -> str:
-    """Return a sentence about a file that llama-server needs and the head lacks or its account cannot read; empty if there is none."""
+    """Return a sentence about a file that llama-server needs, but that is missing on the head or unreadable for its account; empty otherwise."""
     words = variables["llama_server_extra_args"] or []
     values = [
         word.partition("=")[2] or next_word for word, next_word in zip(words, [*words[1:], ""]) if FILE.match(word)
@@ -55,19 +55,19 @@ def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolv
     credentials = {str(variables[f"llama_server_{name}"]): name for name in services.CREDENTIALS.values()}
     files.update({path: f"llama_server_{name} is" for path, name in credentials.items()})
     paths = [path for path in files if path.startswith("/")]
-    if not paths or variables["llama_hardware"]:  # a host on paper has no files
+    if not paths or variables["llama_hardware"]:  # a declared host has no files
         return ""
     account = {"account": options.account} if options.account else {}
-    reports = action.module(resolver.MODULE, paths=paths, timeout=options.timeout, **account).get("paths", {})
+    reports = action.run_module(resolver.MODULE, paths=paths, timeout=options.timeout, **account).get("paths", {})
     manager = service_managers.MANAGERS.get(options.service_manager or "")
-    handed_over = credentials if not manager or manager.hands_over_keys else {}
+    readable_paths = credentials if not manager or manager.hands_over_keys else {}
     for path in paths:
         report = reports.get(path, {})
         if report.get("error") == "does not exist":
             return (
                 f"{files[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
             )
-        if report.get("closed") and path not in handed_over:
+        if report.get("closed") and path not in readable_paths:
             return (
                 f"{files[path]} {path!r}, but the service account {options.account} cannot read {validation.printable(report['closed'])}: let the account's "
                 "group read it, with chgrp and chmod g+rX. A run without this variable creates the account"
@@ -83,4 +83,4 @@ def _resolve(action: Action, request: ModelRequest | None, options: resolver.Opt
     try:
         return resolver.resolve(action, request, options, server)
     except Refusal as refusal:
-        return {"changed": False, "refused": str(refusal)}  # in the plan as well, where a program reads it
+        return {"changed": False, "refused": str(refusal)}  # programs read the reason in the plan

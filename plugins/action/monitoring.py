@@ -44,5 +44,5 @@ class ActionModule(Action):
         texts = files.monitoring_files(plan, addresses) | files.balancer_targets(cluster, balancers)
         output.write_folder("llama_monitoring_path", arguments.path, texts)
         folder = validation.printable(os.path.abspath(os.path.expanduser(arguments.path)))
-        Display().display(f"  Wrote {', '.join(sorted(texts))} in {folder}.")
+        Display().display(f"  Wrote {', '.join(sorted(texts))} to {folder}.")
         return {"changed": False}

@@ -34,7 +34,7 @@ RUNTIME_FILES = [
         *(Path(str(module.__file__)) for module in (units, rpc, words)),
     )
 ]
-"""Files of the launcher as it is installed on hosts: runtime.py and the modules that it needs."""
+"""Files of the launcher to install on hosts: runtime.py and the modules that it needs."""
 
 
 class PlanArguments(NamedTuple):
@@ -54,7 +54,7 @@ class ActionModule(Action):
     def perform(self, arguments: PlanArguments) -> dict:
         if arguments.empty:
             cluster = inventory.cluster_group(self.variables)
-            return {"changed": False, "plan": teardown.plan(arguments.facts, cluster)}
+            return {"changed": False, "plan": teardown.empty_plan(arguments.facts, cluster)}
         if arguments.what_fits:
             return self._what_fits(arguments)
         plan = make_plan(self.find_file, self.variables, arguments.facts, arguments.model)
@@ -90,13 +90,13 @@ class ActionModule(Action):
 def make_plan(
     find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], model: Mapping[str, Any]
 ) -> Plan | Refused:
-    """Return the plan of the inventory that a task sees."""
+    """Return the plan of a task's inventory."""
     digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
     try:
         name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
         catalogue = cluster_inputs.catalogue(inventory.packages())
         cluster = cluster_inputs.read_cluster(name, hosts)
-        # What a benchmark cannot measure is refused now, not when it begins.
+        # Refuse an impossible benchmark now, not when it begins.
         matrix.request_of(hosts[cluster.head]["variables"])
         cluster = sources.look_up(find_file, cluster, catalogue)
         plan = planner.make_plan(cluster, model, catalogue, digest)
@@ -112,7 +112,7 @@ def make_plan(
 def compare_models(
     find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], question: what_fits.Question
 ) -> list[what_fits.Row]:
-    """Return the models that the cluster of the inventory that a task sees could serve."""
+    """Return the models that the cluster in a task's inventory could serve."""
     offers = what_fits.offers_of(inventory.published_models(), question.models)
     name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
     catalogue = cluster_inputs.catalogue(inventory.packages())

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides what an apply has to do, and shows it. All of its input is in the task's arguments."""
+"""Decides what site.yml has to do, and shows it. All of its input is in the task's arguments."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Let the head prove each model with some of its layers, and show the verdicts."""
+"""Lets the head prove each model with some of its layers, and shows the verdicts."""
 
 import itertools
 import shlex
@@ -11,7 +11,7 @@ from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.service_managers import MANAGERS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services as planned_services
@@ -23,15 +23,15 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 display = Display()
 
 POLL_SECONDS = 2.0
-LIMIT_SECONDS, LIMIT_TIMES = 600, 10
-"""Time limit of a proof: seconds plus a multiple of the prediction."""
+LIMIT_SECONDS, LIMIT_FACTOR = 600, 10
+"""Time limit of a proof: a number of seconds, plus a multiple of the predicted time."""
 EXIT_SECONDS = 60
-"""Time in which the head reports a proof that it stopped after its limit. The head may have been restarted instead."""
+"""Time in which the head reports that it stopped a proof at its limit. If it does not, it may have been restarted."""
 NEVER, SEARCH = "never", "search"
 REFERENCE, DEVICES = "reference", "devices"
 SEARCH_HINT = " -e llama_proof=search retries the failed device with other flash attention and cache settings, and with a smaller micro-batch."
 FAILURE_REMEDY = (
-    "Run it again if the machine or the network was down. Otherwise set another llama_backend or llama_release, or remove that device. To serve without a "
+    "Run the playbook again if the machine or the network was down. Otherwise change llama_backend or llama_release, or remove the device. To serve without a "
     "proof, use -e llama_proof=never"
 )
 
@@ -94,19 +94,19 @@ class ActionModule(Action):
             1 + len(work.remedies) * len(work.devices)
         )
         restart_hint = "The head may have been restarted: run the playbook again."
-        limit = LIMIT_SECONDS + LIMIT_TIMES * seconds
+        limit = LIMIT_SECONDS + LIMIT_FACTOR * seconds
         job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, restart_hint)
         if arguments.stage == REFERENCE and prediction:
             self._show(
                 f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {prediction.seconds} s; "
-                f"then each device does, without answers for {prediction.outage_s} s"
+                f"then each device computes them, and the server is down for {prediction.outage_s} s"
             )
-        answer = self.background(
+        answer = self.run_in_background(
             job,
             work=typed_json.dump(work),
             prove=arguments.prove,
             stage=arguments.stage,
-            host=typed_json.dump(places.place_in(host)),
+            host=typed_json.dump(installation.planned_paths(host)),
             definition=self._definition(arguments.plan, work, limit),
         )
         if answer.get("failed"):
@@ -127,6 +127,6 @@ class ActionModule(Action):
 
 
 def _log_command(log: str) -> str:
-    """Return the command that shows the lines of a log that tell why its program crashed."""
+    """Return the command that shows the log lines with the reason for a program's crash."""
     words = shlex.quote(run.REASON_LINE)
     return f"grep -aiE {words} {shlex.quote(log)}" if log.startswith("/") else f"{log} --since=-1h --grep={words}"

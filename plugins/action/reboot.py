@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Reboots a host, and shows every ten seconds that the run still waits for it."""
+"""Reboots a host, and shows every ten seconds that the run is waiting for it."""
 
 import threading
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class ActionModule(Action):
             while not has_returned.wait(PROGRESS_SECONDS):
                 seconds += PROGRESS_SECONDS
                 display.display(
-                    f"  [{self.host}] reboot: waiting for the host, {seconds:.0f} of at most {LIMIT_SECONDS} s"
+                    f"  [{self.host}] reboot: waiting for the host for {seconds:.0f} of at most {LIMIT_SECONDS} s"
                 )
 
         threading.Thread(target=show_progress, daemon=True).start()

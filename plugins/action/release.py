@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Brings sources and builds from the controller to hosts, and shows the progress of a build."""
+"""Copies sources and builds from the controller to hosts, and shows the progress of a build."""
 
 import itertools
 import shlex
@@ -28,7 +28,7 @@ display = Display()
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
 SILENCE_SECONDS = 70 * 60
-"""Time without a change of the log. A single file for a GPU compiles for minutes."""
+"""Longest time without a change in the log. Compiling a single file for a GPU takes minutes."""
 
 
 class ActionModule(Action):
@@ -51,10 +51,10 @@ class ActionModule(Action):
         return result
 
     def _install(self, arguments: ReleaseArguments) -> dict:
-        return self.module(**typed_json.dump(arguments))
+        return self.run_module(**typed_json.dump(arguments))
 
     def _install_compiled(self, arguments: ReleaseArguments) -> dict:
-        """Install a release that its builder compiles, and that other hosts get from the controller's cache."""
+        """Install a release that its builder compiles; other hosts receive it from the controller's cache."""
         build = arguments.build
         is_builder = build.builder == self.host
         cached_build = build_cache.CachedBuild(str(arguments.cluster), build.builder, build.id)
@@ -70,8 +70,8 @@ class ActionModule(Action):
                 result = self._build(arguments._replace(brought=self._transfer_source(arguments)))
             else:
                 raise AnsibleActionFail(
-                    f"{build.builder} should have built {build.id} for this host but did not: check the error on {build.builder}, or run without --limit if "
-                    "--limit excludes that host"
+                    f"{build.builder} has not built {build.id} for this host: fix the error on {build.builder}, or run without --limit if --limit "
+                    f"excludes {build.builder}"
                 )
         if is_builder and arguments.share and not result.get("failed") and not cached_build.archive():
             self._fetch_packed(cached_build, arguments)
@@ -79,7 +79,7 @@ class ActionModule(Action):
 
     def _transfer_source(self, arguments: ReleaseArguments) -> Source:
         """Copy source and patches to the host; return their paths there and their checksums. Compiled programs are unpacked at once and stay in the
-        task's temporary folder: the host's cache may be that of the controller, which keeps them."""
+        task's temporary folder: the host's cache may be the controller's, which retains them."""
         release, cache = arguments.release, arguments.cache
         first_archive, *other_archives = _fetch(arguments)
         if release.source not in release_request.COMPILED:
@@ -110,7 +110,7 @@ class ActionModule(Action):
         return target
 
     def _fetch_packed(self, cached_build: build_cache.CachedBuild, arguments: ReleaseArguments) -> None:
-        """Bring the packed release to the controller's cache, from which the other hosts of this kind get it."""
+        """Add the packed release to the controller's cache, from which the other hosts of this kind receive it."""
         pack_result = self._install(arguments._replace(pack=True))
         with cached_build.receive() as target:
             result = pack_result if pack_result.get("failed") else self.fetch(str(pack_result.get("path")), str(target))
@@ -120,10 +120,10 @@ class ActionModule(Action):
                 )
 
     def _build(self, arguments: ReleaseArguments) -> dict:
-        """Run the module in the background and show the last step in its log until it ends."""
+        """Run the module in the background, and show the last step in its log until it ends."""
         log = store.log_path(arguments.cache, arguments.build.id)
 
-        def show(seconds: float) -> str:
+        def show_step(seconds: float) -> str:
             result = self._low_level_execute_command(
                 f"wc -c < {shlex.quote(log)}; grep -E '{builder.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60",
                 sudoable=True,
@@ -135,8 +135,8 @@ class ActionModule(Action):
 
         remedy = f"Run the playbook again to resume the build. Log on the host: {log}"
         pauses = itertools.repeat(POLL_SECONDS)
-        job = BackgroundJob("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show, remedy)
-        return self.background(job, **typed_json.dump(arguments))
+        job = BackgroundJob("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show_step, remedy)
+        return self.run_in_background(job, **typed_json.dump(arguments))
 
 
 def _embeds_page(arguments: ReleaseArguments) -> bool:
@@ -146,13 +146,13 @@ def _embeds_page(arguments: ReleaseArguments) -> bool:
 
 
 def _fetch(arguments: ReleaseArguments) -> list[sources.FetchedFile]:
-    """Return the archives that a host needs of a release, in the controller's cache; none for a distribution's package."""
+    """Return the archives of a release that a host needs, in the controller's cache; none for a distribution's package."""
     release, build = arguments.release, arguments.build
     if release.source == "package":
         return []
-    archives_fetched = sources.fetch(release, build.archives or ())
+    cached_archives = sources.fetch(release, build.archives or ())
     if release.source in release_request.COMPILED:
-        archives.check_tree(archives_fetched[0].path, release.member or "")
+        archives.check_tree(cached_archives[0].path, release.member or "")
     else:
-        archives.folder_of_programs(archives_fetched[0].path, build.targets)
-    return archives_fetched
+        archives.folder_of_programs(cached_archives[0].path, build.targets)
+    return cached_archives

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the page of files that other playbooks left on the controller, or a bug bundle."""
+"""Writes a page from files that other playbooks have written on the controller, or a bug bundle."""
 
 import json
 import os
@@ -28,8 +28,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import bun
 ROOT = Path(__file__).resolve().parents[2]
 """Folder of the collection."""
 LOG_BYTES = 1 << 18
-LARGEST_FILE = 64 << 20
-"""Bytes of a file; a cell of a benchmark takes 3 kB."""
+MAX_FILE_BYTES = 64 << 20
+"""Maximum size of a file; a cell of a benchmark takes 3 kB."""
 
 display = Display()
 
@@ -44,7 +44,7 @@ class ReportArguments(NamedTuple):
 
 
 def _read_record(variable: str, path: str | None, record_type: type, refused_type: type | None = None) -> Any:
-    """Return the content of a variable's file; None without a path.
+    """Return the content of the file to which a variable is set; None without a path.
 
     :param refused_type: type of a file without ``hosts``, if it differs.
     """
@@ -52,9 +52,9 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
         return None
     subject = f"{variable} is {validation.show(path)}"
     try:
-        text = reading.read_start(Path(os.path.expanduser(path)), LARGEST_FILE + 1, follow=True)
-        if len(text) > LARGEST_FILE:
-            raise ValueError(f"it has more than {LARGEST_FILE} bytes")
+        text = reading.read_start(Path(os.path.expanduser(path)), MAX_FILE_BYTES + 1, follow=True)
+        if len(text) > MAX_FILE_BYTES:
+            raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
         data = reading.parse(text)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else validation.printable(error)
@@ -71,7 +71,7 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
 
 
 def _versions() -> dict[str, str]:
-    """Return the version of the collection, and the commit of a clone, with ``-dirty`` after a change."""
+    """Return the version of the collection, and the commit of a clone, with ``-dirty`` if files differ from it."""
     versions, is_clone = {"collection": "unknown", "commit": ""}, (ROOT / "galaxy.yml").exists()
     with suppress(OSError, ValueError, KeyError):
         manifest = yaml_load((ROOT / ("galaxy.yml" if is_clone else "MANIFEST.json")).read_text())
@@ -98,14 +98,14 @@ class ActionModule(Action):
         )
         if not any(records):
             raise Refusal(
-                "There is nothing to report: set llama_plan_path, llama_verify_path or llama_benchmark_path to a file written by a playbook."
+                "No file to report is set: set llama_plan_path, llama_verify_path or llama_benchmark_path to a file written by a playbook."
             )
         output.write_report(arguments.path, *records)
         return {"changed": False}
 
     def _bundle(self, path: str, records: Mapping[str, Any]) -> dict:
         log = Path(constants.DEFAULT_LOG_PATH) if constants.DEFAULT_LOG_PATH else None
-        text = reading.end_of(log, LOG_BYTES) if log and log.is_file() else ""
+        text = reading.read_end(log, LOG_BYTES) if log and log.is_file() else ""
         records = {**records, "controller": self._controller([*records["reports"]]), "log": text}
         visible_text = json.dumps([records["plan"], records["facts"]], ensure_ascii=False)
         text = bundle.make_bundle(records, self._secrets([*records["reports"]], visible_text))
@@ -132,7 +132,7 @@ class ActionModule(Action):
         }
 
     def _secrets(self, hosts: list[str], visible_text: str) -> dict[str, str]:
-        """Return secret → its kind: values of variables, and passwords that the operator typed."""
+        """Return the kind of each secret: values of variables, and passwords that the operator typed."""
         harmless_names = {*inventory.specification(), *inventory.run_variables(), *constants.INTERNAL_STATIC_VARS}
         passwords = (self._play_context.password, self._play_context.become_pass)
         secrets = {str(word): "Ansible password" for word in passwords if word}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides on the controller what a rollback does on each host."""
+"""Decides on the controller what a rollback has to do on each host."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

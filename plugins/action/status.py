@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shows the status of a cluster. A host's report counts only if it has the right form; otherwise the host is shown with that problem."""
+"""Shows the status of a cluster. If a host's report is invalid, it shows this problem instead of the report."""
 
 import json
 from collections.abc import Mapping
@@ -22,20 +22,20 @@ display = Display()
 
 
 def _last_answer(answer: Any, facts: Any) -> Any:
-    """Return the last answer of a host: its facts if it could not be asked for more."""
-    is_answered = isinstance(answer, Mapping) and any(answer.get(key) for key in ("condition", "msg"))
-    return answer if is_answered else facts
+    """Return the last answer of a host: its facts if it gave no other answer."""
+    has_answer = isinstance(answer, Mapping) and any(answer.get(key) for key in ("condition", "msg"))
+    return answer if has_answer else facts
 
 
 def _read_answer(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
-    """Return the answer of a host. One of another form than host_status gives it only has its error."""
+    """Return the answer of a host. An invalid answer is replaced by its error."""
     if not isinstance(answer, Mapping) or not answer.get("condition") or answer.get("failed"):
         result = answer if isinstance(answer, Mapping) else {}
         message = " ".join(str(result.get("msg") or "").split()).removeprefix("Task failed: ")
-        reason = validation.printable(message, changes.ERROR_LENGTH) or "the run did not contact it"
+        reason = validation.printable(message, changes.MAX_ERROR_LENGTH) or "the run did not contact it"
         return StatusAnswer(reason=reason, reachable=not result.get("unreachable"))
     try:
-        condition = typed_json.parse_report(name, "its condition", types.Condition, answer["condition"])
+        condition = typed_json.parse_report(name, "its status", types.Condition, answer["condition"])
         return StatusAnswer(
             condition, changes.read_answers({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
         )
@@ -66,7 +66,7 @@ class ActionModule(Action):
         }
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         other_plan = plan and rollback.other_plan(
-            plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
+            plan, drifts, lambda name: inventory.changed_variables(self.variables, name, plan.release)
         )
         status = cluster_status.make_status(
             plan_json["cluster"], arguments.heads, plan, answers, refusal, other_plan or "", arguments.balancer

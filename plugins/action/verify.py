@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wait for the server, judge the cluster, and show the result."""
+"""Waits for the server, judges the cluster, and shows the result."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     Report,
     Subject,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import Waiting
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import ServerWait
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
@@ -43,7 +43,7 @@ FALLBACK_PAUSE_SECONDS = 10
 
 class VerifyArguments(NamedTuple):
     plan: Mapping[str, Any]
-    """A Subject with ``gate``, otherwise a Plan."""
+    """A Subject if ``gate`` is true, otherwise a Plan."""
     answers: Mapping[str, Any] = {}
     changed: tuple[str, ...] = ()
     gate: bool = False
@@ -62,21 +62,21 @@ class ActionModule(Action):
         self._arguments = arguments
         subject = typed_json.parse(Subject, arguments.plan)
         if arguments.gate:
-            return self._gate(subject)
+            return self._verify_gate(subject)
         plan, result = typed_json.parse(Plan, arguments.plan), None
         deadline = time.monotonic() + arguments.fallback_wait
         while result is None:
             result = self._verify(plan, subject, deadline)
         return result
 
-    def _gate(self, subject: Subject) -> dict[str, Any]:
-        """Wait for the server and ask it a real question; with several models the first one."""
-        model_subject = self._mark_away(self._lost_hosts(), subject).per_model()[0]
+    def _verify_gate(self, subject: Subject) -> dict[str, Any]:
+        """Wait for the server and ask it a real question, using the first of several models."""
+        model_subject = self._mark_absent(self._find_lost_hosts(), subject).per_model()[0]
         problem = judge.serving_failure(model_subject, self._collect(model_subject, model_subject.head.start_timeout))
         return {"failed": True, "msg": problem} if problem else {"changed": False}
 
     def _verify(self, plan: Plan, subject: Subject, deadline: float) -> dict[str, Any] | None:
-        """Return the result; None if the head serves on a fallback, and time is left to wait for its return.
+        """Return the result; None if the head serves on a fallback, and time remains to wait for its return.
 
         :param deadline: time.monotonic() at which to stop waiting.
         """
@@ -84,21 +84,21 @@ class ActionModule(Action):
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
         patience = plan.head.start_timeout if states - {"stopped"} else 0
-        absent_hosts = (self._lost_hosts() | (plan.hosts.keys() - drifts)) - {plan.head.host}
+        absent_hosts = (self._find_lost_hosts() | (plan.hosts.keys() - drifts)) - {plan.head.host}
         used_hosts = {name for name, host in plan.hosts.items() if any(worker.used for worker in host.workers)}
-        subject = self._mark_away(absent_hosts & used_hosts if states != {"stopped"} else (), subject)
+        subject = self._mark_absent(absent_hosts & used_hosts if states != {"stopped"} else (), subject)
         hostvars = self.variables["hostvars"]
-        probe_ends = {
+        targets = {
             worker.tunnel or worker.endpoint: hostvars[name].get("ansible_host", name)
             for name, host in plan.hosts.items()
             for worker in host.workers
         }
-        with ThreadPoolExecutor(max(1, len(probe_ends))) as threads:
-            probes = threads.map(_probe, probe_ends.values(), probe_ends)
+        with ThreadPoolExecutor(max(1, len(targets))) as threads:
+            probes = threads.map(_probe, targets.values(), targets)
             first_model_subject, *further_subjects = subject.per_model()
             evidence = self._collect(first_model_subject, patience)
             further_evidence = [self._collect(entry, patience) for entry in further_subjects if evidence.server]
-            answering_probes = {end: source for end, source in zip(probe_ends, probes) if source != UNREACHABLE}
+            answering_probes = {endpoint: source for endpoint, source in zip(targets, probes) if source != UNREACHABLE}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
@@ -112,15 +112,15 @@ class ActionModule(Action):
             time.sleep(FALLBACK_PAUSE_SECONDS)
             return None
         plan_warning = rollback.other_plan(
-            plan, drifts, lambda name: inventory.set_variables(self.variables, name, plan.release)
+            plan, drifts, lambda name: inventory.changed_variables(self.variables, name, plan.release)
         )
         if plan_warning:
             display.warning(plan_warning)
-        asleep = all(map(judge.left_asleep, (evidence, *further_evidence)))
+        asleep = all(map(judge.was_asleep, (evidence, *further_evidence)))
         self._record(plan, report, [evidence, *further_evidence], asleep)
         return self._show(plan, subject, report, evidence, asleep)
 
-    def _lost_hosts(self) -> set[str]:
+    def _find_lost_hosts(self) -> set[str]:
         """Return the hosts of this replica that failed or froze in the play before this task."""
         lost_hosts = {*self.variables.get("ansible_play_hosts_all", ())} - {
             *self.variables.get("ansible_play_hosts", ())
@@ -128,33 +128,33 @@ class ActionModule(Action):
         return lost_hosts.intersection(inventory.replica_of(self.variables)) if lost_hosts else lost_hosts
 
     @staticmethod
-    def _mark_away(absent_hosts: Collection[str], subject: Subject) -> Subject:
-        """Return the subject with hosts that do not answer, and show these."""
+    def _mark_absent(absent_hosts: Collection[str], subject: Subject) -> Subject:
+        """Show hosts that do not answer, and return the subject with these hosts."""
         if absent_hosts:
             display.display(
                 f"  {', '.join(sorted(absent_hosts))} did not answer: the server may be waiting for these hosts, so verify waits at most "
-                f"{collecting.SHORT_ANSWER_SECONDS} s for its answer"
+                f"{collecting.SHORT_ANSWER_SECONDS} s for the server"
             )
         return subject._replace(unreachable_hosts=tuple(sorted(absent_hosts)))
 
     def _collect(self, subject: Subject, patience: float) -> Evidence:
-        """Return the evidence of the head once its server is healthy or waiting is pointless.
+        """Return the evidence of the head when its server is healthy or further waiting is pointless.
 
         :param patience: time limit in seconds.
         """
         plan, start_time = typed_json.dump(subject), time.monotonic()
-        wait_state = Waiting(subject, patience)
+        wait_state = ServerWait(subject, patience)
         wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
         while True:
-            answer = self.module(plan=plan, wake=wake)
+            answer = self.run_module(plan=plan, wake=wake)
             if answer.get("failed"):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
             elapsed_seconds = time.monotonic() - start_time
-            final_evidence = wait_state.end(evidence, elapsed_seconds)
+            final_evidence = wait_state.judge_wait(evidence, elapsed_seconds)
             if final_evidence:
                 return final_evidence
-            line = wait_state.line(evidence, elapsed_seconds)
+            line = wait_state.progress_line(evidence, elapsed_seconds)
             if line:
                 display.display(f"  {line}")
 
@@ -163,10 +163,10 @@ class ActionModule(Action):
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
-        self.write_record(prefix, names.VERIFICATION, judge.outcome_of(plan, report, asleep))
+        self.write_record(prefix, names.VERIFICATION_FILE, judge.outcome_of(plan, report, asleep))
         readings = judge.readings_of(evidence) if report.passed else ()
         if readings:
-            self.write_record(prefix, names.READING, ReadingRecord(readings))
+            self.write_record(prefix, names.READINGS_FILE, ReadingRecord(readings))
 
     def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
         """Show the result, write the requested files, and return the result of the task."""
@@ -186,7 +186,7 @@ class ActionModule(Action):
                 text += f" Another run may be changing this cluster: {lock.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}
         if asleep:
-            display.display(f"  Whether the server answers was not tested: {judge.ASLEEP_NOTE}.\n")
+            display.display(f"  The server's answers were not tested: {judge.ASLEEP_NOTE}.\n")
         else:
             server = evidence.server
             lines = plan_text.request_lines(plan, server.certificate_names if server else ())
@@ -196,10 +196,10 @@ class ActionModule(Action):
 
 
 def _probe(host: str, endpoint: str) -> str | None:
-    """Connect without sending anything. Return the controller's address on success, None if the port is closed, and NOT_REACHED if the host may be
-    out of reach.
+    """Connect without sending anything. Return the controller's address on success, None if the port is closed, and UNREACHABLE if the host may be
+    unreachable.
 
-    :param host: address by which the controller reaches it. At another address a refusal would prove nothing.
+    :param host: address at which the controller reaches the host. At another address, a refused connection would prove nothing.
     """
     address = endpoint.rsplit(":", 1)[0]
     try:
@@ -207,5 +207,5 @@ def _probe(host: str, endpoint: str) -> str | None:
             return UNREACHABLE
     except (OSError, UnicodeError):
         return UNREACHABLE
-    probes = port_probes.probe([endpoint], [names.ANY_ADDRESS], PROBE_SECONDS)
+    probes = port_probes.probe_endpoints([endpoint], [names.ANY_ADDRESS], PROBE_SECONDS)
     return (probes[0].source if probes[0].open else None) if probes else UNREACHABLE

@@ -18,8 +18,8 @@ options:
     required: true
   state:
     description:
-      - With V(drained), the server gets no new requests, and the module waits until running requests have finished.
-      - With V(ready), the server gets requests again, and the module waits until the server passes its health check.
+      - With V(drained), the server receives no new requests, and the module waits until running requests have finished.
+      - With V(ready), the server receives requests again, and the module waits until the server passes its health check.
       - With V(read), the module only reads the server's state.
     type: str
     choices: [drained, ready, read]
@@ -65,7 +65,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import err
 BACKEND = "replicas"
 POLL_SECONDS = 0.5
 COMMANDS = {"drained": "maint", "ready": "ready"}
-"""HAProxy's own state drain still admits the clients that stay on the server. With maint running requests end as they would."""
+"""HAProxy's state drain would still accept clients that are bound to the server. With maint, running requests can finish."""
 REMEDIES = {
     "drained": "wait for its requests to finish or stop their clients, then run the playbook again",
     "ready": "check its service, and make sure that llama_server_allowed includes the balancer",
@@ -76,18 +76,18 @@ class Server(NamedTuple):
     """A server as HAProxy sees it."""
 
     status: str = ""
-    """empty if it is unknown"""
+    """status in HAProxy's words; empty if unknown"""
     requests: int = 0
-    """running and waiting"""
-    others: int = 0
-    """other servers that are up"""
+    """number of running and waiting requests"""
+    up_count: int = 0
+    """number of other servers that are up"""
 
     @property
-    def drained(self) -> bool:
+    def is_drained(self) -> bool:
         return self.status.startswith(("DRAIN", "MAINT"))
 
 
-def ask(path: str, command: str) -> str:
+def send_command(path: str, command: str) -> str:
     """Return HAProxy's answer to a command; empty if it does not run."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
@@ -100,19 +100,19 @@ def ask(path: str, command: str) -> str:
 
 
 def read_server(path: str, name: str) -> Server:
-    table = csv.DictReader(ask(path, "show stat -1 4 -1").lstrip("# ").splitlines())
+    table = csv.DictReader(send_command(path, "show stat -1 4 -1").lstrip("# ").splitlines())
     try:
         rows = {row["svname"]: row for row in table if row["pxname"] == BACKEND}
-        own = rows.pop(name, None)
-        others = sum(row["status"].startswith("UP") for row in rows.values())
-        return Server(own["status"], int(own["scur"] or 0) + int(own["qcur"] or 0), others) if own else Server()
+        row = rows.pop(name, None)
+        up_count = sum(row["status"].startswith("UP") for row in rows.values())
+        return Server(row["status"], int(row["scur"] or 0) + int(row["qcur"] or 0), up_count) if row else Server()
     except (KeyError, ValueError, AttributeError, csv.Error):
         raise errors.Refusal(
-            f"{path} does not answer like HAProxy: use its socket, and run the playbook again"
+            f"{path} does not answer like HAProxy: set llama_balancer's socket correctly, and run the playbook again"
         ) from None
 
 
-def reached(server: Server, state: str) -> bool:
+def has_reached(server: Server, state: str) -> bool:
     return not server.requests if state == "drained" else server.status.startswith("UP")
 
 
@@ -129,24 +129,24 @@ def main():
     with errors.report_errors(module):
         name, state, path = (module.params[key] for key in ("server", "state", "socket"))
         server = read_server(path, name)
-        is_wanted = bool(server.status) and state in COMMANDS
-        changed = is_wanted and server.drained != (state == "drained")
-        if is_wanted and not module.check_mode:
-            if state == "drained" and not server.others:
-                module.warn(f"{name} is the only replica that is up: requests fail until it serves again.")
-            error = ask(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip().rstrip(".")
+        must_change = bool(server.status) and state in COMMANDS
+        changed = must_change and server.is_drained != (state == "drained")
+        if must_change and not module.check_mode:
+            if state == "drained" and not server.up_count:
+                module.warn(f"{name} is the only replica that is up: requests will fail until it serves again.")
+            error = send_command(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip().rstrip(".")
             if error:
                 module.fail_json(
                     msg=f"HAProxy did not change the state of {name}: {error}. Run site.yml to write HAProxy's configuration again."
                 )
             deadline = time.monotonic() + module.params["seconds"]
             server = read_server(path, name)
-            while not reached(server, state) and time.monotonic() < deadline:
+            while not has_reached(server, state) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
                 server = read_server(path, name)
-            if not reached(server, state) and module.params["seconds"]:
-                fact = f"still has {server.requests} requests" if state == "drained" else f"is {server.status}"
-                module.fail_json(msg=f"{name} {fact} after {module.params['seconds']} s: {REMEDIES[state]}.")
+            if not has_reached(server, state) and module.params["seconds"]:
+                state_text = f"still has {server.requests} requests" if state == "drained" else f"is {server.status}"
+                module.fail_json(msg=f"{name} {state_text} after {module.params['seconds']} s: {REMEDIES[state]}.")
         module.exit_json(changed=changed, status=server.status, requests=server.requests)
 
 

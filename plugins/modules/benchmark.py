@@ -27,11 +27,11 @@ options:
     description: Result of M(llamacpp.cluster.model_info) for the model that is served.
     type: dict
   path:
-    description: Folder on the controller that gets the results, V(benchmark.json) and V(benchmark.md).
+    description: Folder on the controller for the results, V(benchmark.json) and V(benchmark.md).
     type: path
   state:
     description:
-      - V(absent) removes a benchmark that a killed run left behind, and starts the server.
+      - V(absent) removes the benchmark of a killed run, and starts the server.
       - V(started) starts the service that runs the benchmark. The action plugin sets this, O(host) and all options that C(benchmark.yml) does not
         set.
     type: str
@@ -79,7 +79,7 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job, results
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 
 
 def main():
@@ -96,15 +96,15 @@ def main():
         supports_check_mode=True,
     )
     params, check = module.params, module.check_mode
-    place = typed_json.parse(InstallationPaths, params["host"])
-    lock = locks.hold_host(place.prefix) if params["state"] and not check else nullcontext()
+    paths = typed_json.parse(InstallationPaths, params["host"])
+    lock = locks.hold_host_lock(paths.prefix) if params["state"] and not check else nullcontext()
     with errors.report_errors(module), lock:
-        service = job.BenchmarkJob(place)
+        service = job.BenchmarkJob(paths)
         is_changed = params["state"] == "started" or bool(params["state"] and service.exists())
         if is_changed and not check:
             service.start(params["definition"]) if params["state"] == "started" else service.end()
-        running = service.runs()  # before the results are read: what a job writes that has ended is complete
-        programs = [results.read_results(Path(place.prefix, "state"), number) for number in range(params["programs"])]
+        running = service.runs()  # checked before reading the results: the files of a finished job are complete
+        programs = [results.read_results(Path(paths.prefix, "state"), number) for number in range(params["programs"])]
     module.exit_json(changed=is_changed, running=running, programs=typed_json.dump(programs))
 
 

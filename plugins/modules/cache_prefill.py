@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: cache_prefill
 short_description: Fills the caches of a host's workers from a copy of the model on the host
 description:
-  - Puts tensors of the model into the caches of workers before the head sends them, if the workers' host has the model too.
+  - Puts tensors of the model into the caches of workers before the head sends them, if the workers' host has the model, too.
   - A temporary worker of the same release receives the tensors over RPC and writes the cache itself. It uses the processor and listens on loopback.
     Running services are not interrupted.
   - If a cache cannot be filled, the module warns and does not fail. The head then sends the missing tensors when it loads the model.
@@ -49,7 +49,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accou
 
 
 def fill_caches(workers, check_mode):
-    """Return the number of bytes that came into the caches of all workers, and the reasons why other caches were not filled."""
+    """Return the number of bytes added to the caches of all workers, and the reasons why other caches were not filled."""
     size, warnings = 0, []
     for worker in workers:
         try:
@@ -70,7 +70,7 @@ def main():
         workers = [typed_json.parse(cache_prefill.WorkerCache, worker) for worker in worker_parts]
         account = module.params["account"]
         if module.check_mode and account not in (entry.pw_name for entry in pwd.getpwall()):
-            account = None  # the run would create it
+            account = None  # the run would create this account
         size, warnings = accounts.run_as(account, fill_caches, workers, module.check_mode)
     for sentence in warnings:
         module.warn(sentence)

@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: cluster_lock
 short_description: Locks a cluster for one run at a time
 description:
-  - Keeps the file C(cluster.lock) in the head's installation, which names the run that is changing hosts. A second run fails at once and names that
+  - Keeps the file C(cluster.lock) in the head's installation, which names the run that is changing hosts. A second run fails at once, and names this
     run.
   - A lock left behind by an earlier run of the same controller is taken over. O(state=absent) releases it, and removes files of a killed proof.
   - The lock of any other run is taken over only with O(take_over).
@@ -53,8 +53,8 @@ taken_from:
   type: str
   sample: site.yml of anna on laptop7 (process 4711) since 2026-11-22 12:03:10 UTC
 holder:
-  description: The run that has the lock.
-  returned: when another run has it
+  description: The run that holds the lock.
+  returned: when another run holds it
   type: dict
   sample: {"user": "anna", "controller": "laptop7", "process": 4711}
 """

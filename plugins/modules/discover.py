@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: discover
-short_description: Proposes an inventory from what hosts report, and plans it
+short_description: Proposes an inventory from the hosts' reports, and plans it
 description:
   - Chooses a head, links and a model, writes the inventory with the reasons as comments, and shows its plan. Changes no host.
   - Runs as an action plugin on the controller.

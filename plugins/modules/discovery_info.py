@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: discovery_info
 short_description: Reports links to other hosts, and models on the host
 description:
-  - Sends one empty datagram to each of O(addresses) in a network of the host, and records which neighbours answer on which interface. Linux only.
+  - Sends an empty datagram to each of O(addresses) in the host's networks, and records which neighbours answer on which interface. Linux only.
   - Searches the usual folders, including those of Ollama, for GGUF files, and reads their headers.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
@@ -35,8 +35,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 discovered:
-  description: Name of the host, its interfaces with the hardware addresses that each interface sees, and its models, each with a summary or the
-    reason why it has none.
+  description: Name of the host, its interfaces with the hardware addresses that each interface sees, and its models, each with a summary, or with the
+    reason why there is none.
   returned: success
   type: dict
   sample: {"hostname": "strix0", "interfaces": [], "models": []}

@@ -15,7 +15,7 @@ attributes:
 options:
   files:
     description:
-      - C(files) in the host's part of the plan. Files without C(mode) are ignored. The action plugin replaces C(source) by the content.
+      - C(files) in the host's part of the plan. Files without C(mode) are ignored. The action plugin replaces C(source) with the content.
     type: list
     elements: dict
     required: true
@@ -44,31 +44,31 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 
-SHOWN_MODE = "0644"
-SHOWN_BYTES = 1 << 16
+PUBLIC_MODE = "0644"
+MAX_SHOWN_BYTES = 1 << 16
 
 
 def describe(path, mode, digest, content):
-    """Return path, mode and hash of a file as a line, and its text if every account may read it."""
-    is_shown = mode == SHOWN_MODE and len(content) <= SHOWN_BYTES and not path.endswith(".py")
-    return f"{path} {mode} {digest}\n", redaction.redact(content.decode(errors="replace")) if is_shown else ""
+    """Return a line with path, mode and hash of a file, and its text if every account may read it."""
+    is_public = mode == PUBLIC_MODE and len(content) <= MAX_SHOWN_BYTES and not path.endswith(".py")
+    return f"{path} {mode} {digest}\n", redaction.redact(content.decode(errors="replace")) if is_public else ""
 
 
 def describe_old(path):
-    """Return the same of an existing file; empty without one."""
+    """Return such a line and text for an existing file; empty without a file."""
     try:
         with reading.open_file(path) as stream:
             mode, digest = f"{stat.S_IMODE(os.fstat(stream.fileno()).st_mode):04o}", files.sha256_of(stream)
             stream.seek(0)
-            return describe(path, mode, digest, stream.read(SHOWN_BYTES + 1))
+            return describe(path, mode, digest, stream.read(MAX_SHOWN_BYTES + 1))
     except OSError:
         return "", ""
 
 
 def write_file(file, check):
-    """Return line and text of the old file, and of the new one."""
+    """Write a file; return line and text of the old file and of the new file."""
     content = file.content.encode()
-    old, new = describe_old(file.path), describe(file.path, file.mode, hashlib.sha256(content).hexdigest(), content)
+    old, new = (describe_old(file.path), describe(file.path, file.mode, hashlib.sha256(content).hexdigest(), content))
     if old[0] != new[0] and not check:
         files.replace_file(Path(file.path), file.content, int(file.mode, 8))
     return old, new
@@ -79,10 +79,10 @@ def main():
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True, no_log=True)
     with errors.report_errors(module):
         file_plans = [typed_json.parse(FilePlan, file) for file in module.params["files"]]
-        module.params["files"] = [file.path for file in file_plans]  # what Ansible repeats in the result
+        module.params["files"] = [file.path for file in file_plans]  # Ansible repeats the parameters in the result
         pairs = [write_file(file, module.check_mode) for file in file_plans]
     changed = [pair for pair in pairs if pair[0][0] != pair[1][0]]
-    diff = {side: "".join("".join(pair[number]) for pair in changed) for number, side in enumerate(("before", "after"))}
+    diff = {side: "".join("".join(pair[index]) for pair in changed) for index, side in enumerate(("before", "after"))}
     module.exit_json(changed=bool(changed), diff=diff)
 
 

@@ -7,9 +7,9 @@ DOCUMENTATION = r"""
 module: firewall
 short_description: Compares the host's firewall with the plan
 description:
-  - Compares the cluster's rules with the planned ones, and returns the work for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or
+  - Compares the cluster's rules with the planned rules, and returns the work for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or
     C(nft). The role C(llama_firewall) carries it out.
-  - Foreign rules are never changed. No rule that closes the port is inserted before a foreign ufw rule that admits the head.
+  - Foreign rules are never changed. No rule that closes the port is inserted before a foreign ufw rule that accepts the head.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   check_mode:
@@ -21,13 +21,13 @@ options:
     type: bool
     default: false
   manager:
-    description: The host's active firewall manager. Without it nothing is opened or closed.
+    description: The host's active firewall manager. Without this option, no port is opened or closed.
     type: str
     choices: [firewalld, ufw, nftables]
   rules:
     description:
       - Ports and their clients, from C(hosts.HOST.firewall) of the plan. The TCP port C(port) is on the numeric IPv4
-        C(address), V(0.0.0.0) for all addresses. C(sources) are numeric IPv4 addresses and networks, V(0.0.0.0/0) for everybody.
+        C(address), V(0.0.0.0) for all addresses. C(sources) are numeric IPv4 addresses and networks, V(0.0.0.0/0) for everyone.
     type: list
     elements: dict
     required: true
@@ -50,7 +50,7 @@ add:
   type: list
   elements: dict
 remove:
-  description: Arguments for the same module, one entry per rule to remove once those are in place.
+  description: Arguments for the same module, one entry per rule to remove after adding the others.
   returned: success
   type: list
   elements: dict
@@ -86,7 +86,7 @@ def main():
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep, System())
     for chain in steps.closing:
         module.warn(
-            f"The nftables chain {chain} drops everything it does not accept, and this run does not change it: add rules there yourself to accept "
+            f"The nftables chain {chain} drops everything that it does not accept, and this run does not change it: add rules to it that accept "
             f"{', '.join(steps.after)}."
         )
     diff = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}

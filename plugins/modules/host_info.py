@@ -8,7 +8,7 @@ module: host_info
 short_description: Reports the facts of a host and its differences from the plan
 description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
-  - Given the host's part of the plan, reports how the host differs from it. Fails if a folder, service or firewall table with a planned name was not
+  - If O(plan) is set, reports the host's differences from it. Fails if a folder, service or firewall table with a planned name was not
     created by this collection.
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
@@ -34,12 +34,12 @@ EXAMPLES = r"""
 RETURN = r"""
 facts:
   description: Facts for planning. Sizes are in MiB.
-  returned: when O(plan) is not given
+  returned: when O(plan) is not set
   type: dict
   sample: {"architecture": "x86_64", "memory_mib": 24105, "accelerators": [], "service_manager": "systemd", "scope": "system"}
 drift:
   description: State of each planned service, and the services that are installed but not planned.
-  returned: when O(plan) is given
+  returned: when O(plan) is set
   type: dict
   sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "unplanned": []}
 kept:
@@ -56,7 +56,7 @@ from typing import Any, NamedTuple, Optional
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import detect_paths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kept_plans, ownership
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
@@ -70,32 +70,32 @@ class HostInfoArguments(NamedTuple):
 
 
 def find_drift(host_plan):
-    """Return how this host differs from its part of a plan.
+    """Return the differences of this host from its part of a plan.
 
-    :raises Refusal: something there has a planned name and is not of this collection.
+    :raises Refusal: a folder, file or service has a planned name, but was not created by this collection.
     """
     ownership.check_ownership(host_plan)
-    return state.drift(host_plan)
+    return state.compare_host(host_plan)
 
 
-def compare_kept(plan):
-    """Return a kept plan, how the host differs from it, and missing files that its services read."""
+def compare_kept_plan(plan):
+    """Return a kept plan with the host's differences from it, and missing files that its services read."""
     read_files = {path for service in plan.host.services for path in service.reads}
     generated_files = {file.path for file in plan.host.files if file.content is None}
-    drift = state.drift(plan.host._replace(port_probes=()))
-    missing = {path for path in read_files if not os.path.isfile(path)} | generated_files.intersection(
+    drift = state.compare_host(plan.host._replace(port_probes=()))
+    missing_files = {path for path in read_files if not os.path.isfile(path)} | generated_files.intersection(
         drift.changed_files
     )
-    missing.update(drift.changed_models)
-    return {"plan": typed_json.dump(plan), "drift": typed_json.dump(drift), "missing": sorted(missing)}
+    missing_files.update(drift.changed_models)
+    return {"plan": typed_json.dump(plan), "drift": typed_json.dump(drift), "missing": sorted(missing_files)}
 
 
 def report(arguments):
     """Return the result of the module."""
     if arguments.kept:
-        prefix = place_of(arguments.scope).prefix
-        plans = {place: kept_plans.read_plan(prefix, place) for place in kept_plans.SLOTS}
-        return {"kept": {place: compare_kept(plan) if plan else None for place, plan in plans.items()}}
+        prefix = detect_paths(arguments.scope).prefix
+        plans = {slot: kept_plans.read_plan(prefix, slot) for slot in kept_plans.SLOTS}
+        return {"kept": {slot: compare_kept_plan(plan) if plan else None for slot, plan in plans.items()}}
     host_plan = arguments.plan
     if host_plan is None:
         return {"facts": host.facts(arguments.scope, arguments.packages)}

@@ -37,7 +37,7 @@ EXAMPLES = r"""
 RETURN = r"""
 drift:
   description: Differences as M(llamacpp.cluster.host_info) returns them, without C(port_probes).
-  returned: when O(plan) is given
+  returned: when O(plan) is set
   type: dict
 report:
   description: Texts by name, without secrets.

@@ -8,13 +8,13 @@ module: link
 short_description: Configures the interfaces of direct links
 description:
   - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or systemd-networkd,
-    whichever runs on the host. The interface gets the address again after a restart of the host.
+    whichever runs on the host. The address survives a restart of the host.
   - Such an interface gets no gateway, no name server and no further address, and does not delay the boot.
-  - Removes its own configuration of links that are not listed, so an empty list removes all of it.
+  - Removes its configuration of links that are not listed. An empty list removes the configuration of all links.
   - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, has another address,
     or if the address is in the network of another interface. Foreign files are not changed.
 notes:
-  - Needs root on the host if any link is managed.
+  - Requires root on the host if any link is managed.
   - NetworkManager assigns the address when the other end is connected; systemd-networkd assigns it at once.
 extends_documentation_fragment: [llamacpp.cluster.attributes.changes, llamacpp.cluster.attributes.settings]
 options:
@@ -68,7 +68,7 @@ def main():
     module = AnsibleModule(argument_spec=typed_json.specification(LinkArguments), supports_check_mode=True)
     arguments = typed_json.parse(LinkArguments, module.params)
     system, check = System(), module.check_mode
-    lock = locks.hold_host(arguments.prefix) if arguments.prefix and not check else nullcontext()
+    lock = locks.hold_host_lock(arguments.prefix) if arguments.prefix and not check else nullcontext()
     with errors.report_errors(module), lock:
         old_text, new_text = applying.apply_links(arguments.links, check, system)
     texts = [f"{link.interface} has {link.address}." for link in configuration.links_to_manage(arguments.links)]

@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: model
-short_description: Brings the files of a model onto a host
+short_description: Delivers the files of a model to a host
 description:
   - Downloads files one after another. After a broken connection, the download resumes where it stopped, even in the next run. A file gets its final
     name once its size and SHA-256 are correct. A complete and recorded file is neither read nor requested again.
@@ -35,7 +35,7 @@ options:
     type: path
     default: ""
   token_file:
-    description: File on the controller with a token, which is sent only to the server of the first file, never to a server to which that one
+    description: File on the controller with a token, which is sent only to the server of the first file, never to a server to which it
       redirects.
     type: str
   token:
@@ -95,14 +95,14 @@ DOWNLOAD_SECONDS = 14 * 86400.0
 def run(arguments, check_mode):
     """Return the result of the module.
 
-    :raises Refusal: it cannot be done.
+    :raises Refusal: a file cannot be delivered.
     """
     if arguments.known_answer:
         return write_known_answer(Path(arguments.path), arguments.known_answer, check_mode)
     folder, pending = Path(arguments.folder), model_files.pending_files(arguments.files)
     rows = [
-        {"path": file.path, "bytes": file.bytes, "have": present, "from": web.printable_url(str(file.url))}
-        for file, present in pending
+        {"path": file.path, "bytes": file.bytes, "have": present_bytes, "from": web.printable_url(str(file.url))}
+        for file, present_bytes in pending
     ]
     if check_mode:
         download.check_free_space(pending, folder)
@@ -111,13 +111,13 @@ def run(arguments, check_mode):
     return {
         "changed": bool(rows),
         "fetch": rows,
-        "bytes": sum((file.bytes or 0) - present for file, present in pending),
+        "bytes": sum((file.bytes or 0) - present_bytes for file, present_bytes in pending),
         "diff": {"before": "", "after": "".join(f"{row['path']} ({row['bytes']} bytes)\n" for row in rows)},
     }
 
 
 def write_known_answer(path, size, check_mode):
-    """Write a known-answer model that is missing or was changed."""
+    """Write a known-answer model if it is missing or has been changed."""
     problem = known_answer.problem(*size)
     if problem:
         raise Refusal(f"The known-answer model cannot be generated: {problem}")
@@ -144,12 +144,12 @@ def main():
     folder = arguments.folder or arguments.path
     seconds = CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS
     try:
-        result = reading.from_disk(folder, lambda: run(arguments, module.check_mode), seconds)
+        result = reading.read_from_disk(folder, lambda: run(arguments, module.check_mode), seconds)
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        remark = "" if arguments.known_answer else " The partial download was kept, and the next run resumes it."
-        module.fail_json(msg=errors.sentence(error, folder) + remark)
+        resume_note = "" if arguments.known_answer else " The partial download was kept, and the next run resumes it."
+        module.fail_json(msg=errors.sentence(error, folder) + resume_note)
     module.exit_json(**result)
 
 

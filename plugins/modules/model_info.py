@@ -7,19 +7,19 @@ DOCUMENTATION = r"""
 module: model_info
 short_description: Finds the files of a model, and reads their headers
 description:
-  - Takes the variables C(llama_model_…) of the host, determines which files they name, and reads the headers of all parts at their source; from a
+  - Determines the files that the variables C(llama_model_…) of the host name, and reads the headers of all parts at their source; from a
     server, with HTTP range requests.
   - The action plugin does this on the controller. Models that the host already has are read on the host, and no server is contacted.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   prefix:
-    description: Installation folder on the host. Without it, the module does not look on the host for models that can be downloaded.
+    description: Installation folder on the host. Without it, the module does not search the host for models that can be downloaded.
     type: path
   account:
     description: Account that reads the model when it is served. Defaults to the connecting account.
     type: str
   service_manager:
-    description: Service manager of the host. If it does not hand keys to the service, O(account) must be able to read their files.
+    description: Service manager of the host. If it cannot pass keys to the service, O(account) must be able to read their files.
     type: str
   timeout:
     description: Time limit in seconds for finding and reading the files.
@@ -84,7 +84,7 @@ closed:
   returned: success
   type: str
 files:
-  description: Files of the model, of its projector and of its draft model, as M(llamacpp.cluster.model) takes them.
+  description: Files of the model, of its projector and of its draft model, for M(llamacpp.cluster.model).
   returned: success
   type: list
   elements: dict
@@ -120,7 +120,7 @@ def main():
     )
     folders, paths, ollama = (module.params[name] for name in ("folders", "paths", "ollama"))
     with errors.report_errors(module):
-        report = reading.from_disk(
+        report = reading.read_from_disk(
             ", ".join([*folders, *paths, *ollama]),
             lambda: local_models.report(folders, paths, ollama, module.params["account"]),
             module.params["timeout"],

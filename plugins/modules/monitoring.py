@@ -14,7 +14,7 @@ attributes:
     details: Writes O(path) in either mode.
 options:
   plan:
-    description: The plan that P(llamacpp.cluster.plan#module) returned. The module fails if the plan is refused, or if a host writes no metrics.
+    description: The plan that P(llamacpp.cluster.plan#module) returned. The module fails if the plan is refused, or if a host exports no metrics.
     type: dict
     required: true
   facts:
@@ -22,7 +22,7 @@ options:
     type: dict
     required: true
   path:
-    description: Folder on the controller that gets the files. It is created if it is missing.
+    description: Folder on the controller for the files. It is created if it is missing.
     type: path
     required: true
 """

@@ -72,7 +72,7 @@ models:
   elements: dict
 plan:
   description: The plan. Its form is described in docs/plan.md.
-  returned: without O(what_fits), when it is not refused or O(show) is false; O(path) gets it in either case
+  returned: without O(what_fits), when it is not refused or O(show) is false; it is written to O(path) in either case
   type: dict
   sample: {"schema": 1, "refused": false, "fits": true}
 """

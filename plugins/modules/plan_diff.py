@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: plan_diff
-short_description: Decides what to apply, from a plan and the hosts' answers
+short_description: Decides what to change, from a plan and the hosts' reports
 description:
   - Takes the plan and the result of P(llamacpp.cluster.host_info#module) for each host's part of the plan, and changes nothing.
   - A service that does not run as planned is restarted. The head is restarted together with any worker that it uses, because llama-server does not
@@ -73,7 +73,7 @@ restarts:
   returned: success
   type: dict
 behind:
-  description: Hosts that have to change.
+  description: Hosts that differ from the plan.
   returned: success
   type: list
   elements: str
@@ -96,7 +96,7 @@ shared:
   returned: success
   type: dict
 fetches:
-  description: A build for each archive or source that hosts lack, with the programs of all builds that are made from this source.
+  description: A build for each archive or source that hosts lack, with the programs of all builds from this source.
   returned: success
   type: list
   elements: dict

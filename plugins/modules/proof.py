@@ -11,7 +11,7 @@ short_description: Proves that the planned devices compute layers of the model c
 description:
   - Runs on the head. Writes a small model of the planned layers, runs it with llama-server on each planned device and on the head's processor alone,
     and compares the likeliest tokens. The allowed distance is derived from variants of the computation on the processor.
-  - The head keeps the verdicts. An action plugin of the same name shows the verdicts and returns what is wrong.
+  - The head keeps the verdicts. An action plugin of the same name shows the verdicts, and returns the failures.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
@@ -79,32 +79,32 @@ from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, names, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
 
-NAME = names.service("proof")
+SERVICE_NAME = names.service("proof")
 LOCK_SECONDS = 600
-"""Time for which a proof waits for that of a killed playbook."""
+"""Time to wait for the proof of a killed playbook."""
 UNIT_SETTINGS = "\n[Service]\nNice=10\nOOMPolicy=continue\n"
-"""Additions for systemd: low priority, and a llama-server that lacks memory takes no other with it."""
+"""Additions for systemd: low priority, and running out of memory stops only one llama-server."""
 
 
 @contextmanager
-def run_launcher(place: InstallationPaths, work: ProofWork, definition: str) -> Iterator[ProofWork]:
-    """Run the launcher of the proof in its sandbox, if the host has one; otherwise the proof starts it."""
-    if place.service_manager not in services.SYSTEMD:
+def run_launcher(paths: InstallationPaths, work: ProofWork, definition: str) -> Iterator[ProofWork]:
+    """Run the launcher of the proof in a sandbox under systemd; under other managers the proof starts its launcher."""
+    if paths.service_manager not in services.SYSTEMD:
         yield work
         return
-    manager = services.temporary_manager(place)
-    service = services.Service(NAME, definition + UNIT_SETTINGS, temporary=True)
-    services.apply_request(manager, services.ServiceRequest(run=[service], restart=[NAME]), check=False)
+    manager = services.temporary_manager(paths)
+    service = services.Service(SERVICE_NAME, definition + UNIT_SETTINGS, temporary=True)
+    services.apply_request(manager, services.ServiceRequest(run=[service], restart=[SERVICE_NAME]), check=False)
     try:
         yield work._replace(launcher=())
     finally:
-        services.apply_request(manager, services.ServiceRequest(remove=[NAME]), check=False)
+        services.apply_request(manager, services.ServiceRequest(remove=[SERVICE_NAME]), check=False)
 
 
 def main():
@@ -122,15 +122,15 @@ def main():
     )
     with errors.report_errors(module):
         work = typed_json.parse(ProofWork, module.params["work"])
-        place = typed_json.parse(InstallationPaths, module.params["host"])
-        path = Path(place.prefix, names.PROOF)
-        valid = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
-        remaining = work._replace(devices=tuple(side for side in work.devices if side.id not in valid))
+        paths = typed_json.parse(InstallationPaths, module.params["host"])
+        path = Path(paths.prefix, names.PROOFS_FILE)
+        valid_verdicts = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
+        remaining_work = work._replace(devices=tuple(side for side in work.devices if side.id not in valid_verdicts))
         proof, unrecorded = Proof(0), ""
-        if remaining.devices:
+        if remaining_work.devices:
             step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
-            lock = locks.hold(Path(place.prefix, names.PROOF_LOCK), LOCK_SECONDS)
-            with lock, run_launcher(place, remaining, module.params["definition"]) as run_work:
+            lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK), LOCK_SECONDS)
+            with lock, run_launcher(paths, remaining_work, module.params["definition"]) as run_work:
                 result = accounts.run_as(work.account, step, run_work, processes.is_only_listener)
             if step is run.prove:
                 proof = typed_json.parse_report("this host", "the proof", Proof, result)
@@ -138,12 +138,12 @@ def main():
                     run.keep_verdicts(path, proof)
                 except OSError as error:
                     unrecorded = errors.sentence(error)
-        devices = {**valid, **{verdict.id: verdict for verdict in proof.devices}}
-        verdicts = tuple(devices[side.id] for side in work.devices if side.id in devices)
+        verdicts_by_id = {**valid_verdicts, **{verdict.id: verdict for verdict in proof.devices}}
+        verdicts = tuple(verdicts_by_id[side.id] for side in work.devices if side.id in verdicts_by_id)
     module.exit_json(
         changed=False,
         unrecorded=unrecorded,
-        remaining=len(remaining.devices),
+        remaining=len(remaining_work.devices),
         proof=typed_json.dump(proof._replace(devices=verdicts)),
     )
 

@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: release
 short_description: Builds a release of llama.cpp and installs it
 description:
-  - Fetches the source to the controller and builds it on the host. Each build is cached on the controller and installed on all other hosts of the
+  - Fetches the source to the controller, and builds it on the host. Each build is cached on the controller and installed on all other hosts of the
     same kind. Compiled programs are unpacked, and programs of a distribution's package are linked.
   - Before a release is installed, its programs are tested on the host's processor. If a program does not work, the release is not installed and no
     running service is touched.
@@ -116,7 +116,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options 
 
 
 def install(target, arguments):
-    """Return the manifest of the installed release, or None if the controller still has to copy its files."""
+    """Return the manifest of the installed release, or None if the controller must copy its files first."""
     build, release, source = arguments.build, arguments.release, arguments.brought
     if release.source == "package":
         return target.link(release)
@@ -141,25 +141,25 @@ def main():
     try:
         if arguments.pack:
             module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))
-        contents = manifest.installed_manifest(target.release, build.targets, build.builder)
-        changed = not contents
+        manifest_record = manifest.installed_manifest(target.release, build.targets, build.builder)
+        changed = not manifest_record
         if changed and not module.check_mode:
-            contents = install(target, arguments)
-        if contents:
+            manifest_record = install(target, arguments)
+        if manifest_record:
             programs = target.release / "bin"
             help_options = target.probe(programs) if arguments.services else {}
-            wrong, warnings = option_check.check_options(
+            refusals, warnings = option_check.check_options(
                 programs, help_options, arguments.services, arguments.release, arguments.host_name
             )
-            if wrong:
-                raise Refusal(f"{'. '.join(wrong)}. No running service was touched.")
+            if refusals:
+                raise Refusal(f"{'. '.join(refusals)}. No running service was touched.")
             if not module.check_mode and SERVER in help_options:
                 option_check.write_replacements(target.release, help_options[SERVER], arguments.release.fork)
-            if changed and contents.page is False and build.ui == "auto" and not is_compiled:
+            if changed and manifest_record.page is False and build.ui == "auto" and not is_compiled:
                 warnings.append(
                     f"llama-server of {build.id} has no chat page: use another release, for example source: pypi"
                 )
-            result = {"manifest": typed_json.dump(contents), "said_otherwise": warnings}
+            result = {"manifest": typed_json.dump(manifest_record), "said_otherwise": warnings}
             module.exit_json(changed=changed, diff=diff if changed else {}, **result)
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")

@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: report
 short_description: Writes an HTML report of a plan, its verification and its benchmark, or a bug bundle
 description:
-  - Reads files that other playbooks wrote on the controller, and writes one self-contained HTML file.
+  - Reads files that other playbooks have written on the controller, and writes a single self-contained HTML file.
   - With O(bundle), writes an archive of other tasks' results for a bug report. Secrets are replaced by markers, and the task shows the number of
     secrets of each kind.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
@@ -20,13 +20,13 @@ options:
     type: path
     required: true
   plan:
-    description: The plan as JSON, which playbooks/plan.yml wrote.
+    description: The plan as JSON, written by playbooks/plan.yml.
     type: path
   verified:
-    description: The result of a verification as JSON, which playbooks/verify.yml wrote.
+    description: The result of a verification as JSON, written by playbooks/verify.yml.
     type: path
   benchmark:
-    description: The folder that playbooks/benchmark.yml wrote, or its C(benchmark.json).
+    description: The folder written by playbooks/benchmark.yml, or its C(benchmark.json).
     type: path
   bundle:
     description:

@@ -40,7 +40,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 target:
-  description: The plan to return to, its head and its release. C(uninvolved) lists hosts that have no part in this plan and stay unchanged.
+  description: The plan to return to, its head and its release. C(uninvolved) lists hosts that have no part in this plan, and that are not changed.
     C(differing) lists the variables that differ, with their current values and their values in this plan.
   returned: success
   type: dict
@@ -53,7 +53,7 @@ hosts:
   returned: success
   type: dict
 heads:
-  description: For each head that has no part in that plan, its part of its own plan and the services to remove.
+  description: For each head without a part in that plan, its part of its current plan and the services to remove.
   returned: success
   type: dict
 """

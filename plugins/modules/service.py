@@ -70,12 +70,12 @@ from contextlib import nullcontext
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import job
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, redaction, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 
 
 def difference(changes):
-    """Return the difference of states and definitions without secrets, as Ansible shows it."""
+    """Return the difference of states and definitions for Ansible's diff mode, without secrets."""
     return {
         side: "".join(
             f"{change.service}: {getattr(change, side)}\n{redaction.redact(getattr(change, f'text_{side}'))}"
@@ -86,34 +86,34 @@ def difference(changes):
 
 
 def main():
-    words = {"type": "list", "elements": "str", "default": []}
+    name_list = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
             "host": {"type": "dict", "required": True},
             "state": {"type": "str", "choices": ["started", "stopped", "absent"], "default": "started"},
-            "names": words,
+            "names": name_list,
             "services": {"type": "list", "elements": "dict", "default": []},
-            "restart": words,
+            "restart": name_list,
         },
         supports_check_mode=True,
     )
     host, state = module.params["host"], module.params["state"]
-    services_planned = [typed_json.parse(services.Service, service) for service in module.params["services"]]
+    planned_services = [typed_json.parse(services.Service, service) for service in module.params["services"]]
     verb = {"started": "start", "stopped": "stop", "absent": "remove"}[state]
-    run = services_planned if state == "started" else []
-    steps = services.ServiceRequest(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
+    run = planned_services if state == "started" else []
+    request = services.ServiceRequest(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
     with errors.report_errors(module):
-        place = typed_json.parse(InstallationPaths, host)
-        manager = services.manager_of(place)
+        paths = typed_json.parse(InstallationPaths, host)
+        manager = services.manager_of(paths)
         service_names = [*(service.name for service in run), *module.params["names"]]
-        with nullcontext() if module.check_mode else locks.hold_host(place.prefix):
-            digests = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in services_planned}
-            changes = job.cancel_benchmark(place, service_names, module.check_mode)
-            changes += services.apply_request(manager, steps, module.check_mode)
+        with nullcontext() if module.check_mode else locks.hold_host_lock(paths.prefix):
+            digests = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in planned_services}
+            changes = job.cancel_benchmark(paths, service_names, module.check_mode)
+            changes += services.apply_request(manager, request, module.check_mode)
             if not module.check_mode:
-                services_started = services.started_services(changes)
+                started_services = services.started_services(changes)
                 start_records.write_digests(
-                    place.prefix, {name: digests[name] for name in digests if name in services_started}
+                    paths.prefix, {name: digests[name] for name in digests if name in started_services}
                 )
     module.exit_json(
         changed=bool(changes),

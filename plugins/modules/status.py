@@ -14,11 +14,11 @@ attributes:
     details: Changes nothing in either mode, apart from writing O(path).
 options:
   plan:
-    description: The plan that P(llamacpp.cluster.plan#module) returned, even a refused one.
+    description: The plan that P(llamacpp.cluster.plan#module) returned, which may be refused.
     type: dict
     required: true
   heads:
-    description: Hosts of the group llama_head. The first one is the head if there is no plan.
+    description: Hosts of the group llama_head. The first host is the head if there is no plan.
     type: list
     elements: str
     required: true
@@ -38,7 +38,7 @@ options:
     type: bool
     default: true
   balancer:
-    description: Status of the replica as M(llamacpp.cluster.balancer) returns it. Leave it out if there is no balancer.
+    description: Status of the replica as M(llamacpp.cluster.balancer) returns it. Omit this option if there is no balancer.
     type: str
 """
 

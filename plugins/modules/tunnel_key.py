@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   keep:
-    description: Whether old keys stay valid too. An interrupted run may leave several keys, and the head may use any of them.
+    description: Whether old keys stay valid, too. An interrupted run may leave several keys, and the head may use any of them.
     type: bool
     default: false
   account:
@@ -53,8 +53,8 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import tunnel_keys
 
-READ_SECONDS = 3
-"""Seconds after which stunnel has read a file again: the launcher looks at it every second."""
+RELOAD_SECONDS = 3
+"""Seconds after which stunnel has reloaded a file: the launcher checks it every second."""
 
 
 def main():
@@ -69,12 +69,12 @@ def main():
     )
     path, key = Path(module.params["path"]), module.params["key"]
     if not re.fullmatch("[0-9a-f]{64}", key):
-        module.fail_json(msg="key is not 64 hexadecimal digits: generate one from 32 random bytes")
+        module.fail_json(msg="key does not consist of 64 hexadecimal digits: generate a key from 32 random bytes")
     was_present = os.path.lexists(path)
     with errors.report_errors(module):
         is_changed = tunnel_keys.add_key(path, key, module.params["account"], module.params["keep"], module.check_mode)
     if is_changed and was_present and not module.check_mode:
-        time.sleep(READ_SECONDS)
+        time.sleep(RELOAD_SECONDS)
     module.exit_json(changed=is_changed)
 
 

@@ -67,34 +67,34 @@ from pathlib import Path
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
-def uninstall(place, account, host_name, check):
+def uninstall(paths, account, host_name, check):
     """Remove the mark of the installation last: until then, the next run completes a run that was killed."""
-    cache = place.cache
+    cache = paths.cache
     if locks.is_held(store.lock_path(cache)):
         raise Refusal(
-            f"{locks.shown_holders(store.lock_path(cache))} on {host_name} is still building, although its run was killed: stop it, then run the playbook again"
+            f"{locks.holders_text(store.lock_path(cache))} on {host_name} is still building for a killed run: stop this process, then run the playbook again"
         )
-    handovers = removal.return_to_root(account, cache, check) if account else []
-    leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(place.prefix)) else []
+    returned_paths = removal.return_to_root(account, cache, check) if account else []
+    leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(paths.prefix)) else []
     if not check:
-        for identity in leftovers:
-            store.clear_build(cache, identity)
-    removals, sentences = removal.remove_installation(place, host_name, check)
+        for build_id in leftovers:
+            store.clear_build(cache, build_id)
+    removals, sentences = removal.remove_installation(paths, host_name, check)
     removed_lines = [
         *removals,
-        *(f"builds/{identity}" for identity in leftovers),
-        *(f"{path}: {account}" for path in handovers),
+        *(f"builds/{build_id}" for build_id in leftovers),
+        *(f"{path}: {account}" for path in returned_paths),
     ]
     diff = {
         "before": "".join(f"{line}\n" for line in removed_lines),
-        "after": "".join(f"{path}: root\n" for path in handovers),
+        "after": "".join(f"{path}: root\n" for path in returned_paths),
     }
     return {
         "changed": bool(removed_lines),
@@ -106,18 +106,18 @@ def uninstall(place, account, host_name, check):
 
 
 def prune(host, check):
-    """Remove releases that the host no longer keeps."""
+    """Remove releases that the host no longer needs."""
     releases = state.unneeded_releases(host)
     installed_names = {path.name for path in Path(host.prefix, "releases").glob("*")}
     leftovers = store.unfinished_builds(host.cache, installed_names | {build.id for build in host.builds})
     if not check:
-        for build in host.builds:  # so that what served until now is kept before what was built later
+        for build in host.builds:  # so that the serving releases count as newer than unused builds
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
-        for identity in releases:
-            store.remove_release(host.prefix, host.cache, identity)
-        for identity in leftovers:
-            store.clear_build(host.cache, identity)
-    removed_lines = [*releases, *(f"builds/{identity}" for identity in leftovers)]
+        for build_id in releases:
+            store.remove_release(host.prefix, host.cache, build_id)
+        for build_id in leftovers:
+            store.clear_build(host.cache, build_id)
+    removed_lines = [*releases, *(f"builds/{build_id}" for build_id in leftovers)]
     diff = {"before": "".join(f"{name}\n" for name in removed_lines), "after": ""}
     return {"changed": bool(removed_lines), "removed": releases, "left": [], "abandoned": leftovers, "diff": diff}
 
@@ -138,8 +138,8 @@ def main():
         if params["unneeded"]:
             result = prune(typed_json.parse(HostPlan, params["host"]), module.check_mode)
         else:
-            place = typed_json.parse(InstallationPaths, params["host"])
-            result = uninstall(place, params["account"], params["host_name"], module.check_mode)
+            paths = typed_json.parse(InstallationPaths, params["host"])
+            result = uninstall(paths, params["account"], params["host_name"], module.check_mode)
     module.exit_json(**result)
 
 

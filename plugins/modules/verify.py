@@ -9,7 +9,7 @@ short_description: Compares a running cluster with its plan
 description:
   - Runs on the head, queries the server, reads its start log and its workers' recorded handshakes, and judges each check.
   - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails if a check failed.
-  - Never contacts a worker that the head holds. To check that each worker's port is closed, the controller tries to connect and sends nothing. The
+  - Never contacts a worker that the head uses. To check that each worker's port is closed, the controller tries to connect without sending anything. The
     worker's host (from another of its addresses) and other hosts try the same when M(llamacpp.cluster.host_info) compares them.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
@@ -39,7 +39,7 @@ options:
     description: Measurements from M(llamacpp.cluster.benchmark), for O(report).
     type: dict
   gate:
-    description: Whether to only wait until the server is healthy and has answered one question. This needs only the head's part of O(plan).
+    description: Whether to only wait until the server is healthy and has answered one question. This requires only the head's part of O(plan).
     type: bool
     default: false
   fallback_wait:
@@ -48,7 +48,7 @@ options:
     default: 0
   wake:
     description:
-      - Whether to wake a sleeping server with the test question. Otherwise known answer and completion are not tested.
+      - Whether to wake a sleeping server with the test question. Otherwise the known answer and the completion are not tested.
       - The action plugin always wakes the server if O(gate) is set, or if O(changed) names a host.
     type: bool
     default: false
@@ -69,7 +69,7 @@ EXAMPLES = r"""
 RETURN = r"""
 report:
   description: C(passed), and C(checks) with C(name), C(subject), C(status) (V(passed), V(failed) or V(not tested)) and C(evidence).
-  returned: when no check failed; O(path) gets it in either case
+  returned: when no check failed; it is written to O(path) in either case
   type: dict
   sample: {"schema": 1, "passed": true, "checks": [{"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "ok"}]}
 failing:
@@ -86,7 +86,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
 
 WAIT_SECONDS = 5.0
-"""For the server, in one call."""
+"""Time to wait for the server in a single call."""
 
 
 def main():

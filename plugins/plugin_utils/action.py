@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Base of the action plugins: arguments, calls of a host, and background jobs. Only this module uses ansible-core's interfaces for action plugins."""
+"""Base of the action plugins: arguments, calls to a host, and background jobs. Only this module uses ansible-core's interfaces for action plugins."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import fil
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 JOB_ID = r"j?\d{1,20}\.\d{1,10}"
-"""Name of an asynchronous job in ansible-core 2.19: a number of the controller, and the process on the host."""
+"""ID of an asynchronous job in ansible-core 2.19: a number from the controller, and the process on the host."""
 INTERNAL_KEYS = (
     "finished",
     "started",
@@ -30,31 +30,31 @@ INTERNAL_KEYS = (
     "stderr_lines",
 )
 """Keys that Ansible adds to the result of such a job."""
-POLLS_PER_LOOK = 15
-"""Number of polls of a job after which its process is looked for: a host that was restarted knows the job, and runs it no more."""
+CHECK_INTERVAL = 15
+"""Number of polls of a job per check of its process: a host that was restarted knows the job, but no longer runs it."""
 ControllerPath = Annotated[str, "path"]
 """Argument that is a path on the controller."""
 
 
 class BackgroundJob(NamedTuple):
-    """A module that runs in the background of a host, and how the controller waits for it."""
+    """A module that runs in the background on a host, and how the controller waits for it."""
 
     name: str
     """Name in messages, like «build»."""
     limit_seconds: int
-    """Total time after which the host itself stops it."""
+    """Time limit after which the host itself stops it."""
     silence_seconds: int
-    """Time that it may take without progress."""
+    """Longest time without progress."""
     pauses: Iterable[float]
-    """Seconds before each poll of the job; endless."""
-    show: Callable[[float], str]
+    """Seconds before each poll of the job; an endless iterable."""
+    describe_progress: Callable[[float], str]
     """Called after each poll of a running job with the seconds since its start; returns a text that changes with its progress."""
-    lost: str
-    """End of the message when the controller stops waiting."""
+    advice: str
+    """Last sentence of the message when the controller stops waiting."""
 
 
 class Action(ActionBase):
-    """Base of the collection's action plugins: ``perform`` does the work, and a Refusal there fails the task with its message."""
+    """Base of the collection's action plugins: ``perform`` does the work, and a Refusal raised there fails the task with its message."""
 
     _supports_check_mode = True
     TRANSFERS_FILES = False
@@ -65,7 +65,7 @@ class Action(ActionBase):
         super().run(tmp, task_vars)
         self.variables = task_vars
         try:
-            _checked, arguments = self.validate_argument_spec(typed_json.specification(self.ARGUMENTS))
+            _result, arguments = self.validate_argument_spec(typed_json.specification(self.ARGUMENTS))
             return self.perform(typed_json.parse(self.ARGUMENTS, arguments))
         except Refusal as refusal:
             raise AnsibleActionFail(str(refusal)) from None
@@ -83,36 +83,36 @@ class Action(ActionBase):
         """Return the name of the host of this task."""
         return self.variables["inventory_hostname"]
 
-    def module(self, name: str = "", /, **arguments: Any) -> dict:
-        """Return the result of a module on the host: that of the task unless another is named."""
+    def run_module(self, name: str = "", /, **arguments: Any) -> dict:
+        """Return the result of a module on the host: the task's own module unless another is named."""
         module_name = {"module_name": name} if name else {}
         return self._execute_module(module_args=arguments, task_vars=self.variables, **module_name)
 
-    def predict(self, **arguments: Any) -> dict:
+    def run_in_check_mode(self, **arguments: Any) -> dict:
         """Return the result of the task's module in check mode."""
         check_mode, self._task.check_mode = self._task.check_mode, True
         try:
-            return self.module(**arguments)
+            return self.run_module(**arguments)
         finally:
             self._task.check_mode = check_mode
 
-    def command(self, text: str, data: bytes | None = None) -> dict:
-        """Run a command of the host's shell, with ``become`` if the task has it; return ``rc``, ``stdout`` and ``stderr``."""
+    def run_command(self, text: str, data: bytes | None = None) -> dict:
+        """Run a command in the host's shell, with ``become`` if the task uses it; return ``rc``, ``stdout`` and ``stderr``."""
         input_arguments = {} if data is None else {"in_data": data}
         return self._low_level_execute_command(text, sudoable=True, **input_arguments)
 
     def write_record(self, prefix: str, name: str, value: Any) -> None:
-        """Write a record as JSON below the prefix, unless it is None. A host that cannot be written to is no reason to fail."""
+        """Write a record as JSON below the prefix, unless it is None. A failure to write only causes a warning."""
         if value is None:
             return
-        partial_path, path = (shlex.quote(f"{prefix}/{file_name}") for file_name in (f"{files.TEMPORARY}{name}", name))
+        partial_path, path = (shlex.quote(f"{prefix}/{file}") for file in (f"{files.TEMPORARY_PREFIX}{name}", name))
         content = json.dumps(typed_json.dump(value)) + "\n"
-        answer = self.command(f"umask 022 && cat > {partial_path} && mv {partial_path} {path}", content.encode())
+        answer = self.run_command(f"umask 022 && cat > {partial_path} && mv {partial_path} {path}", content.encode())
         if answer["rc"]:
-            why_not = validation.printable(answer["stderr"])
-            Display().warning(f"{name} could not be recorded on {self.host} for status and the next plan: {why_not}")
+            reason = validation.printable(answer["stderr"])
+            Display().warning(f"{name} could not be written on {self.host} for status and the next plan: {reason}")
 
-    def action(self, name: str, /, **arguments: Any) -> dict:
+    def run_action(self, name: str, /, **arguments: Any) -> dict:
         """Return the result of another action plugin."""
         task = self._task.copy()
         task.args = arguments
@@ -127,15 +127,15 @@ class Action(ActionBase):
         ).run(task_vars=self.variables)
 
     def copy(self, source: str, target: str) -> dict:
-        """Copy a file of the controller to the host as ``ansible.builtin.copy`` does."""
-        return self.action("ansible.legacy.copy", src=source, dest=target, mode="0644")
+        """Copy a file from the controller to the host like ``ansible.builtin.copy``."""
+        return self.run_action("ansible.legacy.copy", src=source, dest=target, mode="0644")
 
     def fetch(self, source: str, target: str) -> dict:
-        """Copy a file of the host to the controller as ``ansible.builtin.fetch`` does."""
-        return self.action("ansible.legacy.fetch", src=source, dest=target, flat=True)
+        """Copy a file from the host to the controller like ``ansible.builtin.fetch``."""
+        return self.run_action("ansible.legacy.fetch", src=source, dest=target, flat=True)
 
     def transfer(self, source: str, name: str) -> str:
-        """Copy a file of the controller into the task's temporary folder on the host; return its path there."""
+        """Copy a file from the controller to the task's temporary folder on the host; return its path there."""
         shell = self._connection._shell
         folder = shell.tmpdir or self._make_tmp_path()
         target = shell.join_path(folder, name)
@@ -144,7 +144,7 @@ class Action(ActionBase):
         return target
 
     def find_file(self, path: str) -> str:
-        """Return the path of a file of the controller, next to the inventory or in Ansible's search path."""
+        """Return the path of a file on the controller, next to the inventory or in Ansible's search path."""
         inventory_path = os.path.join(self.variables.get("inventory_dir") or "", os.path.expanduser(path))
         return (
             inventory_path
@@ -152,8 +152,8 @@ class Action(ActionBase):
             else self._find_needle("files", path)
         )
 
-    def background(self, job: BackgroundJob, /, **arguments: Any) -> dict:
-        """Return the result of the task's module, which runs in the background of the host."""
+    def run_in_background(self, job: BackgroundJob, /, **arguments: Any) -> dict:
+        """Return the result of the task's module, which runs in the background on the host."""
         self._task.async_val = job.limit_seconds
         try:
             start = self._execute_module(module_args=arguments, task_vars=self.variables, wrap_async=True)
@@ -164,55 +164,55 @@ class Action(ActionBase):
         if not re.fullmatch(JOB_ID, str(start.get("ansible_job_id"))):
             raise AnsibleActionFail(
                 f"{self.host} did not start the {job.name} in the background "
-                f"({validation.printable(str(start.get('msg') or 'its answer names no job'))}): run the playbook again"
+                f"({validation.printable(str(start.get('msg') or 'its answer has no job ID'))}): run the playbook again"
             )
         folder = self.get_shell_option("async_dir", default="~/.ansible_async")
-        ask = partial(self.module, "ansible.builtin.async_status", jid=start["ansible_job_id"], _async_dir=folder)
+        poll = partial(self.run_module, "ansible.builtin.async_status", jid=start["ansible_job_id"], _async_dir=folder)
         try:
-            status = self._wait(start["ansible_job_id"], ask, job)
-            ask(mode="cleanup")
+            status = self._wait(start["ansible_job_id"], poll, job)
+            poll(mode="cleanup")
         except AnsibleConnectionFailure as error:
             reason = validation.printable(str(error))
-            raise AnsibleActionFail(f"{self.host} was lost during the {job.name}: {reason}. {job.lost}") from None
+            raise AnsibleActionFail(f"{self.host} was lost during the {job.name}: {reason}. {job.advice}") from None
         if status.get("failed") and "data" in status:  # instead of a result it has a traceback of async_wrapper
             reason = "".join(str(status.get("stderr") or status["data"]).strip().splitlines()[-1:])
             status["msg"] = (
-                f"its process was killed or crashed without a result{': ' * bool(reason)}{reason}. Check the host's kernel log (dmesg) for out-of-memory "
+                f"the process was killed or crashed without a result{': ' * bool(reason)}{reason}. Check the host's kernel log (dmesg) for out-of-memory "
                 "kills, then run the playbook again"
             )
         return {key: value for key, value in status.items() if key not in INTERNAL_KEYS}
 
-    def _wait(self, identity: str, ask: Callable[[], dict[str, Any]], job: BackgroundJob) -> dict:
+    def _wait(self, job_id: str, poll: Callable[[], dict[str, Any]], job: BackgroundJob) -> dict:
         start_time = progress_time = time.monotonic()
         last_progress = ""
-        process = shlex.quote(f"[a]sync_wrapper.py {identity.split('.')[0]} ")
-        for number, pause in enumerate(job.pauses, 1):
+        process = shlex.quote(f"[a]sync_wrapper.py {job_id.split('.')[0]} ")
+        for poll_count, pause in enumerate(job.pauses, 1):
             time.sleep(pause)
-            is_gone = not number % POLLS_PER_LOOK and self.command(f"pgrep -f {process}").get("rc") == 1
-            status = ask()
+            is_gone = not poll_count % CHECK_INTERVAL and self.run_command(f"pgrep -f {process}").get("rc") == 1
+            status = poll()
             if status.get("finished"):
                 return status
             if is_gone:
                 raise AnsibleActionFail(
-                    f"{self.host}: the {job.name} (job {identity}) disappeared without a result. {job.lost}"
+                    f"{self.host}: the {job.name} (job {job_id}) disappeared without a result. {job.advice}"
                 )
             if status.get("failed"):
                 raise AnsibleActionFail(
-                    f"The connection to the {job.name} was lost: {validation.printable(str(status.get('msg')))}. {job.lost}"
+                    f"The connection to the {job.name} was lost: {validation.printable(str(status.get('msg')))}. {job.advice}"
                 )
-            clock, progress = time.monotonic(), job.show(time.monotonic() - start_time)
+            clock, progress = time.monotonic(), job.describe_progress(time.monotonic() - start_time)
             if progress != last_progress:
                 last_progress, progress_time = progress, clock
             if clock - min(progress_time, start_time + job.limit_seconds) > job.silence_seconds:
                 raise AnsibleActionFail(
-                    f"{self.host}: the {job.name} (job {identity}) made no progress for {job.silence_seconds // 60} minutes, or took longer than "
-                    f"{job.limit_seconds // 60} minutes: stop its remaining processes on that host, or restart the host. {job.lost}"
+                    f"{self.host}: the {job.name} (job {job_id}) made no progress for {job.silence_seconds // 60} minutes, or took longer than "
+                    f"{job.limit_seconds // 60} minutes: stop its remaining processes on that host, or restart the host. {job.advice}"
                 )
-        raise AssertionError("pauses have no end")
+        raise AssertionError("pauses must be endless")
 
 
 def failure_reason(result: dict) -> str:
-    """Return the reason for a failed call: ansible-core 2.19 and newer return a chain of events in place of a message."""
+    """Return the reason for a failed call: ansible-core 2.19 and newer return a chain of events instead of a message."""
     texts = [str(result["msg"])] if result.get("msg") else []
     event = getattr(result.get("exception"), "event", None)
     while event:

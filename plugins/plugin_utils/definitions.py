@@ -9,62 +9,62 @@ from collections.abc import Iterable, Mapping, Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.inventory import ROLES_FOLDER
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-MARKUP_TEMPLATES = ("plist.j2",)
-"""Endings of templates that write XML."""
-COMMENTS, QUOTES = (" ;", " #"), ('"', "'")
-"""Texts that start a comment in a value for supervisor, and characters that an environment for it cannot contain, since it knows no escapes there."""
+XML_SUFFIXES = ("plist.j2",)
+"""Suffixes of templates that write XML."""
+COMMENT_MARKS, QUOTES = (" ;", " #"), ('"', "'")
+"""Texts that start a comment in a value for supervisor, and characters that its environment variables cannot contain, because it has no escapes there."""
 
 
-def _check_words(values: Iterable[str], forbidden: Sequence[str] = ()) -> None:
+def _check_expressible(words: Iterable[str], forbidden: Sequence[str] = ()) -> None:
     """Check that a service manager can express the words."""
-    for value in values:
-        bad_text = next((text for text in forbidden if text in value), None)
-        if validation.is_plain(value) and not bad_text:
+    for word in words:
+        forbidden_text = next((text for text in forbidden if text in word), None)
+        if validation.is_plain(word) and not forbidden_text:
             continue
         problem = "contains a line break or another control character, which no service manager can express: remove this character"
-        if bad_text:
-            problem = f"supervisor would treat {bad_text!r} as a control character: remove {bad_text!r}"
+        if forbidden_text:
+            problem = f"supervisor would treat {forbidden_text!r} as a control character: remove {forbidden_text!r}"
         raise Refusal(
-            f"{validation.show(value)} is a path, an argument or an environment variable of a service, and {problem}"
+            f"{validation.show(word)} is a path, an argument or an environment variable of a service, and {problem}"
         )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def systemd_command(words: Sequence[str]) -> str:
     """Return one line that systemd splits into the same words."""
-    _check_words(words)
-    return " ".join('"' + _escaped(word).replace("$", "$$") + '"' for word in words)
+    _check_expressible(words)
+    return " ".join('"' + _escape(word).replace("$", "$$") + '"' for word in words)
 
 
 def systemd_line(text: str) -> str:
-    """Return the rest of a line that systemd takes as it is."""
-    _check_words([text])
+    """Return the rest of a line that systemd reads literally."""
+    _check_expressible([text])
     if text.strip() != text or text.endswith("\\"):
         raise Refusal(
-            f"{validation.show(text)} is a path or a description in a service, but systemd drops a space or \\ at its end: change it"
+            f"{validation.show(text)} is a path or a description in a service, but systemd drops a space or \\ at its end: remove this character"
         )
     return text.replace("%", "%%")
 
 
 def systemd_environment(variables: Mapping[str, str]) -> str:
-    _check_words(variables.values())
-    return " ".join(f'"{name}={_escaped(value)}"' for name, value in sorted(variables.items()))
+    _check_expressible(variables.values())
+    return " ".join(f'"{name}={_escape(value)}"' for name, value in sorted(variables.items()))
 
 
 def supervisor_command(words: Sequence[str]) -> str:
     """Return one line that supervisor splits into the same words."""
-    _check_words(words, COMMENTS)
+    _check_expressible(words, COMMENT_MARKS)
     return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def supervisor_environment(variables: Mapping[str, str]) -> str:
-    _check_words(variables.values(), (*COMMENTS, *QUOTES))
+    _check_expressible(variables.values(), (*COMMENT_MARKS, *QUOTES))
     escaped_values = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
     return ",".join(f'{name}="{value}"' for name, value in escaped_values.items())
 
@@ -72,11 +72,11 @@ def supervisor_environment(variables: Mapping[str, str]) -> str:
 @functools.cache
 def _templates() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(ROLES / "llama_host" / "templates"),
+        loader=FileSystemLoader(ROLES_FOLDER / "llama_host" / "templates"),
         trim_blocks=True,
         keep_trailing_newline=True,
         undefined=StrictUndefined,
-        autoescape=select_autoescape(MARKUP_TEMPLATES),
+        autoescape=select_autoescape(XML_SUFFIXES),
     )
     environment.filters.update(
         systemd_command=systemd_command,

@@ -18,22 +18,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 
-SIMILAR_MEMORY = 0.9
-"""Share of the largest memory from which another host is as good."""
+MIN_MEMORY_SHARE = 0.9
+"""Share of the largest memory that makes another host a candidate, too."""
 HOST_NAME = r"(?!llama_)[A-Za-z][A-Za-z0-9_-]{0,62}"
-"""Pattern of a name that a host reports itself: no port, no pattern, no group of a cluster."""
+"""Pattern for a host's own name: it is not a port, a pattern or a group of a cluster."""
 RESERVED_NAMES = ("all", "ungrouped", "localhost", "y", "n", "yes", "no", "on", "off", "true", "false", "null")
-"""Names that Ansible or YAML do not read as a host."""
+"""Names that Ansible or YAML would not read as a host."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
 class Machine(NamedTuple):
-    """A host that answered, or is declared."""
+    """A host that answered or that is declared."""
 
     name: str
     """Name in the inventory."""
     variables: Mapping[str, Any]
-    """Variables that the operator set, with those of its connection."""
+    """Variables that the operator has set, including connection variables."""
     facts: Facts
     discovered: Discovered = Discovered()
 
@@ -42,12 +42,12 @@ class Machine(NamedTuple):
         return sum(device.memory_mib for device in same_device.devices(self.facts))
 
 
-def name_machines(machines: Sequence[Machine], asked_names: Collection[str]) -> list[Machine]:
-    """Return the hosts with names for an inventory: a host reached by its address, and the controller, gets its own host name if that is unique.
+def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> list[Machine]:
+    """Return the hosts with names for an inventory: a host reached by its address, and the controller, gets its own host name if it is unique.
     The controller gets the address at which others reach it.
 
-    :param machines: hosts under the names that they were reached by.
-    :param asked_names: all such names.
+    :param machines: hosts with the names under which they were reached.
+    :param contacted: names of all hosts that the run tried to reach.
     """
     hostnames = [machine.discovered.hostname.partition(".")[0] for machine in machines]
     renamed_machines: list[Machine] = []
@@ -55,9 +55,9 @@ def name_machines(machines: Sequence[Machine], asked_names: Collection[str]) -> 
         name, variables = machine.name, dict(machine.variables)
         is_numeric, is_local = cluster_inputs.is_numeric(name), name in LOCAL_NAMES
         is_unique = (
-            hostnames.count(hostname) == 1 and hostname not in asked_names and hostname.lower() not in RESERVED_NAMES
+            hostnames.count(hostname) == 1 and hostname not in tried_hosts and hostname.lower() not in RESERVED_NAMES
         )
-        addresses = [end.addresses[0] for end in machine.discovered.interfaces if end.main and end.addresses]
+        addresses = [entry.addresses[0] for entry in machine.discovered.interfaces if entry.main and entry.addresses]
         if is_local and addresses and len(machines) > 1:
             variables.setdefault("ansible_host", addresses[0].partition("/")[0])
         if (is_numeric or is_local) and is_unique and re.fullmatch(HOST_NAME, hostname):
@@ -69,17 +69,17 @@ def name_machines(machines: Sequence[Machine], asked_names: Collection[str]) -> 
 
 
 class DirectLink(NamedTuple):
-    """A network between two hosts, at least as fast as the one that reaches them: each interface sees the other's hardware address, which is unique."""
+    """A network between two hosts that is no slower than the one that reaches them: each interface sees the unique hardware address of the other."""
 
-    ends: Mapping[str, tuple[str, str]]
-    """Host → interface, and address with the length of its prefix."""
+    endpoints: Mapping[str, tuple[str, str]]
+    """Host → interface, and address with its prefix length."""
     kind: str
     gbit: float
 
 
 def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
     """Return the links between hosts, the fastest first."""
-    result, macs = [], [end.mac for machine in machines for end in machine.discovered.interfaces]
+    links, macs = [], [interface.mac for machine in machines for interface in machine.discovered.interfaces]
     for machine, neighbour in combinations(machines, 2):
         pairs = [
             (near_end, far_end)
@@ -89,7 +89,7 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
             and near_end.mac in far_end.sees
             and macs.count(near_end.mac) == macs.count(far_end.mac) == 1
         ]
-        common_ends = {end for pair in pairs if pair[0].main and pair[1].main for end in pair}
+        common_ends = {interface for pair in pairs if pair[0].main and pair[1].main for interface in pair}
         for near_end, far_end in pairs:
             addresses, gbit = _common_network(near_end, far_end), min(_gbit(near_end), _gbit(far_end))
             if (
@@ -97,13 +97,13 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
                 and not common_ends.intersection((near_end, far_end))
                 and gbit >= min(map(_gbit, common_ends), default=0)
             ):
-                ends = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
-                result.append(DirectLink(ends, near_end.kind, gbit))
-    return sorted(result, key=lambda link: -link.gbit)
+                endpoints = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
+                links.append(DirectLink(endpoints, near_end.kind, gbit))
+    return sorted(links, key=lambda link: -link.gbit)
 
 
-def _gbit(end: LinkInterface) -> float:
-    return end.mbit / 1000 if end.mbit else cost_model.ASSUMED_LINKS[end.kind].gbit
+def _gbit(interface: LinkInterface) -> float:
+    return interface.mbit / 1000 if interface.mbit else cost_model.ASSUMED_LINKS[interface.kind].gbit
 
 
 def _common_network(near_end: LinkInterface, far_end: LinkInterface) -> tuple[str, str] | None:
@@ -115,18 +115,18 @@ def _common_network(near_end: LinkInterface, far_end: LinkInterface) -> tuple[st
 
 
 class Proposal(NamedTuple):
-    """The hosts of an inventory with their roles, and the reason."""
+    """Hosts of an inventory with their roles, and the reason for the choice of the head."""
 
     machines: Sequence[Machine]
     """Hosts, the head first."""
     links: Mapping[str, DirectLink]
-    """Worker → the fastest one between it and the head."""
+    """Worker → fastest link between it and the head."""
     model: FoundModel | None
     """Model; None for the known-answer model."""
     reason: str
     """Reason for the choice of the head."""
-    spare: Sequence[Machine] = ()
-    """Hosts that the plan would not use, outside the cluster."""
+    spares: Sequence[Machine] = ()
+    """Hosts outside the cluster, because the plan would not use them."""
 
     @property
     def head(self) -> Machine:
@@ -134,20 +134,20 @@ class Proposal(NamedTuple):
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """Return group → hosts. A head without an accelerator is a worker too: next to workers, its llama-server drives accelerators only."""
+        """Return the hosts of each group. A head without an accelerator is a worker, too: llama-server next to workers uses only accelerators."""
         names = [machine.name for machine in self.machines]
         is_worker = len(names) > 1 and not self.head.devices_mib
         groups = {"llama_cluster": names, "llama_head": names[:1], "llama_workers": names if is_worker else names[1:]}
-        return {**groups, **({"spare": [machine.name for machine in self.spare]} if self.spare else {})}
+        return {**groups, **({"spare": [machine.name for machine in self.spares]} if self.spares else {})}
 
     @property
     def hosts(self) -> dict[str, dict[str, Any]]:
-        """Return host → its variables. An interface of ``llama_links`` that leads to several hosts has no peer."""
-        machines = (*self.machines, *self.spare)
+        """Return the variables of each host. An interface of ``llama_links`` that leads to several hosts has no peer."""
+        machines = (*self.machines, *self.spares)
         peers: dict[str, dict[tuple[str, str], list[str]]] = {machine.name: {} for machine in machines}
         for worker, link in self.links.items():
             for host, peer in ((worker, self.head.name), (self.head.name, worker)):
-                peers[host].setdefault(link.ends[host], []).append(peer)
+                peers[host].setdefault(link.endpoints[host], []).append(peer)
         hosts = {}
         for machine in machines:
             link_variables = [
@@ -167,7 +167,7 @@ class Proposal(NamedTuple):
 
     @property
     def task_vars(self) -> dict[str, Any]:
-        """Return the inventory as a task sees it."""
+        """Return the variables that a task with this inventory sees."""
         hostvars = {name: {**self.model_variable, **variables} for name, variables in self.hosts.items()}
         return {"groups": self.groups, "hostvars": hostvars, "inventory_hostname": self.head.name}
 
@@ -182,54 +182,50 @@ def choose_proposal(
     links = direct_links(machines)
 
     def propose(owners: Sequence[Machine], model: FoundModel | None, reason: str) -> tuple[Proposal, Plan | Refused]:
-        head = _richest_machine(owners, links)
+        head = _choose_head(owners, links)
         workers = [machine for machine in machines if machine is not head]
         worker_links = {
             machine.name: link
             for machine in workers
             for link in reversed(links)
-            if {head.name, machine.name} == {*link.ends}
+            if {head.name, machine.name} == {*link.endpoints}
         }
         proposal = Proposal([head, *workers], worker_links, model, reason)
         return proposal, plan(proposal)
 
     models = {(model.kind, model.name): model for machine in machines for model in machine.discovered.models}
     for key, model in sorted(models.items(), key=lambda item: -item[1].layer_bytes):
-        owners = [each for each in machines if any((one.kind, one.name) == key for one in each.discovered.models)]
-        explanation = f"it has {model.name}, the largest model found on any host that fits"
-        proposal, full_plan = propose(owners, model, explanation)
-        if _serves(full_plan):
-            smaller = _without_spare(proposal, full_plan, [machine.name for machine in owners])
-            smaller_plan = plan(smaller) if smaller else None
-            return (
-                (smaller, smaller_plan) if smaller and smaller_plan and _serves(smaller_plan) else (proposal, full_plan)
-            )
+        owners = [host for host in machines if any((entry.kind, entry.name) == key for entry in host.discovered.models)]
+        reason = f"it has {model.name}, the largest model found on any host that fits"
+        proposal, full_plan = propose(owners, model, reason)
+        if can_serve(full_plan):
+            subset = _without_spare_hosts(proposal, full_plan, [machine.name for machine in owners])
+            subset_plan = plan(subset) if subset else None
+            return (subset, subset_plan) if subset and subset_plan and can_serve(subset_plan) else (proposal, full_plan)
     return propose(machines, None, "no other host has more memory")
 
 
-def _serves(result: Plan | Refused) -> TypeGuard[Plan]:
+def can_serve(result: Plan | Refused) -> TypeGuard[Plan]:
     return isinstance(result, Plan) and result.fits and not result.refused
 
 
-def _without_spare(proposal: Proposal, full_plan: Plan, owners: Collection[str]) -> Proposal | None:
-    """Return the hosts that a plan uses: a single faster host with the model, or the head and hosts with layers; None if those are all hosts."""
+def _without_spare_hosts(proposal: Proposal, full_plan: Plan, owners: Collection[str]) -> Proposal | None:
+    """Return the proposal with the hosts that a plan uses: a single faster host with the model, or the head and hosts with layers. None if it uses all."""
     best_host = full_plan.estimate.best_single_host
-    runs_on_one = best_host.faster and best_host.host in owners
-    used_hosts = (
-        {best_host.host} if runs_on_one else {proposal.head.name, *(entry.host for entry in full_plan.placement)}
-    )
+    is_enough = best_host.faster and best_host.host in owners
+    used_hosts = {best_host.host} if is_enough else {proposal.head.name, *(entry.host for entry in full_plan.placement)}
     if not used_hosts.issuperset(proposal.groups["llama_cluster"]):
         return proposal._replace(
             machines=[machine for machine in proposal.machines if machine.name in used_hosts],
-            links={name: link for name, link in proposal.links.items() if used_hosts.issuperset(link.ends)},
-            spare=[machine for machine in proposal.machines if machine.name not in used_hosts],
+            links={name: link for name, link in proposal.links.items() if used_hosts.issuperset(link.endpoints)},
+            spares=[machine for machine in proposal.machines if machine.name not in used_hosts],
         )
     return None
 
 
-def _richest_machine(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
-    """Return the host with the most memory, device memory if there is any; among similar hosts that with the most links, or the first."""
-    by_device = any(machine.devices_mib for machine in machines)
-    sizes = [machine.devices_mib if by_device else machine.facts.memory_mib for machine in machines]
-    candidates = [machine for machine, size in zip(machines, sizes) if size >= SIMILAR_MEMORY * max(sizes)]
-    return max(candidates, key=lambda machine: sum(machine.name in link.ends for link in links))
+def _choose_head(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
+    """Return the host with the most memory, of devices if there are any; among similar hosts the host with the most links, or else the first host."""
+    has_devices = any(machine.devices_mib for machine in machines)
+    sizes = [machine.devices_mib if has_devices else machine.facts.memory_mib for machine in machines]
+    candidates = [machine for machine, size in zip(machines, sizes) if size >= MIN_MEMORY_SHARE * max(sizes)]
+    return max(candidates, key=lambda machine: sum(machine.name in link.endpoints for link in links))

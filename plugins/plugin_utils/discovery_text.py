@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposed inventory as YAML, below the reasons for it. Text from hosts is only written as one-line comments."""
+"""A proposed inventory as YAML, after comments with its reasons. Text from hosts is only written as one-line comments."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -16,11 +16,11 @@ WIDTH = 120
 
 
 class _Name(str):
-    """Name of a host, which is written in quotes."""
+    """Name of a host, which the YAML shows in quotes."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Dumper that indents lists further than their name."""
+    """Dumper that indents lists below their key."""
 
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
         return super().increase_indent(flow, False)
@@ -29,8 +29,8 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(_Name, lambda dumper, name: dumper.represent_scalar("tag:yaml.org,2002:str", name, style='"'))
 
 
-def inventory(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refused) -> str:
-    """Return the text of the inventory, as Ansible reads it."""
+def inventory(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | Refused) -> str:
+    """Return the text of the inventory."""
     head, hosts = proposal.head.name, proposal.hosts
     workers = {_Name(name): hosts[name] if name != head else {} for name in proposal.groups["llama_workers"]}
     groups = {"llama_head": {"hosts": {_Name(head): hosts[head]}}, "llama_workers": {"hosts": workers}}
@@ -39,27 +39,27 @@ def inventory(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refu
     if "spare" in proposal.groups:
         content["spare"] = {"hosts": {_Name(name): hosts[name] for name in proposal.groups["spare"]}}
     yaml_text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * WIDTH)
-    comments = [line for text in _reasons(proposal, left_out, plan) for line in _comment(text)]
+    comments = [line for text in _reasons(proposal, omitted_hosts, plan) for line in _comment(text)]
     return "\n".join(["---", *comments, yaml_text])
 
 
-def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:
-    yield "Written by playbooks/discover.yml from the hosts' reports. Edit this file as you like: nothing overwrites it."
+def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:
+    yield "Written by playbooks/discover.yml from the hosts' reports. You can edit this file: no playbook overwrites it."
     head = proposal.head.name
     yield f"{head} is the head: {proposal.reason}."
     if head in proposal.groups["llama_workers"]:
         yield f"{head} has no accelerator, so its processor is a worker."
     yield from (
         f"{machine.name}: {_devices(machine)}; {_gib(machine.facts.memory_mib)} of memory"
-        for machine in (*proposal.machines, *proposal.spare)
+        for machine in (*proposal.machines, *proposal.spares)
     )
     for link in proposal.links.values():
-        interface_text = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.ends.items())
-        yield f"{interface_text} are connected ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
-    yield from (f"{name} is left out: {reason}" for name, reason in left_out.items())
+        interfaces = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.endpoints.items())
+        yield f"{interfaces} are connected directly ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
+    yield from (f"{name} is left out: {reason}" for name, reason in omitted_hosts.items())
     package_versions = {machine.facts.packaged and machine.facts.packaged.version for machine in proposal.machines}
     if len(package_versions) == 1 and package_versions & capabilities.PACKAGED_TREES.keys():
-        yield "The hosts' distribution has a llama.cpp package. To install it instead of compiling:"
+        yield "The hosts' distribution has a llama.cpp package. To install it instead of compiling, set:"
         yield "llama_release: {source: package}"
     if not proposal.model:
         yield "No host has a model that fits. Test the cluster with the generated known-answer model, then replace it with your own."
@@ -67,13 +67,13 @@ def _reasons(proposal: Proposal, left_out: Mapping[str, str], plan: Plan | Refus
         speed = plan.estimate.generation_range
         size = int(proposal.model.summary.get("bytes") or proposal.model.layer_bytes)
         yield f"{proposal.model.name}: {units.amount(size)}; predicted: {speed} tokens per second"
-        machines = (*proposal.machines, *proposal.spare)
+        machines = (*proposal.machines, *proposal.spares)
         found_names = {model.name for machine in machines for model in machine.discovered.models if not model.closed}
         other_names = sorted(found_names - {proposal.model.name})
         yield from [f"Other models: {', '.join(other_names)}"] if other_names else []
-        if proposal.spare:
-            names = ", ".join(machine.name for machine in proposal.spare)
-            yield f"{names}: spare, because they would not make the cluster faster. For larger models, or with llama_placement: all, use llama_workers."
+        if proposal.spares:
+            names = ", ".join(machine.name for machine in proposal.spares)
+            yield f"{names}: spare, because the cluster would not be faster with them. To use them for larger models, add them to llama_workers."
 
 
 def _comment(text: str) -> list[str]:

@@ -23,12 +23,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 
-ROLES = Path(__file__).resolve().parents[2] / "roles"
-PACKAGES = ROLES.parent / "playbooks" / "vars" / "packages.yml"
+ROLES_FOLDER = Path(__file__).resolve().parents[2] / "roles"
+PACKAGES_FILE = ROLES_FOLDER.parent / "playbooks" / "vars" / "packages.yml"
 GROUPS = {"head": "llama_head", "worker": "llama_workers"}
 BALANCER_GROUP = "llama_balancer"
-RUN_VARIABLES = Path(__file__).with_name("variables.yml")
-MODELS = Path(__file__).with_name("published_models.yml")
+RUN_VARIABLES_FILE = Path(__file__).with_name("variables.yml")
+MODELS_FILE = Path(__file__).with_name("published_models.yml")
 PREFIX = "llama_"
 """Prefix of operators' variables; variables of playbooks and roles have two more underscores in front."""
 VARIABLE_OF_OPTION = {
@@ -37,22 +37,22 @@ VARIABLE_OF_OPTION = {
     "token-of-a-registry": "llama_model_token_file",
     options.SPECULATION: "llama_server_speculation",
 }
-"""Option → variable for it that its remedy does not name."""
+"""Option → variable that sets it, if the option's remedy does not name the variable."""
 SIMILAR_VARIABLE, SIMILAR_GROUP = 0.8, 0.95
-"""Similarity (of 1) from which a variable's name was probably misspelt, and from which a group's name surely was."""
+"""Minimum similarity (0 to 1) to a known name for a variable that was probably misspelt, and for a group that certainly was."""
 
 
 @functools.cache
 def run_variables() -> dict[str, str]:
-    """Return variable that an operator may set with -e → its meaning."""
-    return yaml_load(RUN_VARIABLES.read_text())["run"]
+    """Return the meaning of each variable that an operator may set with -e."""
+    return yaml_load(RUN_VARIABLES_FILE.read_text())["run"]
 
 
 @functools.cache
 def specification() -> dict[str, dict]:
-    """Return every variable of an operator, with type, default and description, from the roles' argument specifications."""
+    """Return the operator's variables with type, default and description, from the roles' argument specifications."""
     variables: dict[str, dict] = {}
-    for path in sorted(ROLES.glob("*/meta/argument_specs.yml")):
+    for path in sorted(ROLES_FOLDER.glob("*/meta/argument_specs.yml")):
         options = yaml_load(path.read_text())["argument_specs"]["main"]["options"]
         variables.update({name: option for name, option in options.items() if name.startswith(PREFIX)})
     return variables
@@ -60,53 +60,53 @@ def specification() -> dict[str, dict]:
 
 @functools.cache
 def packages() -> dict[str, dict]:
-    """Return distribution family → package of each tool (``tools``), and its packages of llama.cpp (``llama``)."""
-    lists = yaml_load(PACKAGES.read_text())
+    """Return for each distribution family the package of each tool (``tools``), and the packages of llama.cpp (``llama``)."""
+    lists = yaml_load(PACKAGES_FILE.read_text())
     kinds = {"tools": "tool", "llama": "cpp"}
     return {kind: lists[f"__llama_{name}_packages"] for kind, name in kinds.items()}
 
 
 @functools.cache
 def published_models() -> list[dict]:
-    """Return the models for what_fits.offers_of."""
-    return yaml_load(MODELS.read_text())["models"]
+    """Return the published models, for what_fits.offers_of."""
+    return yaml_load(MODELS_FILE.read_text())["models"]
 
 
 def _type_problems(values: Any, options: Any) -> Iterator[str]:
-    """Yield a sentence for each value that Ansible's validator accepts, or fails at with a TypeError that names no variable."""
+    """Yield a sentence for each wrong value that Ansible's validator accepts, or that makes it raise a TypeError without the variable's name."""
     for name, option in options.items():
         value = values.get(name) if isinstance(values, Mapping) else None
         if option["type"] == "int" and isinstance(value, bool):  # it takes these for 1 and 0
             yield f"{name} is true or false, but must be a number."
         if option["type"] == "int" and isinstance(value, str) and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
-            number = re.fullmatch(r"(\d{1,6})k", value)
-            yield f"{name} is {value!r}: use a number{f', like {int(number[1]) * 1024}' if number else ''}."
+            thousands = re.fullmatch(r"(\d{1,6})k", value)
+            yield f"{name} is {value!r}: use a number{f', like {int(thousands[1]) * 1024}' if thousands else ''}."
         if option["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
             yield f"{name} is {value!r}: use true or false."
         if option["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):
-            yield f"{name} is {value!r}, but must be a mapping. See docs/variables.md."
+            yield f"{name} is {value!r}: use a mapping (see docs/variables.md)."
         if option["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
-            yield f"{name} is {value!r}, but must be a mapping. See docs/variables.md."
+            yield f"{name} is {value!r}: use a mapping (see docs/variables.md)."
             continue
         for part in value if isinstance(value, list) else [value]:
             yield from (f"{name}.{problem}" for problem in _type_problems(part, option.get("options") or {}))
 
 
 def _with_repositories(variables: Any) -> dict[str, Any]:
-    """Return the variables with mappings for repositories that are written as llama.cpp writes them: ``OWNER/NAME:QUANTISATION``."""
+    """Return the variables with mappings instead of repositories in llama.cpp's notation, ``OWNER/NAME:QUANTISATION``."""
 
-    def mapping(name: str, value: Any) -> Any:
+    def expand(name: str, value: Any) -> Any:
         if name == "llama_models" and isinstance(value, list):
             return [_with_repositories(entry) if isinstance(entry, dict) else entry for entry in value]
         is_repository = name in ("huggingface", "llama_model_huggingface") and isinstance(value, str)
         parts = re.fullmatch(r"([^/:={]+/[^/:={]+)(?::([^/:]+))?", value) if is_repository else None
         return {"repo": parts[1], **({"quantisation": parts[2]} if parts[2] else {})} if parts else value
 
-    return {name: mapping(name, value) for name, value in variables.items()}
+    return {name: expand(name, value) for name, value in variables.items()}
 
 
 def strip_origin(value: Any) -> Any:
-    """Return the value without its origin, which Ansible adds to each part of it and each copy would keep."""
+    """Return the value without its origin, which Ansible adds to each part and every copy would retain."""
     if isinstance(value, Mapping):
         return {strip_origin(name): strip_origin(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
@@ -126,9 +126,7 @@ def _variables(name: str, hostvars: Any) -> dict:
     validation_result = ArgumentSpecValidator(spec).validate(variables)
     if validation_result.error_messages:
         problems = "; ".join(
-            re.sub(
-                r"^(\S+)\. Supported parameters include: (.*)", r"\1 is not known, use one of \2", message.rstrip(".")
-            )
+            re.sub(r"^(\S+)\. Supported parameters include: (.*)", r"\1 is unknown: use one of \2", message.rstrip("."))
             for message in validation_result.error_messages
         )
         raise Refusal(f"Variables of host {name} are not valid: {problems}. See docs/variables.md.")
@@ -139,19 +137,19 @@ def variables_of(task_vars: dict, name: str = "") -> dict:
     """Return the variables of a host, checked against their specifications.
 
     :param name: name of the host; empty for the host of this task.
-    :raises Refusal: types are wrong, or no plan can hold a value.
+    :raises Refusal: a type is wrong, or a value is outside the limits.
     """
     name = name or task_vars["inventory_hostname"]
     return _variables(name, task_vars["hostvars"][name])
 
 
 RUN_SETTINGS = {"llama_accept_advisories", "llama_host_reboot", "llama_link_measure", "llama_proof"}
-"""Variables that change nothing on the services."""
-VALUE_LENGTH = 4096
+"""Variables that do not affect services."""
+MAX_VALUE_LENGTH = 4096
 
 
-def set_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[str, str]:
-    """Return the variables of a host that differ from their defaults → value as JSON; a very long one is cut and gets a digest."""
+def changed_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[str, str]:
+    """Return the JSON of each variable of a host that differs from its default; a very long value is truncated and gets a digest."""
     defaults, variables = specification(), variables_of(task_vars, name)
     changed_keys = (
         key
@@ -160,32 +158,32 @@ def set_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[str,
     )
     texts = {key: json.dumps(variables[key], sort_keys=True) for key in changed_keys}
     for key, text in texts.items():
-        if len(text) > VALUE_LENGTH:
-            texts[key] = f"{text[:VALUE_LENGTH]}… {sha256(text.encode()).hexdigest()[:8]}"
+        if len(text) > MAX_VALUE_LENGTH:
+            texts[key] = f"{text[:MAX_VALUE_LENGTH]}… {sha256(text.encode()).hexdigest()[:8]}"
     return {**texts, "llama_release": release_request.declaration(release)}
 
 
 def unknown_variables(variable_names: Iterable[str]) -> dict[str, str]:
-    """Return variable that has the collection's prefix but is unknown → the closest known name, or an empty text."""
+    """Return the closest known name, or an empty text, for each unknown variable with the collection's prefix."""
     known_names = [*specification(), *run_variables()]
     unknown_names = [name for name in variable_names if name.startswith(PREFIX) and name not in known_names]
     return {name: _similar_variable(name, known_names) for name in unknown_names}
 
 
 def _similar_variable(name: str, known_names: list[str]) -> str:
-    """Return the variable that was probably meant: of an option of llama.cpp, or with a similar name; empty if there is none."""
-    end = name.removeprefix(PREFIX).removeprefix("server_")
-    word = end.replace("_", "-")
-    shorter = (f"--{word.rsplit('-', count)[0]}" for count in range(1, word.count("-") + 1))
+    """Return the variable that was probably meant: it sets an option of llama.cpp, or has a similar name. Empty if there is none."""
+    suffix = name.removeprefix(PREFIX).removeprefix("server_")
+    option_name = suffix.replace("_", "-")
+    shorter_options = (f"--{option_name.rsplit('-', count)[0]}" for count in range(1, option_name.count("-") + 1))
     candidates = (
-        _variable_of_option(f"--{word}", f"-{word}", f"--no-{word}"),
+        _variable_of_option(f"--{option_name}", f"-{option_name}", f"--no-{option_name}"),
         *get_close_matches(name, known_names, 1, SIMILAR_VARIABLE),
         *(
             known_name
             for known_name in known_names
-            if re.fullmatch(rf"{PREFIX}(server|model|host|build)_{re.escape(end)}", known_name)
+            if re.fullmatch(rf"{PREFIX}(server|model|host|build)_{re.escape(suffix)}", known_name)
         ),
-        _variable_of_option(*shorter),
+        _variable_of_option(*shorter_options),
     )
     return next(filter(None, candidates), "")
 
@@ -201,26 +199,26 @@ def _variable_of_option(*words: str) -> str:
 
 
 def play_variables(task_vars: dict) -> set[str]:
-    """Return the names of variables that the play of this task sets, for all of its hosts.
+    """Return the names of variables that the play of this task sets for all of its hosts.
 
-    :raises Refusal: one of them is an operator's, which would have no effect: planning reads the variables of hosts.
+    :raises Refusal: it sets an operator's variable, which would have no effect: planning reads the variables of hosts.
     """
     host_variables = task_vars["hostvars"][task_vars["inventory_hostname"]]
     play_names = {name for name in task_vars if name.startswith(PREFIX) and name not in host_variables}
-    ineffective = sorted(play_names.intersection(specification()))
-    if ineffective:
+    ineffective_names = sorted(play_names.intersection(specification()))
+    if ineffective_names:
         raise Refusal(
-            f"{', '.join(ineffective)} is set in the vars of a play, where it has no effect: set it for a host or group in the inventory, or pass it with -e."
+            f"{', '.join(ineffective_names)} has no effect in the vars of a play: set it for a host or group in the inventory, or pass it with -e."
         )
     return play_names
 
 
 def _entry(value: Any, name: str) -> Any:
-    """Return an entry of a host's report, which may have any form."""
+    """Return an entry of a host's report, which is unchecked."""
     return value.get(name) if isinstance(value, Mapping) else None
 
 
-def _with_last_known(facts: Any, cached_facts: Any) -> Any:
+def _restore_last_known(facts: Any, cached_facts: Any) -> Any:
     """Return facts of a host, with the last known `units_filter` if this run could not determine it and the kernel is the same."""
     same_kernel = isinstance(facts, Mapping) and _entry(cached_facts, "kernel") == facts.get("kernel")
     if same_kernel and facts.get("units_filter") is None and isinstance(_entry(cached_facts, "units_filter"), bool):
@@ -236,16 +234,16 @@ def cluster_group(task_vars: Mapping[str, Any]) -> str:
 def replicas(groups: Mapping[str, Any], cluster: str) -> list[list[str]]:
     """Return the hosts of each replica of a cluster, its head first. A cluster without a balancer is one replica.
 
-    A replica is the largest group within the cluster that holds exactly one head, or a head alone. A worker of none or of two of them is in no replica, and
-    check_inventory.yml refuses it.
+    A replica is the largest group within the cluster that holds exactly one head, or a head alone. A worker in none or two of these groups is in no replica,
+    and check_inventory.yml refuses it.
     """
     hosts = groups.get(cluster, ())
     heads, workers = ([name for name in groups.get(group, ()) if name in hosts] for group in GROUPS.values())
     if len(heads) < 2 or not {*hosts}.intersection(groups.get(BALANCER_GROUP, ())):
         return [list(dict.fromkeys([*heads, *workers]))]
-    inner_groups = [names for group, names in groups.items() if group not in GROUPS.values() and {*names} <= {*hosts}]
+    subgroups = [names for group, names in groups.items() if group not in GROUPS.values() and {*names} <= {*hosts}]
     candidates = (
-        [names for names in inner_groups if [name for name in heads if name in names] == [head]] for head in heads
+        [names for names in subgroups if [name for name in heads if name in names] == [head]] for head in heads
     )
     largest_groups = [max(names, key=len, default=()) for names in candidates]
     own_workers = [
@@ -255,21 +253,21 @@ def replicas(groups: Mapping[str, Any], cluster: str) -> list[list[str]]:
 
 
 def replica_of(task_vars: Mapping[str, Any]) -> list[str]:
-    """Return the hosts of the replica that the host of a task belongs to, in the order of the cluster's group; all of them if it belongs to none."""
+    """Return the hosts of the replica of the task's host, in the order of the cluster's group; all hosts of the cluster if it has no replica."""
     cluster_names = task_vars["groups"].get(cluster_group(task_vars), [])
-    parts = replicas(task_vars["groups"], cluster_group(task_vars))
-    own_replica = next((part for part in parts if task_vars.get("inventory_hostname") in part), cluster_names)
-    return [name for name in cluster_names if name in own_replica]
+    host, all_replicas = task_vars.get("inventory_hostname"), replicas(task_vars["groups"], cluster_group(task_vars))
+    replica = next((members for members in all_replicas if host in members), cluster_names)
+    return [name for name in cluster_names if name in replica]
 
 
 def cluster_hosts(
     task_vars: dict, answers: Mapping[str, Any] | None = None, common_variables: Collection[str] = ()
 ) -> tuple[str, dict[str, dict]]:
-    """Return the name of the cluster, and its hosts as planning takes them: those of the replica that the host of this task belongs to.
+    """Return the name of the cluster, and the hosts of this host's replica in the form that planning expects.
 
     :param answers: host → result of host_info. Facts of any other host come from the last run's cache on the head.
     :param common_variables: names of variables that are set for all hosts at once, from play_variables.
-    :raises Refusal: groups or types are wrong, or no plan can hold a value.
+    :raises Refusal: a group or a type is wrong, or a value is outside the limits.
     """
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
     cluster = cluster_group(task_vars)
@@ -313,9 +311,9 @@ def cluster_hosts(
         (_entry(host["facts"], "cached") for host in members.values() if "head" in host["groups"]), None
     )
     for name, host in members.items():
-        host["facts"] = _with_last_known(host["facts"], _entry(cached_facts, name)) or _entry(cached_facts, name)
+        host["facts"] = _restore_last_known(host["facts"], _entry(cached_facts, name)) or _entry(cached_facts, name)
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
-            # Somebody else's connection: that of the person who runs Ansible, from wherever that is today.
+            # Its SSH connection belongs to the person who runs Ansible, and may come from anywhere.
             host["facts"] = {**host["facts"], "reached_at": None}
     if not members:
         raise Refusal(
@@ -331,11 +329,11 @@ def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedR
 
 
 def _check_missing_hosts(cached_facts: Any, expected_hosts: Collection[str], retired_group: str) -> None:
-    """Check that the inventory has all hosts of the last plan: one that is missing runs on unseen, and is more often misspelt than gone.
+    """Check that the inventory has all hosts of the last plan: a missing host continues to run unseen, and is more often misspelt than retired.
 
-    :param cached_facts: host → facts, as the last run left them on the head; they may have any form.
-    :param expected_hosts: hosts that are in these groups.
-    :raises Refusal: there is such a host.
+    :param cached_facts: host → facts that the last run left on the head; they are unchecked.
+    :param expected_hosts: hosts in the collection's groups.
+    :raises Refusal: a host is missing.
     """
     missing_hosts = (
         [validation.printable(str(name)) for name in cached_facts if name not in expected_hosts]

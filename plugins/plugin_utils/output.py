@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import htm
 
 
 def write(variable: str, path: str, content: str, mode: int | None = None) -> None:
-    """Write the content that the operator asked for to the path in a variable. The file has either the old text or the new one, never a part.
+    """Write requested content to the path in a variable. Replace the file atomically.
 
     :param mode: mode of the file; None keeps its mode, or uses the account's default.
     """
@@ -39,7 +39,7 @@ def write(variable: str, path: str, content: str, mode: int | None = None) -> No
 def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
     """Write files into the folder that a variable names, and create it if necessary.
 
-    :param texts: name of a file, perhaps in a folder below → its content.
+    :param texts: content of each file by its path inside the folder.
     """
     folder = Path(os.path.expanduser(path))
     try:
@@ -62,7 +62,7 @@ def _mode(target: Path) -> int:
 
 
 def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | None) -> None:
-    """Show the page of a plan, and write it if a path is given."""
+    """Show the page of a plan, and write it if a path is set."""
     Display().display(plan_text.plan_page(plan, changes))
     if report_path:
         write("llama_report_path", report_path, html_page.page(plan, changes))

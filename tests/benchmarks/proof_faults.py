@@ -232,7 +232,7 @@ def workers(given: argparse.Namespace, fault: str) -> Iterator[None]:
 
 def read(job: ProofWork, model: Path, folder: Path) -> Reading | None:
     """Return how well the model reads plain text behind the second worker."""
-    target = run._model(job, folder)
+    target = run._model_path(job, folder)
     target.unlink(missing_ok=True)
     target.symlink_to(model)
     try:

@@ -41,8 +41,11 @@ def tables(build):
     return {
         "architecture": {*capabilities.ARCHITECTURES, *" ".join(appeared).split()},
         "type": {f"{one.name}={n}" for n, one in kinds.items() if tensor_types.FIRST_BUILDS.get(one.name, 0) <= build},
-        "option": {*options.listed(options.SERVER, MAINLINE, build), *options.ALIASES.replace(",", " ").split()},
-        "worker option": set(options.listed(options.WORKER, MAINLINE, build)),
+        "option": {
+            *options.listed_options(options.SERVER, MAINLINE, build),
+            *options.ALIASES.replace(",", " ").split(),
+        },
+        "worker option": set(options.listed_options(options.WORKER, MAINLINE, build)),
         "archive": {asset.name for asset in prebuilt.ASSETS},
         "cmake option": own,
         "protocol": {capabilities.protocol_of(build) or "unknown"},

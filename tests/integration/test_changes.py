@@ -107,7 +107,7 @@ def test_programs_that_are_compiled_already(served):
     )
     assert served.complete() == known_answer.SENTENCE
     assert served.site(llama_release=release).changed == 0
-    (cache.root() / "sources" / f"{checksum[7:23]}.tar.gz").unlink()
+    (cache.root_folder() / "sources" / f"{checksum[7:23]}.tar.gz").unlink()
     back = served.site()
     assert back.status == "successful", back.text
     assert "step " not in back.text

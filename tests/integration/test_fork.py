@@ -63,7 +63,9 @@ def test_it_is_built_and_gives_the_known_answer(cluster, tmp_path, release):
 def test_its_programs_are_what_was_assumed(cluster, release):
     (path,) = cluster.prefix.glob("releases/git-*/manifest.json")
     for program in (options.SERVER, options.WORKER):
-        assert set(options.listed(program, IK_LLAMA, release["build"])) <= set(known_by(path.parent / "bin" / program))
+        assert set(options.listed_options(program, IK_LLAMA, release["build"])) <= set(
+            known_by(path.parent / "bin" / program)
+        )
     program = path.parent / "bin" / "llama-server"
     said = subprocess.run([program, "--version"], capture_output=True, text=True, check=True)
     assert f"version: {release['build']} ({release['ref'][:8]})" in said.stdout + said.stderr

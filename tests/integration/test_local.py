@@ -90,7 +90,7 @@ def test_what_the_programs_say_is_what_planning_took_for_granted(served):
     (programs,) = served.prefix.glob("releases/*/bin")
     tree = capabilities.PYPI_TREES["0.3.36"]
     for program, name in ((options.SERVER, "llama-server"), (options.WORKER, "ggml-rpc-server")):
-        assert set(options.listed(program, MAINLINE, tree["build"])) <= set(known_by(programs / name))
+        assert set(options.listed_options(program, MAINLINE, tree["build"])) <= set(known_by(programs / name))
     said = subprocess.run([programs / "llama-server", "--version"], capture_output=True, text=True, check=True)
     assert tree["commit"] in said.stdout + said.stderr
 

@@ -52,7 +52,7 @@ def test_an_upgrade_to_it_serves_and_its_programs_are_what_planning_took_for_gra
     assert all(f"protocol {protocol}" in check["evidence"] for check in checks if check["name"] == "handshake")
     for program, name in ((options.SERVER, "llama-server"), (options.WORKER, "ggml-rpc-server")):
         words = known_by(cluster.prefix / "releases" / newer / "bin" / name)
-        assert set(options.listed(program, MAINLINE, newer_tree.BUILD)) <= set(words)
+        assert set(options.listed_options(program, MAINLINE, newer_tree.BUILD)) <= set(words)
     assert cluster.site(llama_release=release).changed == 0
 
 

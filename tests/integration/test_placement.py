@@ -87,7 +87,7 @@ def logged(programs, arguments, folder):
     """Buffers of the log of one start."""
     with running(programs, arguments, folder) as path:
         pass
-    return start_log.buffers(path.read_text())
+    return start_log.parse_buffers(path.read_text())
 
 
 MODELS = {

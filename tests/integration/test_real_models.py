@@ -71,7 +71,7 @@ def test_workers_compute_what_one_process_computes(programs, workers, tmp_path, 
         placed, arguments = planned(path, workers, (1,) * count, threads=1, **({} if count else alone))
         with running(programs, arguments, tmp_path) as log:
             results.append((completions(), perplexity()))
-        assert not compared(placed, start_log.buffers(log.read_text())), count
+        assert not compared(placed, start_log.parse_buffers(log.read_text())), count
     (expected, expected_perplexity), *others = results
     assert len(expected) == 20
     assert all(50 <= tokens <= 200 for tokens, _text, _probabilities in expected)

@@ -50,7 +50,7 @@ def repository(tmp_path_factory):
     git(folder, "commit", "--quiet", "--all", "--message=change")
     yield folder
     commits = git(folder, "rev-list", "--all").split()
-    for told in (cache.root() / "sources").glob("git-*.json"):
+    for told in (cache.root_folder() / "sources").glob("git-*.json"):
         if json.loads(told.read_text())["commit"] in commits:
             told.unlink()
             told.with_suffix(".tar.gz").unlink()
@@ -164,4 +164,4 @@ def test_a_third_release_replaces_the_one_that_served_longest_ago(cluster, repos
     assert len(found) == 2
     assert second not in found
     assert second in check.text
-    assert not list((cache.root() / "builds").glob(f"{second}*"))
+    assert not list((cache.root_folder() / "builds").glob(f"{second}*"))

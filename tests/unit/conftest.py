@@ -172,7 +172,7 @@ def generate():
 @pytest.fixture
 def untried(monkeypatch):
     """Has programs installed that can do no more than say how they are used."""
-    monkeypatch.setattr(smoke_test, "try_programs", lambda *_arguments: None)
+    monkeypatch.setattr(smoke_test, "test_programs", lambda *_arguments: None)
 
 
 @pytest.fixture

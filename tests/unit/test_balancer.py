@@ -134,10 +134,10 @@ def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monk
     for state in ("drained", "ready", "read"):
         result = run(tmp_path / "none", capsys, server="a", state=state, seconds=60)
         assert (result["changed"], result["status"]) == (False, "")
-    monkeypatch.setattr(module, "ask", lambda _path, _command: ROWS + "replicas,b,UP,0,0\n")
+    monkeypatch.setattr(module, "send_command", lambda _path, _command: ROWS + "replicas,b,UP,0,0\n")
     assert run("x", capsys, server="a", state="drained")["status"] == ""
     row = f"{ROWS}replicas,a,UP,,\n"
-    monkeypatch.setattr(module, "ask", lambda _path, command: "Denied.\n" if "set" in command else row)
+    monkeypatch.setattr(module, "send_command", lambda _path, command: "Denied.\n" if "set" in command else row)
     failed = run("x", capsys, server="a", state="drained")["msg"]
     assert (
         failed == "HAProxy did not change the state of a: Denied. Run site.yml to write HAProxy's configuration again."
@@ -146,9 +146,9 @@ def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monk
 
 @pytest.mark.parametrize("answer", ["HTTP/1.1 400\nbad request\n", f"{ROWS}replicas,a,UP,x,\n", f"{ROWS}replicas,b\n"])
 def test_a_socket_that_is_not_that_of_haproxy_and_an_answer_that_ends(answer, capsys, monkeypatch):
-    monkeypatch.setattr(module, "ask", lambda _path, _command: answer)
+    monkeypatch.setattr(module, "send_command", lambda _path, _command: answer)
     failed = run("x", capsys, server="a")["msg"]
-    assert failed == "x does not answer like HAProxy: use its socket, and run the playbook again"
+    assert failed == "x does not answer like HAProxy: set llama_balancer's socket correctly, and run the playbook again"
 
 
 @needs_haproxy

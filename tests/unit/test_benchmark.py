@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import 
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
@@ -131,7 +131,7 @@ def test_why_a_load_cannot_be_measured():
     )
     idle = cluster_of(**MEASURED, llama_server_tensor_split=[1, 0])
     _request, ((load, plan),) = loads_of(idle, hosts=[3])
-    assert matrix.skip_reason(plan, served_by(idle), load) == "the plan gives no layer to worker2"
+    assert matrix.skip_reason(plan, served_by(idle), load) == "the plan places no layers on worker2"
 
 
 def test_the_program_that_measures_is_part_of_the_builds_where_it_is_asked_for():
@@ -249,7 +249,7 @@ def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
 
 @pytest.mark.parametrize(
     "name, value, words, status",
-    [("LOAD_SECONDS", 0.2, ["sleep", "60"], 124), ("FILE_BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
+    [("PROGRAM_SECONDS", 0.2, ["sleep", "60"], 124), ("FILE_BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
 )
 def test_a_program_that_takes_or_writes_too_much_is_ended(tmp_path, monkeypatch, name, value, words, status):
     monkeypatch.setattr(command_line, name, value)
@@ -349,7 +349,7 @@ def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
 
 def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setattr(job.services.commands, "find_user_session", lambda: None)
+    monkeypatch.setattr(job.services.commands, "set_runtime_directory", lambda: None)
     place = typed_json.parse(InstallationPaths, head.host)
     assert (
         job.cancel_benchmark(place._replace(scope="user", service_manager="systemd_user"), [SERVER], check=False) == []
@@ -400,7 +400,7 @@ class Measuring:
             lambda _self, _prefix, name, value: self.left.update({name: value} if value else {}),
         )
         monkeypatch.setattr(
-            action.ActionModule, "module", lambda _self, **given: self.host.answer(json.loads(json.dumps(given)))
+            action.ActionModule, "run_module", lambda _self, **given: self.host.answer(json.loads(json.dumps(given)))
         )
 
     def run(self, path=None, check=False):
@@ -428,7 +428,7 @@ def test_everything_is_measured_and_written(measuring, tmp_path):
     assert measuring.host.calls == ["started", *["looked"] * 2, "absent"]
     assert json.loads((tmp_path / "new" / "folder" / "benchmark.json").read_text()) == record
     assert (tmp_path / "new" / "folder" / "benchmark.md").read_text().count("11.00 ± 1.41") == 8
-    assert f"RuntimeMaxSec={2 * (command_line.LOAD_SECONDS + action.EXIT_SECONDS)}" in measuring.host.definition
+    assert f"RuntimeMaxSec={2 * (command_line.PROGRAM_SECONDS + action.EXIT_SECONDS)}" in measuring.host.definition
     assert measuring.left == {}, "the known-answer model corrects no plan"
 
 
@@ -460,7 +460,7 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
         return {**found, "running": False, "programs": found["programs"][:1]}
 
     measuring.host.answer = end
-    with pytest.raises(AnsibleActionFail, match="stopped while llama-bench was running: it was stopped"):
+    with pytest.raises(AnsibleActionFail, match="ended early: someone stopped it"):
         measuring.run(path=tmp_path)
     assert measuring.host.calls[-1] == "absent"
     cells = json.loads((tmp_path / "benchmark.json").read_text())["cells"]

@@ -55,8 +55,8 @@ def install(tmp_path, call, monkeypatch):
             place(host, f"built by {name}")
             return on_the_host(**arguments)
 
-        monkeypatch.setattr(plugin, "module", on_the_host)
-        monkeypatch.setattr(plugin, "background", compile_there)
+        monkeypatch.setattr(plugin, "run_module", on_the_host)
+        monkeypatch.setattr(plugin, "run_in_background", compile_there)
         monkeypatch.setattr(plugin, "_transfer_source", lambda *_arguments: None)
         return plugin.run(task_vars={"inventory_hostname": name})
 
@@ -114,7 +114,9 @@ def test_a_host_gets_what_its_builder_compiled(install, tmp_path):
 
 
 def test_a_host_does_not_build_where_its_builder_did_not(install):
-    with pytest.raises(AnsibleActionFail, match=r"but did not: check the error on .*, or run without --limit"):
+    with pytest.raises(
+        AnsibleActionFail, match=r"has not built .* for this host: fix the error on .*, or run without --limit"
+    ):
         install("worker1")
     assert install.compiled == []
 
@@ -146,7 +148,7 @@ def test_an_archive_that_cannot_be_fetched(install, monkeypatch):
 def test_builds_are_kept_for_one_cluster_and_one_builder(install):
     install("head", share=True)
     assert cached(cluster="two").archive() is cached(builder="worker1").archive() is None
-    with pytest.raises(AnsibleActionFail, match="head should have built"):
+    with pytest.raises(AnsibleActionFail, match=r"head has not built .* excludes head"):
         install("worker1", cluster="two")
 
 

@@ -194,10 +194,10 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
             one.install()
         finally:
             os._exit(0)
-    wait_for(lambda: [pid for pid in locks.holders(lock) if "sleep" in command_of(pid)])
+    wait_for(lambda: [pid for pid in locks.find_holders(lock) if "sleep" in command_of(pid)])
     os.kill(module, signal.SIGKILL)
     os.waitpid(module, 0)
-    holders = locks.holders(lock)
+    holders = locks.find_holders(lock)
     assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in holders} >= {"cmake", "ninja", "sleep"}
     assert locks.is_held(store.lock_path(one.cache))
     assert store.unfinished_builds(str(one.cache), ()) == []

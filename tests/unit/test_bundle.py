@@ -15,7 +15,7 @@ import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import report as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, redaction
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
@@ -124,7 +124,7 @@ def test_a_known_secret_is_found_however_it_is_written(writer):
 @pytest.fixture
 def reported(tmp_path, monkeypatch):
     """What a host reports whose logs and kernel have every secret."""
-    place = places.InstallationPaths(
+    place = installation.InstallationPaths(
         "user", "supervisor", *(str(tmp_path / name) for name in ("prefix", "cache", "units"))
     )
     for folder in (place.units, f"{place.prefix}/supervisor"):
@@ -132,7 +132,7 @@ def reported(tmp_path, monkeypatch):
     Path(place.units, "llamacpp-server.conf").write_text(names.DEFINITION_MARK)
     Path(place.prefix, "supervisor", "llamacpp-server.log").write_text(f"{LOG}\nkey {KEY}")
     (tmp_path / "keys").write_text(f"\n{KEY}\n")
-    monkeypatch.setattr(host_report.places, "place_of", lambda *_scope: place)
+    monkeypatch.setattr(host_report.installation, "detect_paths", lambda *_scope: place)
     monkeypatch.setattr(host_report, "system_texts", lambda: LOG)
     return host_report.read_report("user", str(tmp_path / "keys"))
 
@@ -146,7 +146,7 @@ def test_a_host_reports_no_secret(reported):
 
 @pytest.mark.parametrize("manager", ["supervisor", "launchd"])
 def test_what_the_account_of_the_services_puts_in_place_of_a_log_is_not_read(tmp_path, manager):
-    place = places.InstallationPaths(
+    place = installation.InstallationPaths(
         "system", manager, *(str(tmp_path / name) for name in ("prefix", "cache", "units"))
     )
     logs = services.manager_of(place)
@@ -208,7 +208,7 @@ def bundled(found, path, own=(), **others):
 def test_no_secret_is_in_the_bundle(found, tmp_path, capsys):
     (tmp_path / "bundle").touch(0o644)
     texts = bundled(found, tmp_path / "bundle")
-    assert f"The bundle is {tmp_path}/bundle. Read it before you send it" in capsys.readouterr().out
+    assert f"The bundle is {tmp_path}/bundle. Read the bundle before you send it" in capsys.readouterr().out
     assert {secret: name for secret in SECRETS for name, text in texts.items() if secret in text} == {}
     made = {"README.txt", "plan.txt", "plan.json", "status.txt", "status.json"}
     made |= {"ansible.log", "controller.json", "facts.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}

@@ -103,7 +103,7 @@ print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha25
 
 
 def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
-    held = locks.open_file(cache.folder("sources", "llama_release") / cache.LOCK)
+    held = locks.open_file(cache.make_folder("sources", "llama_release") / cache.LOCK)
     assert locks.take(held)
     said = []
     monkeypatch.setattr(cache.Display, "display", lambda _self, text: (said.append(text), os.close(held)))
@@ -139,7 +139,7 @@ def test_what_is_in_the_cache_needs_no_lock_and_no_space(tmp_path, monkeypatch):
 
 def test_a_cache_of_another_account_is_refused(folder, monkeypatch):
     release = of_path(folder.parent.parent)
-    cache.folder("sources", "llama_release")
+    cache.make_folder("sources", "llama_release")
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     monkeypatch.setattr(cache.os, "geteuid", lambda: 65534)
     said = f"cache {folder} belongs to uid .*, but this run has uid 65534.*set XDG_CACHE_HOME to a folder of uid 65534"

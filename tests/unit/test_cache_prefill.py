@@ -156,7 +156,7 @@ def test_a_cache_gets_what_it_lacks_and_the_host_has(tmp_path):
     assert cache_prefill.fill_cache(filled) == 2 * BYTES
     assert sorted(file.read_bytes()[:1] for file in filled.folder.iterdir()) == [b"\1", b"\2"]
     assert cache_prefill.fill_cache(filled) == 0
-    assert launcher.tidy_cache(filled.folder, 1 << 40, [BYTES + 1]) == [], "of another model"
+    assert launcher.clean_cache(filled.folder, 1 << 40, [BYTES + 1]) == [], "of another model"
     cut = next(filled.folder.iterdir())
     os.truncate(cut, BYTES - 4096)
     assert cache_prefill.fill_cache(filled) == BYTES
@@ -192,7 +192,7 @@ def test_a_program_that_does_not_take_tensors(tmp_path, more, reason):
 
 def test_a_disk_without_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: mock.Mock(free=5 << 20))
-    with pytest.raises(Refusal, match=r"10 MiB of tensors do not fit into .*: 5 MiB are free, of which 1024 MiB"):
+    with pytest.raises(Refusal, match=r"has no space for 10 MiB of tensors: 5 MiB are free, and 1024 MiB must stay"):
         cache_prefill.fill_cache(worker(model(tmp_path, [1]), 1))
 
 

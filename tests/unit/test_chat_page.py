@@ -40,7 +40,7 @@ def packed(files, **links):
 def source(tmp_path, monkeypatch, server):
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(chat_page, "LIMITS", {"silence": 0.3, "seconds": 1.0, "most_bytes": 4096})
+    monkeypatch.setattr(chat_page, "DOWNLOAD_LIMITS", {"silence": 0.3, "seconds": 1.0, "max_bytes": 4096})
     archive = tmp_path / "source.tar.gz"
     archive.write_bytes(packed({"x-1/vendor/llama.cpp/tools/ui/package.json": b"{}", "x-1/tools/ui/other": b"-"}))
     return FetchedFile(archive, False, "5" * 64, "c")
@@ -111,13 +111,13 @@ def test_a_page_that_cannot_be_downloaded_never_fails_a_run(source, server, cach
         "the files of the page are incomplete": lambda: offer(server, packed({"index.html": b""})),
         "is not a complete archive (Compressed file ended": lambda: offer(server, page[: len(page) // 2]),
         "is not a complete archive (file": lambda: offer(server, b"<html>not an archive"),
-        "HF_ENDPOINT of the controller is": lambda: os.environ.update(HF_ENDPOINT="nonsense"),
+        "HF_ENDPOINT on the controller is": lambda: os.environ.update(HF_ENDPOINT="nonsense"),
     }
     for reason, prepare in cases.items():
         prepare()
         assert chat_page.fetch(RELEASE, source, "auto") == [], reason
         assert reason in warnings[-1]
-        assert warnings[-1].startswith("llama-server of pypi-1 gets no chat page: ")
+        assert warnings[-1].startswith("llama-server of pypi-1 has no chat page: ")
         assert warnings[-1].endswith("set llama_server_ui to true with Node.js 20 or newer on the controller")
     assert kept(cache) == []
 
@@ -134,7 +134,7 @@ def test_npm_builds_it_only_on_request(source, tmp_path, cache, warnings):
     "node, npm, reason",
     [
         (None, None, "node --version failed on the controller ([Errno 2] No such file or directory: 'node')"),
-        ("v18.19.0", NPM, "the controller has Node.js v18.19.0, and the page needs 20 or newer"),
+        ("v18.19.0", NPM, "the controller has Node.js v18.19.0, but the page needs 20 or newer"),
         (
             "v22.1.0",
             "echo no network >&2; exit 1",

@@ -113,7 +113,7 @@ def test_the_action_asks_again_for_a_run_that_has_ended(monkeypatch):
     made = actions.made(action)
     made.variables = {"inventory_hostname": "head"}
     asked = []
-    monkeypatch.setattr(made, "module", lambda **more: asked.append(more) or {"holder": typed_json.dump(run())})
+    monkeypatch.setattr(made, "run_module", lambda **more: asked.append(more) or {"holder": typed_json.dump(run())})
     monkeypatch.setattr(action, "has_ended", lambda _run: True)
     monkeypatch.setattr(action.context, "CLIARGS", {})
     made.perform(cluster_lock.LockArguments("/p", state="absent"))
@@ -125,7 +125,7 @@ def test_a_full_disk_is_named_by_its_mount(small_disk, capsys):
     fill_disk(small_disk / "filler", 0)
     failed = call(capsys, prefix=str(small_disk), run=run())
     assert failed["msg"].startswith(
-        f"{small_disk}/{names.CLUSTER_LOCK}: No space left on device. Free some space on {small_disk} and"
+        f"{small_disk}/{names.CLUSTER_LOCK}: No space left on device. Free space on {small_disk} and"
     )
 
 
@@ -192,7 +192,7 @@ def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator, 
     assert second.returncode
     assert not operator.touched("second")
     third = operator.start("third", "true", "-e", "llama_lease_take_over=true")
-    assert "took over from run.yml" in output_of(third)
+    assert "took over the lock of run.yml" in output_of(third)
     assert third.returncode == 0
     (operator.path / "go").touch()
     output_of(first)
@@ -206,7 +206,7 @@ def test_a_run_that_was_killed_is_taken_over_at_once(operator, first):
     first.wait()
     assert cluster_lock.read_holder(operator.prefix).process == first.pid
     second = operator.start("second", "true")
-    assert "took over from run.yml" in output_of(second)
+    assert "took over the lock of run.yml" in output_of(second)
     assert second.returncode == 0
     assert cluster_lock.read_holder(operator.prefix) is None
 

@@ -89,7 +89,7 @@ def place(tmp_path):
     argv += ["--parallel", "2", "--cache-type-k", "q8_0", conversations.OPTION, str(stub.folder)]
 
     def start(*words, limits=LIMITS):
-        keeper = conversations.open_keeper([*argv, *words], tmp_path, limits, logged.append)
+        keeper = conversations.open_store([*argv, *words], tmp_path, limits, logged.append)
         if keeper:
             keeper.head, keeper.pause = stub.head, 0
         return keeper
@@ -137,21 +137,21 @@ def test_a_conversation_is_saved_when_its_slot_rests_and_is_there_after_a_restar
     assert len(place.stub.asked) == 1
     place.stub.slots = {0: [], 1: []}
     again = place.start()
-    again.notice(b"0.14.692 I srv  llama_server: model loaded\n")
+    again.watch_output(b"0.14.692 I srv  llama_server: model loaded\n")
     again.job.join(10)
     assert place.stub.slots[0] == conversation(1)
-    assert names(place) == [conversations.KEPT]
+    assert names(place) == [conversations.SAVED_SUFFIX]
     assert again.counts[metrics.CONVERSATIONS[0]] == 1
     assert again.counts[metrics.CONVERSATIONS[1]] == 300
     assert 70 < again.counts[metrics.CONVERSATIONS[2]] <= 1000 * 300 / 4096
     third = place.start()
     assert third.counts[metrics.CONVERSATIONS[1]] == 300
-    assert place.logged == ["300 tokens of conversations were restored in 0.0 s"]
+    assert place.logged == ["restored 300 tokens of conversations in 0.0 s"]
 
 
 def test_a_longer_conversation_replaces_its_older_file_and_no_other(place):
     keeper = saved(place, conversation(1), conversation(5000))
-    assert names(place) == [conversations.KEPT] * 2
+    assert names(place) == [conversations.SAVED_SUFFIX] * 2
     place.stub.slots = {0: [*conversation(1), 7, 7, 7], 1: conversation(9000)}
     step(keeper, 2)
     lengths = sorted(len(conversations._tokens_of(path)) for path in place.folder.iterdir())
@@ -163,7 +163,7 @@ def test_a_longer_conversation_replaces_its_older_file_and_no_other(place):
 
 def test_short_conversations_and_busy_slots_are_left_alone(place):
     keeper = place.start()
-    place.stub.slots = {0: conversation(1, conversations.FEWEST_TOKENS - 1), 1: conversation(1)}
+    place.stub.slots = {0: conversation(1, conversations.MIN_TOKENS - 1), 1: conversation(1)}
     place.stub.busy = {1}
     step(keeper, 3)
     assert (names(place), place.stub.asked) == ([], [])
@@ -174,7 +174,7 @@ def test_before_a_stop_every_changed_slot_is_saved_at_once(place):
     step(keeper)
     place.stub.slots[1] = conversation(1)
     keeper.save_now()
-    assert names(place) == [conversations.KEPT]
+    assert names(place) == [conversations.SAVED_SUFFIX]
     place.stub.slots[1], place.stub.head.asleep = conversation(9), True
     keeper.save_now()
     assert len(place.stub.asked) == 1, "a server that sleeps must not be woken"
@@ -195,7 +195,7 @@ def test_files_of_other_settings_are_never_offered(place, words, is_same):
     saved(place, conversation(1))
     step(place.start(*words))
     assert [action for action, _slot, _name in place.stub.asked] == ["restore"] * is_same
-    assert names(place) == [conversations.KEPT]
+    assert names(place) == [conversations.SAVED_SUFFIX]
 
 
 def test_files_of_another_model_or_build_are_never_offered(place):
@@ -212,7 +212,7 @@ def test_a_file_that_llama_server_refuses_is_deleted(place):
     place.stub.broken = "refuses"
     step(place.start())
     assert names(place) == []
-    assert place.logged == ["a conversation was not restored, and its file was deleted: invalid slot save file"]
+    assert place.logged == ["deleted the file of a conversation that could not be restored: invalid slot save file"]
 
 
 def test_a_truncated_file_is_never_offered(place):
@@ -221,17 +221,17 @@ def test_a_truncated_file_is_never_offered(place):
     os.truncate(path, 100)
     step(place.start())
     assert (names(place), place.stub.asked) == ([], [])
-    assert place.logged == ["a conversation was not restored: its file was truncated and has been deleted"]
+    assert place.logged == ["deleted the truncated file of a conversation, which cannot be restored"]
 
 
 def test_a_file_with_which_llama_server_ends_is_tried_once(place):
     saved(place, conversation(1))
     place.stub.broken = "ends"
     step(place.start())
-    assert names(place) == [conversations.TRIED]
+    assert names(place) == [conversations.TRIED_SUFFIX]
     step(place.start())
     assert names(place) == []
-    assert place.logged == ["llama-server exited while it restored a conversation: deleted the conversation's file"]
+    assert place.logged == ["deleted the file of a conversation, because llama-server exited while restoring it"]
 
 
 def test_a_slot_that_computes_is_not_overwritten(place):
@@ -240,7 +240,7 @@ def test_a_slot_that_computes_is_not_overwritten(place):
     keeper = place.start()
     step(keeper)
     assert place.stub.slots[0] == []
-    assert (names(place), place.logged) == ([conversations.KEPT], [])
+    assert (names(place), place.logged) == ([conversations.SAVED_SUFFIX], [])
 
 
 @pytest.mark.parametrize(
@@ -261,13 +261,13 @@ def test_a_save_that_hangs_ends_llama_server_and_nothing_is_kept_for_a_while(pla
     keeper = place.start(limits=(100, 10, 0, 1000))
     step(keeper)
     place.stub.slots[0], place.stub.broken, place.stub.head.last_sample = conversation(1), "hangs", IDLE
-    keeper.is_pending = True
+    keeper.has_pending_slots = True
     keeper.fault()
     keeper.job.join(10)
     assert keeper.fault() is None
     fault = keeper.fault()
     assert fault.is_silent
-    assert fault.finding.endswith("has hung for 0 s, so none are kept for 60 minutes")
+    assert fault.finding.endswith("has hung for 0 s: nothing is saved for the next 60 minutes")
     place.stub.broken = ""
     again = place.start()
     assert again.fault() is None
@@ -280,14 +280,14 @@ def test_no_more_than_the_limit_is_used_and_the_oldest_file_goes_first(place):
     other = place.folder / "other-1.slot"
     other.write_bytes(b"x" * units.MIB)
     keeper = place.start(limits=(2, 10, 60, 1000))
-    assert keeper._make_room(units.MIB - 2 * sum(sizes))
+    assert keeper._free_space(units.MIB - 2 * sum(sizes))
     assert len(names(place)) == 3
-    assert keeper._make_room(units.MIB)
+    assert keeper._free_space(units.MIB)
     assert not other.exists(), "files with another key go first"
-    newest = keeper._paths(conversations.KEPT)[-1]
-    assert keeper._make_room(2 * units.MIB - sizes[0])
+    newest = keeper._paths(conversations.SAVED_SUFFIX)[-1]
+    assert keeper._free_space(2 * units.MIB - sizes[0])
     assert [*place.folder.iterdir()] == [newest]
-    assert not keeper._make_room(3 * units.MIB)
+    assert not keeper._free_space(3 * units.MIB)
     assert newest.exists(), "what can never fit deletes nothing"
 
 
@@ -297,7 +297,7 @@ def test_the_last_part_of_a_disk_stays_free(place, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(total=total, free=51 * units.MIB))
     place.stub.slots[0] = conversation(1)
     step(keeper, 2)
-    assert place.logged == [f"a conversation of 300 tokens is not kept: {place.folder} has no space for it"]
+    assert place.logged == [f"a conversation of 300 tokens was not saved: {place.folder} is full"]
     assert place.stub.asked == []
 
 
@@ -312,7 +312,7 @@ def test_ten_thousand_files_hide_no_conversation(place):
 def test_a_folder_that_cannot_be_made_stops_nothing(place):
     place.folder.write_text("a file")
     argv = [*place.argv]
-    assert conversations.open_keeper(argv, place.state, LIMITS, place.logged.append) is None
+    assert conversations.open_store(argv, place.state, LIMITS, place.logged.append) is None
     assert argv == place.argv[:-2]
     assert place.logged[0].startswith("conversations are not kept: [Errno 17]")
 
@@ -327,7 +327,7 @@ def test_switched_off_nothing_is_written_and_what_was_kept_is_deleted(place):
 
 
 def test_an_idle_server_is_not_asked_so_that_it_can_sleep(place):
-    keeper = place.start(llama_server.SLEEP, "60")
+    keeper = place.start(llama_server.SLEEP_OPTION, "60")
     step(keeper)
     place.stub.head.last_sample, place.stub.slots[0] = IDLE, conversation(1)
     step(keeper, 3)
@@ -335,15 +335,15 @@ def test_an_idle_server_is_not_asked_so_that_it_can_sleep(place):
     busy = IDLE._replace(activity=IDLE.activity._replace(seconds=1.0))
     place.stub.head.last_sample = busy
     step(keeper, 2)
-    assert names(place) == [conversations.KEPT]
+    assert names(place) == [conversations.SAVED_SUFFIX]
 
 
 def test_a_server_that_falls_asleep_is_restored_only_when_it_wakes(place):
     keeper = saved(place, conversation(1))
-    keeper.notice(b"0.42.560.052 I srv  handle_sleep: server is entering sleeping state\n")
+    keeper.watch_output(b"0.42.560.052 I srv  handle_sleep: server is entering sleeping state\n")
     step(keeper)
     assert place.stub.asked == []
-    keeper.notice(b"0.42.692.925 I srv  handle_sleep: server is exiting sleeping state\n")
+    keeper.watch_output(b"0.42.692.925 I srv  handle_sleep: server is exiting sleeping state\n")
     keeper.job.join(10)
     assert [action for action, _slot, _name in place.stub.asked] == ["restore"]
 

@@ -174,7 +174,7 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
     "done, rate, sentence",
     [
         (12.3e9, 112e6, "m.gguf and 1 more: 12.3 GB of 60.1 GB, 112 MB/s, 7 min left"),
-        (60.1e9, 0, "m.gguf and 1 more: checked"),
+        (60.1e9, 0, "m.gguf and 1 more: checking"),
         (0, 0, "m.gguf and 1 more: 0.0 MB of 60.1 GB, waiting for data"),
     ],
 )
@@ -188,17 +188,17 @@ def test_a_line_every_ten_seconds(server, models, monkeypatch):
     monkeypatch.setattr(delivery.display, "display", shown.append)
     monkeypatch.setattr(delivery.time, "monotonic", lambda: clock[0])
 
-    def command(text):
+    def run_command(text):
         done = subprocess.run(["sh", "-c", text], capture_output=True, text=True, check=False)
         return {"stdout": done.stdout}
 
     files = parsed(planned(server, models), planned(server, models, "n.gguf"))
-    progress = delivery.DownloadProgress(types.SimpleNamespace(host="head", command=command), files)
+    progress = delivery.DownloadProgress(types.SimpleNamespace(host="head", run_command=run_command), files)
     assert progress.show(0) == "0"
     Path(files[0].path).parent.mkdir(parents=True)
     Path(files[0].path).write_bytes(bytes(SIZE))
     for clock[0], size in ((5, 1_000_000), (10, 1_000_000), (12, 1_500_000), (20, 2_000_000)):
-        model_files.part_of(files[1]).write_bytes(bytes(size))
+        model_files.part_path(files[1]).write_bytes(bytes(size))
         assert progress.show(clock[0]) == str(SIZE + size)
     assert shown == [
         "  [head] m.gguf and 1 more: 4.0 MB of 6.0 MB, 0.4 MB/s, 4 s left",

@@ -140,7 +140,7 @@ def test_a_direct_link_and_a_head_with_most_links(tmp_path):
     endpoints = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"]]
     assert endpoints == ["127.0.0.1:50052", "10.0.0.1:50052", "10.99.0.2:50052"]
     assert "b is the head: no other host has more memory." in done.text
-    assert "eth1 of b and eth1 of c are connected (ethernet, 10 Gbit/s): the head uses this link." in done.text
+    assert "eth1 of b and eth1 of c are connected directly (ethernet, 10 Gbit/s): the head uses this link." in done.text
     assert "eth3" not in done.text, "the network that reaches both is faster"
     assert (plan["refused"], done.result["plan"]["head"]) == (False, {**done.result["plan"]["head"], "host": "b"})
 
@@ -187,7 +187,7 @@ def test_hosts_that_the_plan_would_not_use_are_spare(tmp_path):
     assert [advisory["id"] for advisory in plan["advisories"]] == []
     assert plan["hosts"]["b"]["links"] == []
     assert (
-        "a, c: spare, because they would not make the cluster faster. For larger models, or with llama_placement: all"
+        "a, c: spare, because the cluster would not be faster with them. To use them for larger models, add them"
         in done.text
     )
     assert yaml.safe_load(done.path.read_text())["spare"]["hosts"]["c"] == {"ansible_host": "10.0.0.3"}
@@ -245,7 +245,7 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path, mo
     monkeypatch.setattr(discover.context, "CLIARGS", given)
     done = discovered(tmp_path, found, hosts, facts)
     assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
-    assert "Comments in the inventory explain why d is left out." in " ".join(capsys.readouterr().out.split())
+    assert "Comments in the inventory explain the omission of d." in " ".join(capsys.readouterr().out.split())
     written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
     key = {"ansible_ssh_private_key_file": "/k"}
     reached = {"ansible_host": "10.0.0.1", "ansible_port": 2222, "ansible_user": "root", **key}
@@ -267,7 +267,7 @@ def test_nothing_is_overwritten_and_check_mode_writes_nothing(tmp_path):
     with pytest.raises(Refusal, match="which already exists: move that file, or choose another path"):
         discovered(tmp_path, network("a"))
     path.unlink()
-    with pytest.raises(Refusal, match=r"no host answered, so there is no inventory \(a: no answer\)"):
+    with pytest.raises(Refusal, match=r"no host answered, so no inventory was written: a: no answer"):
         discovered(tmp_path, network("a"), facts={"a": {}})
 
 

@@ -239,7 +239,7 @@ def test_a_model_that_does_not_fit_is_refused_before_a_byte_is_downloaded(server
     models = small_disk / "models"
     with pytest.raises(
         Refusal,
-        match=rf"need 3\.0 MB more on {small_disk}, which has 0\.\d MB left: free 2\.\d MB there.*Nothing was downloaded",
+        match=rf"need 3\.0 MB more on {small_disk}, which has 0\.\d MB free: free another 2\.\d MB.*Nothing was downloaded",
     ):
         download.download_files(parsed(planned(server, models)), models, None, 30)
     assert not server.asked
@@ -259,7 +259,7 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
         result = call(**arguments)
     if left < 7:
         assert re.search(
-            r"(No space left on device|curl could not write the file)\. Free some space on .*disk", result["msg"]
+            r"(No space left on device|curl could not write the file)\. Free space on .*disk", result["msg"]
         )
         assert not (models / "source" / "m.gguf").exists() or (models / "source" / "m.gguf").read_bytes() == data
         assert not (models / "source" / download_record.RECORD_FILE).exists()

@@ -13,7 +13,7 @@ from typing import get_args
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import place_in
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import planned_paths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, tunnel_keys
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
@@ -61,7 +61,7 @@ def service(program, port, **changes):
 
 
 def state_of(prefix, planned):
-    running, sockets = processes.account_processes(str(prefix), None), processes.sockets()
+    running, sockets = processes.account_processes(str(prefix), None), processes.read_sockets()
     return state.service_state(planned, running, sockets)
 
 
@@ -134,11 +134,11 @@ class Planned:
         self.change(prefix=str(prefix), folders=(), files=(), builds=(), services=services)
 
     def drift(self):
-        return state.drift(self.host)
+        return state.compare_host(self.host)
 
     def definition(self):
         """Path of the definition of its service."""
-        return services.manager_of(place_in(self.host)).path("llamacpp-worker-x")
+        return services.manager_of(planned_paths(self.host)).path("llamacpp-worker-x")
 
     def unneeded(self):
         return state.unneeded_releases(self.host)
@@ -235,8 +235,8 @@ def with_model(planned, size=7, sha256="a" * 64, recorded="a" * 64):
         ({"sha256": None}, None),
         ({"size": 3}, "is missing or has different content"),
         ({"sha256": "b" * 64}, "is missing or has different content"),
-        ({"recorded": None}, "has not been checked, or has changed since"),
-        ({"recorded": None, "sha256": None}, "has not been checked, or has changed since"),
+        ({"recorded": None}, "has not been checked, or has changed since its check"),
+        ({"recorded": None, "sha256": None}, "has not been checked, or has changed since its check"),
     ],
 )
 def test_a_model_that_is_fetched_is_compared_with_its_record(planned, more, text):
@@ -248,7 +248,7 @@ def test_a_model_that_is_fetched_is_compared_with_its_record(planned, more, text
     if not text:
         os.utime(path, (1, 1))
         (touched,) = (entry for entry in planned.drift().differences if entry.kind == "model")
-        assert touched.text == f"model file {path} has not been checked, or has changed since"
+        assert touched.text == f"model file {path} has not been checked, or has changed since its check"
 
 
 def with_account(planned, name, *groups):
@@ -473,7 +473,7 @@ def test_a_release_that_runs_is_kept(planned, releases, popen):
 
 def test_what_a_build_works_on_now_stays(planned, releases, tmp_path, monkeypatch):
     unneeded = releases(".left", ".here", "damaged")
-    monkeypatch.setattr(state.retention, "KEPT_RELEASES", 1)
+    monkeypatch.setattr(state.retention, "RETAINED_RELEASES", 1)
     (tmp_path / "cache").mkdir()
     with locks.hold(store.lock_path(tmp_path / "cache")):
         assert unneeded() == []

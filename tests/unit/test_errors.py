@@ -80,7 +80,7 @@ def test_a_file_on_a_disk_that_is_really_full(small_disk):
         ballast.write(bytes(1 << 20))
     with pytest.raises(OSError, match="No space left") as raised:
         files.replace_file(target, "new" * 4096, 0o644)
-    said = f"{target}: No space left on device. Free some space on {small_disk} and run"
+    said = f"{target}: No space left on device. Free space on {small_disk} and run"
     assert errors.sentence(raised.value).startswith(said)
     assert tree(small_disk, "ballast") == {"unit": (0o644, b"old")}
     assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "unit"]

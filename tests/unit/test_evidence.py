@@ -86,7 +86,7 @@ def test_a_cluster_that_lacks_a_host_gets_less_time_for_the_answer(local):
     told, planned = [], subject(local.plan())
     client = SimpleNamespace(ask=lambda _path, seconds, _question: told.append(seconds) or replies.Reply(0, "late"))
     for away in ((), ("strix1",)):
-        assert evidence._complete(client, planned._replace(unreachable_hosts=away)).error == "late"
+        assert evidence._ask_question(client, planned._replace(unreachable_hosts=away)).error == "late"
     assert told == [300, 60]
 
 
@@ -116,7 +116,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
     sleep = "I srv handle_sleep: server is entering sleeping state\n"
     (folder / journal.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
     written = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
-    (folder / serving.FILE).write_text(json.dumps(written))
+    (folder / serving.RECORD_FILE).write_text(json.dumps(written))
     left, woken = collect(wake=False), collect(start_timeout=900)
     assert [found.health.detail.split(";")[1] for found in (left, woken)] == [
         " the server is asleep",
@@ -198,14 +198,14 @@ def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
         '{"workers": {"a": {"state": "ok", "detail": "", "protocol": "", "devices": [{"free_mib": 1, "total_mib": 1e999}]}}}',
     ]
     path = tmp_path / "file"
-    assert evidence.exits(path) == Exits(0, "", ())
+    assert evidence.read_exits(path) == Exits(0, "", ())
     for text in handshakes:
         path.write_text(text)
-        found = evidence.handshakes(path)
+        found = evidence.read_handshakes(path)
         assert (found.workers, bool(found.error)) == ({}, True)
     for text in ("", "{}", '{"number": "x"}', '{"number": 1, "how": "", "log": 1}'):
         path.write_text(text)
-        assert evidence.exits(path) == Exits(0, "", ())
+        assert evidence.read_exits(path) == Exits(0, "", ())
 
 
 def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
@@ -223,8 +223,8 @@ def test_handshakes_of_an_earlier_start_are_not_believed(tmp_path):
     answers = {"x": Handshake("ok", "", "7.0.0", (WorkerDevice(1, 2),))}
     runtime.write_handshakes(tmp_path, answers)
     path = tmp_path / runtime.HANDSHAKES
-    assert evidence.handshakes(path, [os.getpid()]) == Handshakes(answers)
-    found = evidence.handshakes(path, [1])
+    assert evidence.read_handshakes(path, [os.getpid()]) == Handshakes(answers)
+    found = evidence.read_handshakes(path, [1])
     assert found.workers == {}
     assert "from an earlier start of the server: check whether the disk is full or read-only" in found.error
 
@@ -252,15 +252,16 @@ def test_an_answer_of_another_form_is_an_error():
         usage + '1}, "timings": {"predicted_per_second": NaN}}',
         usage + '1}, "timings": {"predicted_per_second": "x"}}',
     ):
-        assert "not an answer from llama-server" in server_client.completion(replies.Reply(200, text)).error
+        assert "not an answer from llama-server" in server_client.parse_completion(replies.Reply(200, text)).error
         assert (
-            "not an answer from llama-server" in server_client.completion(replies.Reply(200, text), embeds=True).error
+            "not an answer from llama-server"
+            in server_client.parse_completion(replies.Reply(200, text), is_embedding=True).error
         )
 
 
 def test_tokens_of_a_question_are_counted_where_a_server_makes_embeddings():
     answer = replies.Reply(200, '{"data": [{"embedding": [0.5]}], "usage": {"prompt_tokens": 7}}')
-    assert server_client.completion(answer, embeds=True).tokens == 7
+    assert server_client.parse_completion(answer, is_embedding=True).tokens == 7
 
 
 # --------------------------------------------------------------------------------------------------------------- HTTPS

@@ -104,11 +104,11 @@ def test_one_endpoint_twice(mixed):
 
 def test_the_page_names_them(mixed):
     parts = plan_text.plan_parts(typed(mixed.plan()))
-    assert any("gaming-pc" in line and "cuda, run elsewhere" in line for line in parts["Topology"])
-    assert "192.0.2.77:50052: run elsewhere; its clients are unknown" in "\n".join(parts["Open ports"])
+    assert any("gaming-pc" in line and "cuda, external" in line for line in parts["Topology"])
+    assert "192.0.2.77:50052: external worker; its clients are unknown" in "\n".join(parts["Open ports"])
     given(mixed, architecture="5.0").hosts["head"]["variables"]["llama_placement"] = "fastest"
     unused = " ".join(line.strip() for line in plan_text.plan_parts(typed(mixed.plan()))["Topology"])
-    assert "gaming-pc cuda 192.0.2.77:50052, run elsewhere" in unused
+    assert "gaming-pc cuda 192.0.2.77:50052, external" in unused
 
 
 def test_the_handshake_of_one_that_is_used_is_judged(mixed):
@@ -127,10 +127,10 @@ def test_nobody_here_can_verify_that_their_port_is_closed(mixed):
 
 def test_what_to_do_about_one_that_does_not_answer(mixed):
     plan = mixed.plan()
-    outside = "the head waits for worker 192.0.2.77:50052: refused, nothing listens there"
+    outside = "the head waits for worker 192.0.2.77:50052: refused, no program listens on this port"
     inside = "the head waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
-    start = "192.0.2.77:50052 on gaming-pc is not managed by this collection: start the worker on its host, with a release that has the head's protocol."
-    firewalls = "If the worker's host answers and the process runs, the network"
+    start = "192.0.2.77:50052 on gaming-pc is not managed by this collection: start the worker on its host, with a release that uses the head's protocol."
+    firewalls = "If the worker's host answers and the process is running, either the network"
     for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
         assert judge.advice(subject(plan), unhealthy(waits_for=waits_for)).startswith(text)
 

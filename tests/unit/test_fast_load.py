@@ -27,7 +27,7 @@ def test_a_patch_is_the_file_whose_checksum_is_known_and_changes_one_file(patch)
     content = Path(patch.path).read_bytes()
     assert hashlib.sha256(content).hexdigest() == patch.sha256
     assert re.findall(r"^\+\+\+ b/(\S+)", content.decode(), re.MULTILINE) == [fast_load.PATCHED_FILE]
-    assert patch.name.startswith(fast_load.PREFIX)
+    assert patch.name.startswith(fast_load.PATH_PREFIX)
 
 
 def test_the_trees_that_were_read_have_one():
@@ -91,10 +91,10 @@ def test_loads_are_predicted_as_they_were_measured():
     local = cost_model.Work("a", "", rate, 1e9, 8.93e9, 2e9, 310)
     loopback = local._replace(link=cost_model.Link("loopback", 0.05, 100, False))
     assert cost_model.load_s(plain, [loopback]) == pytest.approx(29.0 - 1.2, rel=0.1)
-    from_disk = pytest.approx(8.93 / cost_model.DISK_GB_PER_S)
-    assert cost_model.load_s(fast, [loopback]) == from_disk
+    read_from_disk = pytest.approx(8.93 / cost_model.DISK_GB_PER_S)
+    assert cost_model.load_s(fast, [loopback]) == read_from_disk
     slow = local._replace(weights=0.94e9, link=cost_model.Link("ethernet", 0.3, 1.0, False))
     assert cost_model.load_s(plain, [slow]) == pytest.approx(8.3, rel=0.1)
     assert cost_model.load_s(fast, [slow]) == pytest.approx(0.94 * 8)
-    assert cost_model.load_s(fast, [local]) == from_disk
+    assert cost_model.load_s(fast, [local]) == read_from_disk
     assert [cost_model.load_cost(plain, one)[0] for one in (slow, loopback)] == ["link to", "RPC on"]

@@ -64,7 +64,7 @@ def test_a_file_that_cannot_be_written_is_named_and_those_before_it_are_whole(ca
 
 def test_one_call_has_all_files_with_the_text_of_those_of_the_controller(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setattr(action.ActionModule, "module", lambda _self, **given: calls.append(given["files"]) or {})
+    monkeypatch.setattr(action.ActionModule, "run_module", lambda _self, **given: calls.append(given["files"]) or {})
     source = Path(str(files.__file__))
     own, known = planned("/p/own", "own"), {"path": "/p/models/known.gguf", "bytes": 9}
     given = {**own, "path": "/p/copied", "content": None, "source": str(source)}

@@ -81,7 +81,7 @@ class Host(System):
         return steps.before, steps.after
 
     def differs(self, *rules):
-        return firewall_rules.differs(self.manager, rules, self)
+        return firewall_rules.has_differences(self.manager, rules, self)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_others_have_under_our_names_stays(tmp_path, place):
         host.path(firewall_rules.NFT_FILE).parent.mkdir()
         host.path(firewall_rules.NFT_FILE).write_text("# theirs\n")
     named = {"table": "the nftables table inet llamacpp", "file": "/etc/firewall-llamacpp.nft"}[place]
-    assert firewall_rules.foreign_things(host) == [named]
+    assert firewall_rules.find_foreign_objects(host) == [named]
     assert not host.differs()
     with pytest.raises(Refusal, match=f"This host has {named}, which this collection did not create"):
         host.steps(rule())
@@ -239,7 +239,7 @@ def test_nft_takes_the_table_twice_and_prints_what_is_read(tmp_path):
     done = subprocess.run(["unshare", "-n", "sh", "-c", commands], cwd=tmp_path, capture_output=True, text=True)
     host = Host(tmp_path, "nftables")
     host.table = done.stdout
-    assert firewall_rules.foreign_things(host) == [], done.stderr
+    assert firewall_rules.find_foreign_objects(host) == [], done.stderr
     assert {*firewall_rules.state_of("nftables", [], host).present_rules} == {
         *Host(tmp_path, "nftables").steps(*BOTH, OPEN).after
     }

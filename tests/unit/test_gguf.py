@@ -146,7 +146,7 @@ def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
     assert (found["vocabulary"], found["quantisation"]) == (gguf.MAX_ARRAY + 10, "Q4_K_M")
     for chunk in (1, 7, 64, 1000):
         monkeypatch.setattr(gguf, "FIRST_CHUNK", chunk)
-        monkeypatch.setattr(gguf, "LARGEST_CHUNK", 2 * chunk)
+        monkeypatch.setattr(gguf, "MAX_CHUNK", 2 * chunk)
         assert read(data) == whole
 
 
@@ -166,7 +166,7 @@ def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
         ({"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": [4], "layers": None}]}, "tensors[0].bytes"),
         (
             {"tensors": [{"name": "a", "type": "F32", "shape": [1], "bytes": 4, "layers": [2]}]},
-            "tensors has one beyond the 2 layers",
+            "tensors contains a layer beyond the 2 layers",
         ),
     ],
 )
@@ -342,7 +342,7 @@ WHOLE = files.model()
     "name, data, said",
     [
         *(
-            (name, data, "is one part of a file that was split: join all parts in order with cat, and use the")
+            (name, data, "is a part of a split file: join all parts in order with cat, and use the")
             for name in ("m.gguf.part1of2", "m.gguf-split-a", "m.gguf.partaa", "m.Q8_0.part-2.gguf", "m.gguf.002")
             for data in (WHOLE[:-1], b"?" * 30)
         ),

@@ -237,7 +237,7 @@ def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     ids=["all well", "permission refused", "SIGILL", "hangs", "cannot be tried"],
 )
 def test_tiles_work_where_a_program_that_uses_them_comes_to_its_end(monkeypatch, program, works):
-    monkeypatch.setattr(amx, "TIMEOUT", 1)
+    monkeypatch.setattr(amx, "PROGRAM_SECONDS", 1)
     assert amx.tiles_work(program) is works
 
 
@@ -252,8 +252,10 @@ def test_tiles_are_tried_without_harm():
 def test_a_tile_instruction_that_the_processor_refuses_ends_the_trial():
     """The permission is left out: what the machine code then says is the processor's own word."""
     asking, doing = "if ctypes.CDLL", "if False and ctypes.CDLL"
-    assert amx.PROGRAM.count(asking) == 1
-    done = subprocess.run([sys.executable, "-c", amx.PROGRAM.replace(asking, doing)], capture_output=True, check=False)
+    assert amx.TILE_PROGRAM.count(asking) == 1
+    done = subprocess.run(
+        [sys.executable, "-c", amx.TILE_PROGRAM.replace(asking, doing)], capture_output=True, check=False
+    )
     assert done.returncode == -signal.SIGILL
 
 
@@ -284,7 +286,7 @@ def test_the_newest_cuda_that_a_driver_runs(number, status, expected):
 def test_what_nvidia_smi_says_if_it_fails(monkeypatch, tmp_path):
     program = tmp_path / "nvidia-smi"
     monkeypatch.setattr(hardware, "find", lambda name: shutil.which(name, path=str(tmp_path)))
-    monkeypatch.setattr(commands, "SEARCH", str(tmp_path))
+    monkeypatch.setattr(commands, "SEARCH_PATH", str(tmp_path))
     assert hardware.nvidia_failure([]) is None
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed\n  to communicate'\nexit 9\n")
     program.chmod(0o755)

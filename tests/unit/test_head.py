@@ -25,7 +25,7 @@ def test_the_server_s_port_is_opened_for_its_networks(pair):
     assert plan["hosts"]["head"]["firewall"] == [{"port": 8080, "sources": sources, "address": "192.0.2.10"}]
     assert "8080 for 198.51.100.0/24, 203.0.113.7; blocked for everyone else by" in plan_text.plan_page(typed(plan))
     page = plan_text.plan_page(typed(opened(pair, "0.0.0.0/0").plan()))
-    assert "  head  192.0.2.10: 8080 for everybody" in page.splitlines()
+    assert "  head  192.0.2.10: 8080 for everyone" in page.splitlines()
     assert opened(pair, *sources, host="127.0.0.1").plan()["hosts"]["head"]["firewall"] == []
     assert opened(pair).plan()["hosts"]["head"]["firewall"] == []
 
@@ -163,7 +163,7 @@ def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
         assert said in " ".join("".join(lines).replace("\\", " ").split())
     assert plan_text.chat_page_lines(typed(plan), True) == ["  Chat with it in a browser: https://192.0.2.10:8080/"]
     assert plan_text.chat_page_lines(typed(plan), False) == [
-        "  It has no chat page; docs/clients.md describes how to get one."
+        "  The server has no chat page; docs/clients.md describes how to get it."
     ]
     plan["model"]["known_answer"] = None
     assert "Once upon a time" in "".join(plan_text.request_lines(typed(plan)))

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, host, place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, host, installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
 
 
@@ -35,7 +35,7 @@ def test_distributions(text, expected):
 def test_programs_are_found_in_absolute_folders_alone(monkeypatch):
     for path in ("", ":/x:", "/x::.", ".:/x"):
         monkeypatch.setenv("PATH", path)
-        search = runpy.run_path(commands.__file__)["SEARCH"].split(os.pathsep)
+        search = runpy.run_path(commands.__file__)["SEARCH_PATH"].split(os.pathsep)
         assert all(map(os.path.isabs, search))
 
 
@@ -62,14 +62,14 @@ def test_what_closes_a_file_to_an_account(tmp_path):
     model.write_text("")
     model.chmod(0o644)
     for account in ("nobody", "no-such-account"):
-        assert local_models.closed_path(account, str(model)) is None
+        assert local_models.find_unreadable_part(account, str(model)) is None
     model.chmod(0o640)
-    assert local_models.closed_path("nobody", str(model)) == str(model)
+    assert local_models.find_unreadable_part("nobody", str(model)) == str(model)
     home.chmod(0o750)
-    assert local_models.closed_path("no-such-account", str(model)) == str(home)
+    assert local_models.find_unreadable_part("no-such-account", str(model)) == str(home)
     link = tmp_path / "link"
     link.symlink_to(model)
-    assert local_models.closed_path("nobody", str(link)) == str(home)
+    assert local_models.find_unreadable_part("nobody", str(link)) == str(home)
 
 
 def test_facts_are_small_and_the_same_each_time():
@@ -115,12 +115,12 @@ def test_what_a_unit_tries_succeeds_where_nothing_filters_and_knows_a_refusal():
 
 
 def test_whether_accounts_can_be_created(tmp_path):
-    assert host.tool_of_root("useradd", str(tmp_path)) is None
+    assert host.find_root_tool("useradd", str(tmp_path)) is None
     program = tmp_path / "useradd"
     program.write_text("")
     program.chmod(0o755)
-    assert host.tool_of_root("useradd", str(tmp_path)) == "installed"
-    assert set(host.TOOLS_OF_ROOT) < set(host.facts("user")["toolchain"])
+    assert host.find_root_tool("useradd", str(tmp_path)) == "installed"
+    assert set(host.ROOT_TOOLS) < set(host.facts("user")["toolchain"])
 
 
 POLICY = """llama.cpp-tools:
@@ -164,10 +164,10 @@ def test_packages_that_are_not_offered_at_all(tmp_path):
 
 
 def test_facts_that_the_last_run_left(tmp_path):
-    assert place.read_left(str(tmp_path), names.CACHED_FACTS) == {}
+    assert installation.read_json(str(tmp_path), names.CACHED_FACTS) == {}
     for text, kept in (('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), ('{"a": NaN}', {})):
         (tmp_path / names.CACHED_FACTS).write_text(text)
-        assert place.read_left(str(tmp_path), names.CACHED_FACTS) == kept
+        assert installation.read_json(str(tmp_path), names.CACHED_FACTS) == kept
 
 
 def test_supervisor_that_stands_still(tmp_path):
@@ -185,13 +185,13 @@ def test_supervisor_that_stands_still(tmp_path):
                 waiting[-1].setblocking(False)
                 waiting[-1].connect(path)
         asked = []
-        asking = threading.Thread(target=lambda: asked.append(place.supervisor_runs(str(tmp_path))), daemon=True)
+        asking = threading.Thread(target=lambda: asked.append(installation.supervisor_runs(str(tmp_path))), daemon=True)
         asking.start()
         asking.join(20)
         assert asked == [True]
     for client in waiting:
         client.close()
-    assert place.supervisor_runs(str(tmp_path)) is False
+    assert installation.supervisor_runs(str(tmp_path)) is False
 
 
 def test_output_of_a_command_that_hangs_fails_is_missing_or_prints_no_utf_8(monkeypatch):
@@ -223,8 +223,8 @@ def test_only_definitions_of_this_collection_are_ours(tmp_path):
     (tmp_path / "llamacpp-server.service.d").mkdir()
     (tmp_path / "llamacpp-old.service").symlink_to(tmp_path / "llamacpp-server.service")
     (tmp_path / "other.service").write_text(ours)
-    assert place.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
-    assert place.defined_services("systemd", str(tmp_path / "none")) == []
+    assert installation.defined_services("systemd", str(tmp_path)) == ["llamacpp-server"]
+    assert installation.defined_services("systemd", str(tmp_path / "none")) == []
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_which_service_manager_a_host_has(tmp_path, monkeypatch, system, scope, 
     monkeypatch.setattr("platform.system", lambda: system)
     for sign in signs:
         (tmp_path / sign).mkdir(parents=True)
-    assert place.service_manager(scope, tmp_path, lambda argv: answer) == manager
+    assert installation.service_manager(scope, tmp_path, lambda argv: answer) == manager
 
 
 def test_a_record_that_names_no_cluster(tmp_path):

@@ -8,7 +8,7 @@ import time
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ServedModel
@@ -27,8 +27,8 @@ def place(tmp_path, monkeypatch):
     for folder in ("prefix/state", "units", "cache"):
         (tmp_path / folder).mkdir(parents=True)
     folders = (str(tmp_path / name) for name in ("prefix", "cache", "units"))
-    found = places.InstallationPaths("user", "supervisor", *folders)
-    monkeypatch.setattr(places, "place_of", lambda scope: found)
+    found = installation.InstallationPaths("user", "supervisor", *folders)
+    monkeypatch.setattr(installation, "detect_paths", lambda scope: found)
     return found
 
 
@@ -125,7 +125,7 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     assert planned.port_probes
     compared = []
     found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 10)
-    monkeypatch.setattr(host_status.state, "drift", lambda part: compared.append(part) or found)
+    monkeypatch.setattr(host_status.state, "compare_host", lambda part: compared.append(part) or found)
     _drift, condition = host_status.read_status("system", planned._replace(**place._asdict()), None)
     assert compared[0].port_probes == ()
     assert 0 <= condition.uptimes_s["a"] < 100_000
@@ -135,13 +135,13 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
 def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, place, monkeypatch, key):
     """Of supervisor, a program below the prefix is run as root, and the folder might be anybody's."""
     planned = typed(pair.plan()).hosts["worker1"]._replace(**{**place._asdict(), key: "/tmp/evil"})
-    monkeypatch.setattr(host_status.state, "drift", lambda part: pytest.fail(f"examined {part}"))
+    monkeypatch.setattr(host_status.state, "compare_host", lambda part: pytest.fail(f"examined {part}"))
     with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts cached on the head"):
         host_status.read_status("system", planned, None)
 
 
 def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):
-    manager = services.manager_of(places.InstallationPaths("system", "systemd", "/x", "/c", str(tmp_path)))
+    manager = services.manager_of(installation.InstallationPaths("system", "systemd", "/x", "/c", str(tmp_path)))
     monkeypatch.setattr(commands, "find", lambda _name: "/bin/systemctl")
     shown = "Id=llamacpp-worker-a.service\nNRestarts=3\n\nId=llamacpp-worker-b.service\nNRestarts=[not set]\n"
     monkeypatch.setattr(commands, "run", lambda *_argv, **_options: shown)

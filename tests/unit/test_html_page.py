@@ -226,7 +226,7 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
 @pytest.mark.parametrize(
     "names, said",
     [
-        ({}, "There is nothing to report: set llama_plan_path"),
+        ({}, "No file to report is set: set llama_plan_path"),
         ({"benchmark": "nowhere"}, ", which cannot be read on the controller: No such file or directory"),
         ({"verified": "list.json"}, ", which cannot be read on the controller: it is not a JSON object"),
         ({"verified": "large.json"}, ", which cannot be read on the controller: it has more than 300000 bytes"),
@@ -237,7 +237,7 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
     ],
 )
 def test_what_no_page_can_be_made_of_is_named(files, monkeypatch, names, said):
-    monkeypatch.setattr(report_action, "LARGEST_FILE", 300_000)
+    monkeypatch.setattr(report_action, "MAX_FILE_BYTES", 300_000)
     (files / "list.json").write_text("[1]")
     plan = json.loads((files / "plan.json").read_text())
     (files / "control.json").write_text(json.dumps({**plan, "hosts": {"\x1b": None}}))

@@ -254,8 +254,8 @@ def test_a_release_goes_to_another_host(tmp_path, built):
     ],
 )
 def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, change):
-    (built[0] / manifest.NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
-    with pytest.raises(Refusal, match=f"does not match the release {builds.BUILD.id} as it was built: remove"):
+    (built[0] / manifest.FILE_NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
+    with pytest.raises(Refusal, match=f"does not match the release {builds.BUILD.id} on its builder: remove"):
         receive(tmp_path, pack(tmp_path))
     assert not release_of(tmp_path, "other").exists()
 
@@ -264,7 +264,7 @@ def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_p
     archive = tmp_path / "hostile.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(__file__, "../../outside")
-        for name in (manifest.NAME, *built[1].files):
+        for name in (manifest.FILE_NAME, *built[1].files):
             packed.add(built[0] / name, name)
     receive(tmp_path, archive)
     names = sorted(path.name for path in (tmp_path / "other").rglob("*") if path.is_file())

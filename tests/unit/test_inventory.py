@@ -47,20 +47,20 @@ def test_the_known_answer_model_has_a_default_size():
         ({"llama_placement": "some"}, "fastest, all"),
         (
             {"llama_worker_endpoints": [{"prot": 50052}]},
-            r"llama_worker_endpoints\.prot is not known, use one of backend, .*, tunnel\. See docs/variables",
+            r"llama_worker_endpoints\.prot is unknown: use one of backend, .*, tunnel\. See docs/variables",
         ),
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
         ({"llama_server_context": "128k"}, "llama_server_context is '128k': use a number, like 131072"),
         ({"llama_server_context": "much"}, "llama_server_context is 'much': use a number"),
         ({"llama_server_fallback": "maybe"}, "llama_server_fallback is 'maybe': use true or false"),
-        ({"llama_model_huggingface": "unsloth"}, "llama_model_huggingface is 'unsloth', but must be a mapping"),
+        ({"llama_model_huggingface": "unsloth"}, "llama_model_huggingface is 'unsloth': use a mapping"),
         ({"llama_server_port": True}, "llama_server_port is true or false, but must be a number"),
         ({"llama_worker_endpoints": [{"name": "one"}, {"threads": False}]}, "endpoints.threads is true or false, but"),
         ({"llama_model_known_answer": {"layers": True}}, "llama_model_known_answer.layers is true or false, but must"),
-        ({"llama_model_known_answer": True}, "llama_model_known_answer is True, but must be a mapping"),
+        ({"llama_model_known_answer": True}, "llama_model_known_answer is True: use a mapping"),
         (
             {"llama_models": [{"name": "m", "huggingface": [{}, 1]}]},
-            r"llama_models\.huggingface is \[\{\}, 1\], but must be a mapping",
+            r"llama_models\.huggingface is \[\{\}, 1\]: use a mapping",
         ),
     ],
 )
@@ -123,7 +123,7 @@ def test_an_unknown_variable_of_one_host_or_of_the_play():
 
 def test_a_variable_that_only_a_play_sets_is_refused_as_it_has_no_effect():
     variables = {**task_vars(GROUPS), "llama_server_port": 9000, "inventory_hostname": "a"}
-    with pytest.raises(Refusal, match="llama_server_port is set in the vars of a play"):
+    with pytest.raises(Refusal, match="llama_server_port has no effect in the vars of a play"):
         inventory.play_variables(variables)
     variables["hostvars"]["a"]["llama_server_port"] = 9000
     assert inventory.play_variables(variables) == set()

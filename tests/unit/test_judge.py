@@ -147,7 +147,7 @@ def test_a_server_that_sleeps_is_asked_nothing_unless_it_is_to_be_woken(local, p
     left_so = [check["name"] for check in asleep["report"]["checks"] if "(asleep)" in check["evidence"]]
     assert left_so == ["known answer", "completion"]
     shown = capsys.readouterr().out
-    assert "Whether the server answers was not tested: the model is not loaded" in shown
+    assert "The server's answers were not tested: the model is not loaded" in shown
     assert "Ask it" not in shown
     assert (told[0]["passed"], told[0]["asleep"]) == (True, True)
     wakes = [({}, False), ({"wake": True}, True), ({"changed": ["here"]}, True), ({"gate": True}, True)]
@@ -186,8 +186,8 @@ def test_a_port_is_closed_where_somebody_else_than_the_head_could_not_connect(pa
     plan, endpoint = typed(pair.plan()), "192.0.2.11:50052"
     by_controller = [
         ({endpoint: None}, {}, "passed", "the controller reaches the host, but not this port"),
-        ({}, {}, "not tested", "not tested: no other host, nor the controller"),
-        ({endpoint: "192.0.2.10"}, {}, "not tested", "not tested: no other host, nor the controller"),
+        ({}, {}, "not tested", "not tested: neither another host nor the controller"),
+        ({endpoint: "192.0.2.10"}, {}, "not tested", "not tested: neither another host nor the controller"),
         ({endpoint: "192.0.2.99"}, {}, "failed", "the controller can connect from 192.0.2.99"),
     ]
     by_others = [
@@ -195,7 +195,7 @@ def test_a_port_is_closed_where_somebody_else_than_the_head_could_not_connect(pa
         ("worker1", tried("10.0.0.11", True), "failed", "worker1 can connect from 10.0.0.11"),
         ("worker2", tried("192.0.2.12", False), "passed", "worker2 reaches the host from 192.0.2.12, but not this"),
         ("worker2", tried("192.0.2.12", True), "failed", "worker2 can connect from 192.0.2.12: close the port"),
-        ("worker2", (), "not tested", "not tested: no other host, nor the controller"),
+        ("worker2", (), "not tested", "not tested: neither another host nor the controller"),
     ]
     for probes in ({}, {endpoint: "192.0.2.10"}):
         by_controller += [(probes, {name: attempts}, *expected) for name, attempts, *expected in by_others]
@@ -240,14 +240,14 @@ def test_links(plan):
         (
             LinkMeasurement(None, 0.2, without_iperf, False),
             "passed",
-            f"round trip 0.20 ms, {without_iperf}, run with -e llama_link_measure=true to use it in planning",
+            f"round trip 0.20 ms, {without_iperf}, run with -e llama_link_measure=true to use this measurement in planning",
         ),
         (
             LinkMeasurement(None, None, without_iperf, False),
             "not tested",
-            f"{without_iperf}, the head's ping got no answer: run with -e llama_link_measure=true to measure again",
+            f"{without_iperf}, the head's ping was not answered: run with -e llama_link_measure=true to measure again",
         ),
-        (None, "not tested", "not measured yet: the next run that reaches both hosts measures the link"),
+        (None, "not tested", "not measured yet: the next run that reaches both hosts measures it"),
     ]
     for measured, status, text in cases:
         report = judged(plan, healthy(plan)._replace(links={"worker1": measured}))
@@ -297,16 +297,16 @@ def test_buffers_of_a_log():
         "llama_kv_cache_init: RPC0[127.0.0.1:51052] KV buffer size =    32.00 MiB\n"
         "llama_init_from_model: RPC0[127.0.0.1:51052] compute buffer size =    12.25 MiB\n"
     )
-    assert start_log.buffers(log) == {
+    assert start_log.parse_buffers(log) == {
         "CPU": {"model": 0.07, "layer input": 0.5},
         WORKER: {"model": 2.98, "KV": 2.75, "compute": 4.29},
         "RPC0[127.0.0.1:50053]": {"KV": 0.25, "rotation": 0.06},
         "RPC0[127.0.0.1:51052]": {"model": 4.03, "KV": 32.0, "compute": 12.25},
     }
     for odd in ("1.2.3", "...", "1e9", "-1", "9" * 400):
-        assert start_log.buffers(f"a: CPU model buffer size = {odd} MiB\n") == {}
+        assert start_log.parse_buffers(f"a: CPU model buffer size = {odd} MiB\n") == {}
     endless = "".join(f"a: CPU{number} model buffer size = 1.00 MiB\n" for number in range(9999))
-    assert len(start_log.buffers(endless)) == start_log.MAX_DEVICES
+    assert len(start_log.parse_buffers(endless)) == start_log.MAX_DEVICES
 
 
 # ------------------------------------------------------------------------------------------------------------ the action
@@ -371,7 +371,7 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
             assert told[-1]["plan"]["unreachable_hosts"] == away
             assert ("worker1 did not answer the controller either" in said) is bool(away)
             assert ("check firewalls" in said) is (not away)
-            line = "  worker1 did not answer: the server may be waiting for these hosts, so verify waits at most 60 s for its answer"
+            line = "  worker1 did not answer: the server may be waiting for these hosts, so verify waits at most 60 s for the server"
             assert (line in capsys.readouterr().out) is bool(away)
     verify(described, *[waits] * 99, asked=told.append, answers={"head": answers["head"]})
     assert told[-1]["plan"]["unreachable_hosts"] == ["worker1", "worker2"]
@@ -421,7 +421,7 @@ def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
     assert [path.name for path in (tmp_path / "it's").iterdir()] == ["verified.json"]
     assert len(left) == 3
     assert len(warned) == 1
-    assert "verified.json could not be recorded on here" in warned[0]
+    assert "verified.json could not be written on here" in warned[0]
     assert "\x1b" not in warned[0]
 
 

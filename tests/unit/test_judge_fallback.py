@@ -65,7 +65,7 @@ def launch(tmp_path):
 )
 def test_the_plan_or_a_planned_fallback_runs_and_nothing_else(tmp_path, service, launch, argument, expected, fallback):
     process = launch(service, argument)
-    found = state.service_state(service, processes.account_processes(str(tmp_path), None), processes.sockets())
+    found = state.service_state(service, processes.account_processes(str(tmp_path), None), processes.read_sockets())
     assert (found.state, found.fallback) == (expected, fallback)
     assert (found.pid != process.pid) == (expected == "running")
 
@@ -110,7 +110,7 @@ def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan
     assert status["known answer", plan.head.url] == "passed"
     (check,) = checks(report, "fallback")
     assert (check.subject, check.status) == (plan.head.url, "failed")
-    assert check.evidence.startswith("the head serves without worker1:cpu since 2023-11-14 22:13:20 UTC")
+    assert check.evidence.startswith("the head has served without worker1:cpu since 2023-11-14 22:13:20 UTC")
     assert not report.passed
 
 
@@ -122,7 +122,8 @@ def test_verify_waits_for_the_return_from_a_fallback(plan, monkeypatch, patience
     result = verify(plan, *evidence, answers=answers, fallback_wait=patience)
     assert ("fallback" in result.get("failing", ())) == failing
     assert (
-        any(line.startswith("  [head] llama-server: the head serves without worker1:cpu") for line in said) != failing
+        any(line.startswith("  [head] llama-server: the head has served without worker1:cpu") for line in said)
+        != failing
     )
 
 

@@ -12,8 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_cli
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import (
     WORKER_SECONDS,
-    Waiting,
-    expected_of,
+    ServerWait,
+    load_goal,
 )
 from conftest import typed
 from support.verification import subject, unhealthy
@@ -29,13 +29,13 @@ def load_of(seconds, one, two, read=None):
 
 def test_what_a_plan_has_on_each_device(pair):
     plan = typed(pair.plan())
-    expected = expected_of(plan)
+    expected = load_goal(plan)
     used = {entry.endpoint: round(entry.weights_mib * 1024 * 1024) for entry in plan.placement if entry.endpoint}
     assert expected == loading.ExpectedBytes(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
     assert expected.head > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
-    assert expected_of(typed(pair.plan())).cached
-    assert expected_of(subject(pair.plan())._replace(placement=())) == loading.ExpectedBytes()
+    assert load_goal(typed(pair.plan())).cached
+    assert load_goal(subject(pair.plan())._replace(placement=())) == loading.ExpectedBytes()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,9 @@ def launcher(tmp_path):
 
     def write(**changes):
         load = {**load_of(1.5, 2, 3)._asdict(), "more": "x"}
-        (tmp_path / serving.FILE).write_text(json.dumps({"state": "loading", "process": 42, "load": load, **changes}))
+        (tmp_path / serving.RECORD_FILE).write_text(
+            json.dumps({"state": "loading", "process": 42, "load": load, **changes})
+        )
         return serving_record.launcher_record(tmp_path, [42])
 
     return write
@@ -119,12 +121,12 @@ def wait(plan, evidence, each, patience=600):
     :param plan: as JSON.
     :param each: seconds between one evidence and the next.
     """
-    waiting, lines = Waiting(subject(plan), patience), []
+    waiting, lines = ServerWait(subject(plan), patience), []
     for number, found in enumerate(evidence, 1):
-        final = waiting.end(found, number * each)
+        final = waiting.judge_wait(found, number * each)
         if final:
             return final, lines, number * each
-        lines += filter(None, [waiting.line(found, number * each)])
+        lines += filter(None, [waiting.progress_line(found, number * each)])
     raise AssertionError("it waits on")
 
 

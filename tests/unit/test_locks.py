@@ -15,7 +15,7 @@ pytestmark = pytest.mark.programs
 
 HOLDER = """
 import sys, time
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.locks import hold_host as hold
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.locks import hold_host_lock as hold
 with hold(sys.argv[1]):
     print("held", flush=True)
     time.sleep(float(sys.argv[2]))
@@ -41,20 +41,20 @@ def other(tmp_path, popen):
 
 def test_the_next_run_waits_for_a_task_under_way_and_not_for_a_killed_one(tmp_path, other, monkeypatch):
     process = other(1)
-    with locks.hold_host(str(tmp_path)):
+    with locks.hold_host_lock(str(tmp_path)):
         assert process.wait(10) == 0
-    monkeypatch.setattr(locks, "HOST_SECONDS", 0)
+    monkeypatch.setattr(locks, "HOST_LOCK_SECONDS", 0)
     killed = other(60)
     killed.kill()
     killed.wait()
-    with locks.hold_host(str(tmp_path)):
+    with locks.hold_host_lock(str(tmp_path)):
         pass
-    with locks.hold_host(str(tmp_path / "missing")):
+    with locks.hold_host_lock(str(tmp_path / "missing")):
         assert not (tmp_path / "missing").exists()
 
 
 def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, monkeypatch, call):
-    monkeypatch.setattr(locks, "HOST_SECONDS", 0.2)
+    monkeypatch.setattr(locks, "HOST_LOCK_SECONDS", 0.2)
     process = other(60)
     failed = call(module=link, prefix=str(tmp_path), links=[])
     assert re.search(

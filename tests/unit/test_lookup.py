@@ -109,7 +109,7 @@ def test_models_that_cannot_be_chosen_or_are_not_whole_are_refused(repo):
 def test_a_repository_without_a_model_names_what_it_has(server):
     (server.folder / REPO / "model.safetensors").write_bytes(b"x")
     message = refusal(looked_up, on_huggingface())
-    assert "has no GGUF file: use a repository that has one" in message
+    assert "has no GGUF file: use another repository" in message
     for part in "ba":
         (server.folder / REPO / f"m.gguf-split-{part}").write_bytes(b"x")
     message = refusal(looked_up, on_huggingface())
@@ -188,7 +188,7 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name, said):
     "files, said",
     [
         (["a-0000\u0661-of-0000\u0662.gguf"], "whose size is unknown or whose name is not allowed: use another file"),
-        (["a-00001-of-99999.gguf"], "lacks 99998 parts of that model, like a-00002-of-99999.gguf"),
+        (["a-00001-of-99999.gguf"], "lacks 99998 parts of this model, for example a-00002-of-99999.gguf"),
         ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: name one of its quantisations"),
     ],
 )
@@ -220,7 +220,7 @@ def test_offline(monkeypatch):
 @pytest.mark.parametrize(
     "content, mode, said",
     [
-        (TOKEN, 0o640, "which other accounts can read: run chmod 600"),
+        (TOKEN, 0o640, "which is readable for other accounts: run chmod 600"),
         ("", 0o600, "which contains no token"),
         ("two words", 0o600, "which contains no token"),
         (None, 0o600, "which cannot be read on the controller"),
@@ -250,7 +250,7 @@ def test_a_model_on_a_web_server(server):
     assert [file.bytes for file in found] == [path.stat().st_size for path in paths]
     assert [file.sha256 for file in found] == ["a" * 64, "b" * 64]
     message = refusal(looked_up, request_of(llama_model_url=urls[0], llama_model_checksum=sums[:1]))
-    assert "a model with 2 parts, but has 1 checksums: give one checksum for each part" in message
+    assert "a model with 2 parts, but has 1 checksums: set a checksum for each part" in message
 
 
 def test_a_model_of_the_controller(tmp_path):

@@ -243,7 +243,7 @@ def test_of_what_was_sent_again_the_kernel_says_what_had_arrived(length, needles
     struct.pack_into("=I", told, 216, 1321)
     connection = SimpleNamespace(getsockopt=lambda *_asked: bytes(told[:length]))
     traffic = progress.traffic_of(connection)
-    assert (traffic.retransmissions, traffic.spurious) == (1433, needless)
+    assert (traffic.retransmissions, traffic.needless_resends) == (1433, needless)
 
 
 CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/device"
@@ -343,7 +343,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
     ((predicted,),) = [[*head.planned.values()]]
     assert predicted.keys() <= metrics.BY_NAME.keys()
     assert predicted["planned_generation_tokens_per_second"] == wanted["estimate"]["generation_tokens_per_s"]
-    assert names.METRICS in names.INSTALLED
+    assert names.METRICS in names.INSTALLED_ENTRIES
 
 
 def test_a_folder_that_a_unit_cannot_name_is_refused(pair):

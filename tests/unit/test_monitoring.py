@@ -169,7 +169,7 @@ def test_whose_monitoring_is_refused(plan, pair):
     with pytest.raises(Refusal, match=r"^Other hosts cannot reach worker1 at 127\.0\.0\.1"):
         watch(plan, {**ADDRESSES, "worker1": "127.0.0.1"})
     pair.hosts["worker2"]["variables"]["llama_metrics"] = "off"
-    with pytest.raises(Refusal, match=r"^worker2 writes no metrics: set llama_metrics to textfile"):
+    with pytest.raises(Refusal, match=r"^worker2 exports no metrics: set llama_metrics to textfile"):
         watch(pair)
     with pytest.raises(Refusal, match=r"so no monitoring files were written: it is too small"):
         action.ActionModule.perform(None, action.MonitoringArguments(refused("c", Refusal("it is too small")), {}, "x"))
@@ -180,5 +180,5 @@ def test_at_which_address_others_reach_a_host():
     assert files.address_of("a", {"ansible_host": "192.0.2.1"}, reached) == "192.0.2.1"
     assert files.address_of("a", {"ansible_host": "a.lan"}, reached) == "192.0.2.7"
     assert files.address_of("a", {"ansible_connection": "local"}, reached) == "127.0.0.1"
-    with pytest.raises(Refusal, match=r"^The address of a is not known: set its ansible_host"):
+    with pytest.raises(Refusal, match=r"^The address of a is unknown: set its ansible_host"):
         files.address_of("a", {}, {})

@@ -23,5 +23,5 @@ def test_places_of_the_system_and_of_a_user():
     ],
 )
 def test_a_service_is_known_by_its_name(name, ours, head):
-    assert bool(names.SERVICE.fullmatch(name)) == ours
+    assert bool(names.SERVICE_PATTERN.fullmatch(name)) == ours
     assert names.is_head(name) == head

@@ -26,7 +26,7 @@ def test_each_option_is_spelled_as_a_fork_takes_it(fork):
     differ = {}
     for option in options.TABLE:
         spelled = {word for spelling in option.spelled(fork) for word in spelling.words}
-        hidden = {word for spelling in option.spelled(fork) for word in spelling.unlisted}
+        hidden = {word for spelling in option.spelled(fork) for word in spelling.unlisted_words}
         listed = set(help_of(option.program, fork))
         differ[option.name] = (spelled - listed) ^ hidden
     assert {name: words for name, words in differ.items() if words} == {}

@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import load_goal
 from conftest import complete, typed
 from support import launched
 from support.hosts import free_port
@@ -49,9 +49,9 @@ ENDPOINT = "192.0.2.12:50052"
 class Watched:
     """llama-server as the launcher watches it."""
 
-    ready, last_sample, load, asleep, kept = True, None, None, False, {}
+    ready, last_sample, load, asleep, slot_counts = True, None, None, False, {}
     counts = llama_server.counts_of(METRICS)
-    loaded = llama_server.Head.loaded
+    loaded_models = llama_server.Head.loaded_models
 
     def __init__(self, answers=True):
         self.health = (answers, 0.0)
@@ -97,7 +97,7 @@ def gathered(plan, folder, state, name="worker2"):
     if state == "loading":
         head.load = record.load
     exports.export_head(record, head)
-    return exports.snapshot, {**json.loads((folder / serving.FILE).read_text()), "since": record.since}
+    return exports.snapshot, {**json.loads((folder / serving.RECORD_FILE).read_text()), "since": record.since}
 
 
 @pytest.mark.parametrize("needless, lost", [(3, 4), (9, 0), (None, 7)])
@@ -148,7 +148,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
             speed = round(one(found, f"{counted}_tokens_total") / one(found, f"{what}_seconds_total"), 2)
             assert f"{word} {speed:g} " in seen
     if state == "loading":
-        assert loading.progress_sentence(loading.progress_of(shown.load, expected_of(typed(paged)))) in terminal
+        assert loading.progress_sentence(loading.progress_of(shown.load, load_goal(typed(paged)))) in terminal
         assert loading.progress_sentence(loading.progress_of(shown.load, loading.ExpectedBytes())) in seen
         assert status["load"]["read_bytes"] == 10**9
     if state == "waiting":

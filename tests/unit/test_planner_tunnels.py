@@ -38,7 +38,7 @@ def test_a_worker_behind_a_tunnel_listens_on_loopback_of_its_own_host(tunnelled)
     assert (link["kind"], link["measured"]) == ("tunnel", False)
     assert "127.0.0.1:60052" in "\n".join(plan_text.plan_parts(typed(plan))["Topology"])
     first, *_others = checks(judged(typed(plan)), "closed")
-    assert first == ("closed", "127.0.0.1:60052", "passed", "listens on loopback only")
+    assert first == ("closed", "127.0.0.1:60052", "passed", "the worker listens on loopback only")
 
 
 def test_a_host_behind_a_tunnel_has_no_link_to_measure(tunnelled):
@@ -196,7 +196,7 @@ def test_the_open_end_of_stunnel_is_judged_by_who_could_connect(encrypted, sourc
     [
         (("127.0.0.1", "192.0.2.11"), ("127.0.0.1", "192.0.2.10"), None),
         (("127.0.0.1", "127.200.0.9", "192.0.2.11"), ("127.0.0.1",), None),
-        (("0.0.0.0", "192.0.2.11"), (), ("closed", "it listens on 0.0.0.0, 192.0.2.11")),
+        (("0.0.0.0", "192.0.2.11"), (), ("closed", "the worker listens on 0.0.0.0, 192.0.2.11")),
         (
             ("127.0.0.1", "192.0.2.11"),
             ("127.0.0.1", "192.0.2.66"),
@@ -222,7 +222,7 @@ def test_where_nothing_else_closes_the_port_the_key_does(encrypted):
         "closed",
         "192.0.2.11:50052",
         "not tested",
-        "reachable from the network; protected by the tunnel key only",
+        "the port is reachable from the network; only the tunnel key protects it",
     )
     ports = " ".join(" ".join(plan_text.plan_parts(plan)["Open ports"]).split())
     assert "this collection (the tunnel key is required as well)" in ports

@@ -21,7 +21,7 @@ def listener(address="127.0.0.1", full=False):
 
 
 def probed(endpoint, addresses=("192.0.2.1",)):
-    return port_probes.probe([endpoint], addresses)
+    return port_probes.probe_endpoints([endpoint], addresses)
 
 
 def test_a_port_that_is_open_and_one_that_refuses():

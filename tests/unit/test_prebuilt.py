@@ -136,7 +136,7 @@ def test_a_checksum_that_is_not_that_of_what_is_installed_is_refused(local):
     found = typed_drifts({"here": {**drifts(plans["a"])["here"], "archives": {identity: "a" * 64}}})
     assert changes.decide(typed(plans["a"]), found).behind == []
     assert changes.decide(typed(asking(local, llama_release=ASKED).plan()), found).behind == []
-    said = rf"sha256:b{{64}} for {NAME}, but the programs on here come from sha256:a{{64}}: correct .*/releases/{identity} there"
+    said = rf"sha256:b{{64}} for {NAME}, but the programs on here come from sha256:a{{64}}: correct .*/releases/{identity} on that host"
     with pytest.raises(Refusal, match=said):
         changes.decide(typed(plans["b"]), found)
 
@@ -342,7 +342,12 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* refused by its server \(
         (answer(502), 4, 4, NOT_GIVEN.format(502)),
         (answer(404), 1, 1, NOT_GIVEN.format(404)),
         (CUT, 4, 4, "was cut off: the server sent less than it"),
-        (answer(200, b"<html>sign in</html>"), 1, 1, r"\.tar\.gz: the server may send other content; use"),
+        (
+            answer(200, b"<html>sign in</html>"),
+            1,
+            1,
+            r"\.tar\.gz, which cannot be read: the server may have sent other content\. Use",
+        ),
     ],
 )
 def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server, cache, fault, times, asked, said):
@@ -358,7 +363,7 @@ def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server,
 
 def test_a_wrong_checksum_names_archive_and_both(release, cache):
     given = release._replace(checksums={NAME: "sha256:" + "0" * 64})
-    both = f"the checksum sha256:000.* of {NAME}, but that archive .*{digest(CONTENT)}"
+    both = f"the checksum sha256:000.* of {NAME}, but the archive .*{digest(CONTENT)}"
     with pytest.raises(AnsibleError, match=both):
         sources.fetch(given, [NAME])
     assert kept(cache) == []

@@ -64,16 +64,16 @@ def test_whether_one_of_our_processes_listens(monkeypatch):
             served = [processes.is_served("127.0.0.1", port, pids) for pids in ([os.getpid()], [], [os.getppid()])]
             assert (served, processes.is_only_listener(port)) == ([True, False, False], True)
         assert not processes.is_served("192.0.2.1", listener.getsockname()[1], [os.getpid()])
-        assert processes.listening_addresses(port, processes.sockets()) == ["0.0.0.0"]
+        assert processes.listening_addresses(port, processes.read_sockets()) == ["0.0.0.0"]
         inode = str(os.fstat(everywhere.fileno()).st_ino)
         exact, everyone = (
             processes.Socket(at, 8080, "", "0A", inode * (at == "0.0.0.0")) for at in ("127.0.0.1", "0.0.0.0")
         )
-        monkeypatch.setattr(processes, "sockets", lambda: processes.Sockets([exact, everyone], []))
+        monkeypatch.setattr(processes, "read_sockets", lambda: processes.Sockets([exact, everyone], []))
         served = [processes.is_served(at, 8080, [os.getpid()]) for at in ("127.0.0.1", "127.0.0.2")]
         assert served == [False, True]
         exact = exact._replace(uid=os.getuid() + 1)
-        monkeypatch.setattr(processes, "sockets", lambda: processes.Sockets([exact, everyone], []))
+        monkeypatch.setattr(processes, "read_sockets", lambda: processes.Sockets([exact, everyone], []))
         assert not processes.is_only_listener(8080)
         monkeypatch.undo()
     assert not processes.is_served("127.0.0.1", port, [os.getpid()])
@@ -83,9 +83,9 @@ def test_whether_one_of_our_processes_listens(monkeypatch):
 def test_clients_of_a_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert processes.clients(port, processes.sockets()) == []
+        assert processes.clients(port, processes.read_sockets()) == []
         with socket.create_connection(("127.0.0.1", port)):
-            assert processes.clients(port, processes.sockets()) == ["127.0.0.1"]
+            assert processes.clients(port, processes.read_sockets()) == ["127.0.0.1"]
 
 
 def test_when_a_process_started(popen):

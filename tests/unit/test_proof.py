@@ -21,7 +21,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
@@ -188,14 +188,14 @@ def test_why_no_layers_are_taken():
             {"blk.*.a": range(27)},
             LATENT,
             2600,
-            "recognises this model by its number of layers, 27, and not all of them fit",
+            "recognises this model by its number of layers, 27, which do not all fit",
         ),
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each layer"),
     ):
         summary, outside = summary_of(groups, **keys)
         assert why in layer_sample.choose_layers(summary, layer_sample.Room(outside + room, 99))
         unnamed = layer_sample.choose_layers(summary._replace(tensors=None), layer_sample.Room(outside + room, 99))
-        assert unnamed.startswith("the names of the model's tensors are not known")
+        assert unnamed.startswith("the names of the model's tensors are unknown")
 
 
 # ------------------------------------------------------------------------------------------------- what is compared
@@ -220,7 +220,7 @@ def test_what_is_asked_fits_the_context():
     assert len(GROUPS) == 7
     assert max(one.length for one in ASKED) < questions.CONTEXT
     assert {one.length for one in questions.list_questions(65)} == {*range(2, 10), 16, 17, 31, 32, 33, 48, 64}
-    assert max(one.length for one in questions.variant_questions(ASKED)) == questions.VARIANT_LENGTH
+    assert max(one.length for one in questions.variant_questions(ASKED)) == questions.MAX_VARIANT_LENGTH
     assert questions.list_questions(2) == []
 
 
@@ -231,11 +231,14 @@ def test_prompts_are_text_and_random_tokens_in_turn_after_the_model_s_own_prefix
     assert [len(prompt) for prompt in prompts] == [one.length for one in ASKED]
     assert {tuple(prompt[:2]) for prompt in prompts} == {(7, 8)}
     assert [prompt[2] // 1000 for prompt in prompts[1:7]] == [2, 1, 2, 1, 2, 1]
-    grown = [one for one in zip(ASKED, prompts, prompts[1:], ASKED[1:]) if one[3].grows]
-    assert len(grown) == len(questions.LONG) - 1
+    grown = [one for one in zip(ASKED, prompts, prompts[1:], ASKED[1:]) if one[3].continues]
+    assert len(grown) == len(questions.LONG_LENGTHS) - 1
     assert all(after[: before.length] == prompt for before, prompt, after, _question in grown)
-    assert questions.count_tokens(ASKED) == sum(sum(of) for of in questions.SHORT.values()) + questions.LONG[-1]
-    assert questions.count_pairs(ASKED) < questions.LONG[-1] ** 2
+    assert (
+        questions.count_tokens(ASKED)
+        == sum(sum(of) for of in questions.SHORT_PROMPTS.values()) + questions.LONG_LENGTHS[-1]
+    )
+    assert questions.count_pairs(ASKED) < questions.LONG_LENGTHS[-1] ** 2
 
 
 def test_bounds_are_three_times_the_largest_distance_of_a_variant_with_floors():
@@ -428,7 +431,7 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
     assert not {one.id for one in first.proof.devices} & {one.id for one in second.proof.devices}
     action = actions.made(action_plugin, plan=plan)
     proofs = [Proof(9, devices=(verdict,)) for verdict in (RIGHT, WRONG)]
-    action.background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
+    action.run_in_background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
     assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith(
         "two: worker2 cpu computes incorrectly"
     )
@@ -627,7 +630,7 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
     assert run.prepare_reference(work(reference=98, layers=(0,)), processes.is_only_listener)
     assert list((tmp_path / run.FOLDER).glob("*.gguf"))
     assert prove("crashes").failures() == []
-    monkeypatch.setattr(run, "REFERENCES", 1)
+    monkeypatch.setattr(run, "MAX_REFERENCES", 1)
     prove(devices=("right",), reference=1)
     assert [path.name[:16] for path in (tmp_path / run.FOLDER).iterdir()] == [ID(1)]
 
@@ -636,7 +639,7 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
     assert not run.prepare_reference(work("crashes"), processes.is_only_listener)
     assert not list((tmp_path / run.FOLDER).iterdir())
-    monkeypatch.setattr(run, "_available_memory", lambda: run.FREE_MEMORY + 999)
+    monkeypatch.setattr(run, "_available_memory", lambda: run.RESERVED_MEMORY + 999)
     assert not run.prepare_reference(work("hangs"), processes.is_only_listener)
     assert not list(tmp_path.glob("*.starts"))
 
@@ -649,7 +652,7 @@ def test_another_program_on_the_port_changes_nothing(prove, monkeypatch, how, wh
     questions_seen = []
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as other:
         threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
-        monkeypatch.setattr(replies, "free_port", lambda: other.server_address[1])
+        monkeypatch.setattr(replies, "find_free_port", lambda: other.server_address[1])
         proof = prove(how, sockets=False, owner=lambda _port: False, patience=1 if how == "hangs" else 30)
         other.shutdown()
     assert why in proof.untested
@@ -701,9 +704,11 @@ def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
 def test_the_service_of_a_proof_has_the_sandbox_of_the_head(served):
     plan = typed(served.accepted())
     action = actions.made(action_plugin, plan=served.accepted())
-    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(RIGHT,))), "remaining": 1})
+    action.run_in_background = mock.Mock(
+        return_value={"proof": typed_json.dump(Proof(9, devices=(RIGHT,))), "remaining": 1}
+    )
     action.run(task_vars={"inventory_hostname": "head"})
-    lines = action.background.call_args.kwargs["definition"].splitlines()
+    lines = action.run_in_background.call_args.kwargs["definition"].splitlines()
     host = plan.hosts["head"]
     head = definitions.definition(host, host.services[-1]).splitlines()
     changed = ("Description", "After", "ExecStart=", "Restart", "Watchdog", "LoadCredential", "WantedBy", "[Install]")
@@ -726,7 +731,7 @@ def test_long_prompts_that_a_busy_processor_had_no_time_for_are_named(prove):
 def test_programs_end_with_their_client(work, tmp_path):
     proof_work = work(processor="hangs")
     with run._launcher(proof_work):
-        connection = run._connection(proof_work)
+        connection = run._connect(proof_work)
         request = [[sys.executable, "-c", "print(1, flush=True); import time; time.sleep(99)"], {}, f"{tmp_path}/log"]
         connection.sendall(json.dumps(request).encode() + b"\n")
         while not Path(request[2]).exists() or not Path(request[2]).read_text():
@@ -744,14 +749,16 @@ def test_a_launcher_that_does_not_answer_leaves_the_proof_untested(prove, monkey
 
 
 def test_a_record_that_cannot_be_read_is_none(tmp_path):
-    path = tmp_path / names.PROOF
+    path = tmp_path / names.PROOFS_FILE
     assert run.read_record(path).verdicts == ()
     for distance in (0.01, 0.02):
         run.keep_verdicts(path, Proof(3, devices=(RIGHT._replace(distance=distance),)))
     assert run.read_record(path).verdicts == (RIGHT._replace(distance=0.02),)
-    for number in range(run.VERDICTS):
+    for number in range(run.MAX_VERDICTS):
         run.keep_verdicts(path, Proof(3, devices=(RIGHT._replace(id=ID(number + 100)),)))
-    assert [one.id for one in run.read_record(path).verdicts] == [ID(number + 100) for number in range(run.VERDICTS)]
+    assert [one.id for one in run.read_record(path).verdicts] == [
+        ID(number + 100) for number in range(run.MAX_VERDICTS)
+    ]
     path.write_text(json.dumps({"verdicts": [{"id": 3}]}))
     assert run.read_record(path).verdicts == ()
 
@@ -777,7 +784,13 @@ LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "gre
             0,
             r"worker2 cpu computes incorrectly in .* \(.*\). The model was not loaded. -e llama_proof=",
         ),
-        (WRONG, "search", "systemd", 3, "worker2 .* The model was not loaded. Run it again if .*. Otherwise set"),
+        (
+            WRONG,
+            "search",
+            "systemd",
+            3,
+            "worker2 .* The model was not loaded. Run the playbook again if .*. Otherwise change",
+        ),
         (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
         (CRASHED, "once", "launchd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
     ],
@@ -786,9 +799,9 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     plan = served.accepted()
     plan["hosts"]["worker2"]["service_manager"] = manager
     action = actions.made(action_plugin, plan=plan, prove=prove)
-    action.background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(verdict,)))})
+    action.run_in_background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(verdict,)))})
     answer = action.run(task_vars={"inventory_hostname": "head"})
-    assert len(action.background.call_args.kwargs["work"]["remedies"]) == tried
+    assert len(action.run_in_background.call_args.kwargs["work"]["remedies"]) == tried
     commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.REASON_LINE}'")] if verdict.failure else []
     assert answer["crashed"] == [{"host": "worker2", "command": command} for command in commands]
     assert re.match(said, f"{answer['wrong']}. {answer['fix']}" if answer["wrong"] else "")
@@ -811,16 +824,16 @@ def test_what_is_shown_of_a_proof(served, monkeypatch, arguments, answer, shown,
     display = mock.Mock(display=lines.append, warning=warnings.append)
     monkeypatch.setattr(action_plugin, "display", display)
     action = actions.made(action_plugin, plan=served.accepted(), **arguments)
-    action.background = mock.Mock(return_value=typed_json.dump(answer))
+    action.run_in_background = mock.Mock(return_value=typed_json.dump(answer))
     assert action.run(task_vars={"inventory_hostname": "head"})["wrong"] == ""
-    assert action.background.called == bool(answer)
+    assert action.run_in_background.called == bool(answer)
     assert warnings == [warned] * bool(warned)
     assert [shown in line for line in lines] == [True] * bool(shown)
 
 
 def test_a_proof_that_failed_says_on_which_host(served):
     action = actions.made(action_plugin, plan=served.accepted())
-    action.background = mock.Mock(return_value={"failed": True, "msg": "disk full"})
+    action.run_in_background = mock.Mock(return_value={"failed": True, "msg": "disk full"})
     with pytest.raises(AnsibleActionFail, match="proof on head: disk full"):
         action.run(task_vars={"inventory_hostname": "head"})
 

@@ -8,7 +8,7 @@ import pytest
 from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import proof as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side, Verdict
 from ansible_collections.llamacpp.cluster.plugins.modules import proof as module
@@ -38,10 +38,8 @@ def test_a_full_disk_fails_no_proof(tmp_path, capsys, monkeypatch):
     plugin, plan, display = actions.made(action), mock.MagicMock(), mock.Mock()
     plugin.variables, plan.head.proof = {"inventory_hostname": "head"}, None
     monkeypatch.setattr(action.ActionModule, "_definition", lambda *_arguments: "")
-    plugin.background = lambda *_arguments, **_more: result
+    plugin.run_in_background = lambda *_arguments, **_more: result
     monkeypatch.setattr(action, "display", display)
     assert plugin._prove(plan, WORK, action.ProofArguments(plan)) == FOUND
     (warning,) = display.warning.call_args.args
-    assert warning.startswith(
-        "The next run repeats the proof. head: /opt/x: No space left on device. Free some space on"
-    )
+    assert warning.startswith("The next run repeats the proof. head: /opt/x: No space left on device. Free space on")

@@ -162,7 +162,7 @@ LOOK = progress.ProcessSample(progress.Activity("S", 0.0, 0, 0), [HELD], {"held"
 def test_bytes_of_tcp_are_not_told_as_those_of_rdma(tmp_path, connections):
     look = LOOK._replace(rdma=connections)
     head = llama_server.WatchedServer([], [ENDPOINT], "http://127.0.0.1:1", 1)
-    head.last_sample, head.models, head.loaded, head.kept = look, lambda: {"": head}, set, {}
+    head.last_sample, head.models, head.loaded_models, head.slot_counts = look, lambda: {"": head}, set, {}
     exported = exporter.Exporter(None, "llamacpp-server")
     workers = {ENDPOINT: ("worker1", "cpu")}
     exported.description = metrics.Description("", "llama_cluster", "head", "0", "head", "b1", workers=workers)

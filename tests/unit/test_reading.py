@@ -37,14 +37,15 @@ llamacpp/words.command_line_of_build
 builds/archives._open_archive builds/archives._ZipArchive.__iter__ builds/archives._ZipArchive.extractfile
 builds/archives.extract_members builds/builder.Builder._install builds/builder.Builder._log builds/builder.Builder._prepare
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed_manifest
-builds/option_check._lacks_tls builds/option_check.write_replacements common/files.sha256 common/files.sync common/files.text_of common/locks.holders
-common/locks.open_file common/reading.open_file drift/processes._has_account drift/processes._sockets drift/processes.environment_of
-drift/processes.account_processes drift/processes.start_time drift/state._is_unchanged drift/state._redefined_services
+builds/option_check._lacks_tls builds/option_check.write_replacements common/files.sha256 common/files.sync common/files.text_of common/locks.find_holders
+common/locks.open_file common/reading.open_file drift/processes._has_account drift/processes._read drift/processes.environment_of
+drift/processes.account_processes drift/processes.start_time drift/state._is_unchanged drift/state._outdated_services
 facts/amx.is_miscompiled facts/connection._inherited_variable
-facts/firewall.active_manager facts/hardware._key_values facts/hardware._mib facts/hardware._render_nodes facts/hardware.cpu facts/hardware.nvidia_without_tools
-facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses facts/place.is_own_definition
-facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime facts/toolchains._toolkits firewall/rules._nftables
-firewall/rules.foreign_things firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
+facts/firewall.active_manager facts/hardware._read_pairs facts/hardware._read_mib facts/hardware._render_nodes facts/hardware.cpu
+facts/hardware.nvidia_without_tools facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses
+facts/installation.is_own_definition facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime
+facts/toolchains._toolkits firewall/rules._nftables
+firewall/rules.find_foreign_objects firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
 host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/conversations._tokens_of
 launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back

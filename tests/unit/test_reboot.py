@@ -75,7 +75,7 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
     assert "one reboots. The head serves without one:cpu" in said
     assert "two reboots. The cluster does not answer until this host" in said
-    assert "spare reboots. The cluster uses nothing on this host." in said
+    assert "spare reboots. The cluster does not use this host." in said
     assert "does not answer until this host, its head, is back." in said
 
 
@@ -88,7 +88,7 @@ def test_a_run_that_waits_for_a_host_shows_progress(monkeypatch):
     plugin.action.assert_called_once_with("ansible.builtin.reboot", reboot_timeout=1800)
     lines = [call.args[0] for call in display.display.call_args_list]
     assert 2 <= len(lines) <= 4
-    assert lines[0] == "  [one] reboot: waiting for the host, 0 of at most 1800 s"
+    assert lines[0] == "  [one] reboot: waiting for the host for 0 of at most 1800 s"
 
 
 ALL = object()
@@ -228,4 +228,4 @@ def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
 def test_there_is_time_until_the_head_serves_the_whole_plan_again():
     block = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())[1]["block"]
     (verify,) = (step for step in block if "llamacpp.cluster.verify" in step)
-    assert verify["llamacpp.cluster.verify"]["fallback_wait"] >= 600 + runtime.STEADY_SECONDS
+    assert verify["llamacpp.cluster.verify"]["fallback_wait"] >= 600 + runtime.MIN_STABLE_SECONDS

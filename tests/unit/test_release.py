@@ -70,7 +70,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
         )
         raise Refusal("llama-server was tested on this host's processor and crashed with SIGILL.")
 
-    monkeypatch.setattr(smoke_test, "try_programs", check)
+    monkeypatch.setattr(smoke_test, "test_programs", check)
     assert call(**{**programs, "build": {**programs["build"], "id": "old"}})["changed"] is False
     assert not tried
     failed = call(**programs)
@@ -87,7 +87,7 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     "page, ui", [(None, "auto"), (False, "auto"), (False, "true"), (True, "true"), (False, "false")]
 )
 def test_compiled_programs_without_the_chat_page(call, programs, monkeypatch, page, ui):
-    monkeypatch.setattr(smoke_test, "try_programs", lambda *_arguments: page)
+    monkeypatch.setattr(smoke_test, "test_programs", lambda *_arguments: page)
     programs["build"]["ui"] = ui
     result = call(**programs)
     if (page, ui) == (False, "true"):
@@ -103,7 +103,7 @@ def test_compiled_programs_without_the_chat_page(call, programs, monkeypatch, pa
 
 
 def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, programs, tmp_path, monkeypatch):
-    monkeypatch.setattr(state.retention, "KEPT_RELEASES", 1)
+    monkeypatch.setattr(state.retention, "RETAINED_RELEASES", 1)
     call(**programs)
     folder = tmp_path / "prefix" / "releases"
     os.utime(folder / "new", (1, 1))
@@ -114,9 +114,9 @@ def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, pro
     told = call(check=True, module=uninstall, unneeded=True, host=host(programs))
     assert (told["changed"], told["removed"], told["diff"]) == (True, [LEFT], {"before": f"{LEFT}\n", "after": ""})
     assert (folder / LEFT).exists()
-    monkeypatch.setattr(state.retention, "KEPT_RELEASES", 2)
+    monkeypatch.setattr(state.retention, "RETAINED_RELEASES", 2)
     assert call(module=uninstall, unneeded=True, host=host(programs))["changed"] is False
-    monkeypatch.setattr(state.retention, "KEPT_RELEASES", 1)
+    monkeypatch.setattr(state.retention, "RETAINED_RELEASES", 1)
     assert (folder / "new").stat().st_mtime > 1
     assert call(module=uninstall, unneeded=True, host=host(programs))["removed"] == [LEFT]
     assert [path.name for path in folder.iterdir()] == ["new"]
@@ -160,7 +160,7 @@ def test_a_teardown_does_not_begin_while_a_killed_run_still_builds(call, program
     with locks.hold(store.lock_path(cache)):
         failed = call(module=uninstall, host=planned)
     assert failed["msg"].startswith(
-        f"process {os.getpid()} on this host is still building, although its run was killed: stop it"
+        f"process {os.getpid()} on this host is still building for a killed run: stop this process"
     )
     assert call(check=True, module=uninstall, host=planned)["abandoned"] == [LEFT]
     assert call(module=uninstall, host=planned)["abandoned"] == [LEFT]
@@ -195,7 +195,7 @@ def test_a_build_that_does_not_begin_or_whose_connection_is_lost(monkeypatch, pl
 @pytest.mark.parametrize("dies", ["ssh: connect: no route", None])
 def test_a_host_that_dies_or_restarts_during_a_build_ends_in_a_sentence(monkeypatch, plugin, dies):
     """async_status of a host that was restarted still finds the job's file, which says that it began."""
-    answers = [{"ansible_job_id": "j12.34"}, *[{}] * base.POLLS_PER_LOOK]
+    answers = [{"ansible_job_id": "j12.34"}, *[{}] * base.CHECK_INTERVAL]
     ask = mock.Mock(side_effect=[answers[0], AnsibleConnectionFailure(dies)] if dies else answers)
     monkeypatch.setattr(plugin, "_execute_module", ask)
     monkeypatch.setattr(plugin, "_low_level_execute_command", lambda command, **_more: {"rc": int("j12 " in command)})
@@ -224,8 +224,8 @@ def test_a_module_that_is_killed_is_reported_in_a_sentence(monkeypatch, plugin):
     answers = iter([{"ansible_job_id": "j1.2"}, status, {}])
     monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: next(answers))
     job = base.BackgroundJob("proof", 60, 60, [0], str, "")
-    message = base.failure_reason(plugin.background(job))
-    assert message.startswith("its process was killed or crashed without a result: Killed. Check the host's kernel log")
+    message = base.failure_reason(plugin.run_in_background(job))
+    assert message.startswith("the process was killed or crashed without a result: Killed. Check the host's kernel log")
     assert "Traceback" not in message
 
 
@@ -239,7 +239,7 @@ def test_a_release_that_cannot_be_removed(call, programs, tmp_path):
 def test_a_full_disk_is_named(call, programs, small_disk):
     told = call(**{**programs, "prefix": str(small_disk)})
     assert told["failed"]
-    said = rf"Installing new: No space left on device\. Free some space on {small_disk} or /\S* and run the playbook again\."
+    said = rf"Installing new: No space left on device\. Free space on {small_disk} or /\S* and run the playbook again\."
     assert re.fullmatch(said, told["msg"])
     assert list((small_disk / "releases").iterdir()) == []
 
@@ -349,7 +349,7 @@ def test_what_is_said_otherwise_is_warned_of(monkeypatch, plugin):
     warned = []
     monkeypatch.setattr(action.display, "warning", warned.append)
     answer = {"manifest": {}, "said_otherwise": ["it\x1b is left out"]}
-    monkeypatch.setattr(plugin, "module", lambda **_arguments: answer)
+    monkeypatch.setattr(plugin, "run_module", lambda **_arguments: answer)
     plugin.perform(installer.ReleaseArguments(builds.RELEASE._replace(source="binary"), builds.BUILD, "/p", "/c"))
     assert warned == [r"it\x1b is left out"]
 

@@ -52,7 +52,7 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
     sizes = {"d100": (80, 20, 15, 100), "d115": (80, 20, 15, 115)}
     plan = plan._replace(placement=tuple(device(*size)._replace(device=name) for name, size in sizes.items()))
     rows = [line for line in plan_text.plan_page(plan).splitlines() if line.strip().startswith(("d100 ", "d115 "))]
-    assert [memory_text.FREE_SIGN in row for row in rows] == [False, False]
+    assert [memory_text.FREE_MEMORY_SIGN in row for row in rows] == [False, False]
     assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
     html = html_page.page(plan)
     assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)
@@ -85,7 +85,7 @@ def test_the_page_of_a_cluster():
         "thunderbolt, 0.1 ms assumed",
         "thunderbolt, 0.2 ms",
         "Device rates",
-        "No proof of the devices: the names of the model's tensors are not known",
+        "No proof of the devices: the names of the model's tensors are unknown",
         "RPC0[192.168.128.12:50052]  ██",
         "strix0  llamacpp-server",
         "-H 192.168.128.12",
@@ -193,7 +193,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
     text = changed(plan, found, LACKING, worker2="it could not be reached")
     assert text.splitlines()[:2] == ["  head", "    ! llamacpp-server would be restarted"]
     for part in (
-        "    - runs b6110-cpu-12345678",
+        "    - b6110-cpu-12345678 is running",
         f"    + {identity} would be installed",
         "    + packages would be installed: ccache, cmake, g++",
         "    ~ folder 11 is missing",
@@ -207,7 +207,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
 
 
 def test_another_build_loses_the_conversations_that_are_kept(pair):
-    lost = "    ! kept conversations would be lost, because another build cannot read them"
+    lost = "    ! saved conversations would be lost, because another build cannot read them"
     for keeps, running in ((True, "b6110-cpu-12345678"), (False, "b6110-cpu-12345678"), (True, None)):
         pair.hosts["head"]["variables"]["llama_server_keep_conversations"] = keeps
         plan = pair.plan()

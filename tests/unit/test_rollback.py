@@ -70,15 +70,15 @@ def test_a_head_that_moved_goes_back_to_where_it_was(kept):
 
 def test_without_a_plan_that_served_there_is_nothing_to_go_back_to(kept):
     for answers, reason in (
-        ({}, "None of the hosts that answered is a head"),
-        (kept(next=1), "None of the hosts that answered is a head"),
+        ({}, "No host that answered is a head"),
+        (kept(next=1), "No host that answered is a head"),
         (kept(now=1), "No plan served before plan 0000000000000001"),
     ):
         with pytest.raises(Refusal, match=reason):
             choose(answers)
     with pytest.raises(Refusal, match="is the last plan that served, so there is nothing to return to"):
         choose(kept(now=1, before=2), failed_plan_id=f"{1:016x}")
-    with pytest.raises(Refusal, match="no earlier plan served here, so there is nothing to return to"):
+    with pytest.raises(Refusal, match="no earlier plan has served on this cluster, so there is nothing to return to"):
         choose(kept(next=1), failed_plan_id=f"{1:016x}")
 
 

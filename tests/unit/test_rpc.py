@@ -101,7 +101,7 @@ def test_every_generation_answers(version):
 def test_protocol_of_the_head(head, own, state):
     found = probe(worker(own), protocol=head)
     assert found.state == state
-    assert state == "ok" or f"it uses protocol {'.'.join(map(str, own))}, the head uses {head}" in found.detail
+    assert state == "ok" or f"it uses protocol {'.'.join(map(str, own))}, but the head uses {head}" in found.detail
 
 
 def test_silent_when_nothing_is_answered():

@@ -43,7 +43,7 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
     head = rpc_upload.set_tensor_head(1, 2, size)
     row, rows, third, fourth, first_step, row_step, *_more = struct.unpack_from("<8I", head, 9 + 20)
     assert (third, fourth, first_step, row_step) == (1, 1, 1, row)
-    assert size <= row * rows <= size + rpc_upload.rows(size)
+    assert size <= row * rows <= size + rpc_upload.count_rows(size)
 
 
 @pytest.mark.programs

@@ -84,7 +84,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01)) == 1
         told = json.loads((tmp_path / runtime.EXITS).read_text())
         assert (told["number"], told["how"], told["log"][:1]) == (number, how, last)
-        assert sum(map(len, told["log"])) < llama_server.LAST_BYTES
+        assert sum(map(len, told["log"])) < llama_server.LOG_TAIL_BYTES
 
 
 def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def verified(path):
 
 
 READ_BACK = {
-    serving.FILE: lambda path: serving.read_history(path) != serving.History(),
+    serving.RECORD_FILE: lambda path: serving.read_history(path) != serving.History(),
     runtime.EXITS: number_of_ends,
     "sizes.json": lambda path: workers.known_sizes(path.parent / "rpc", [300]) != {300},
     "fallbacks.json": serving.read_fallbacks,
@@ -192,7 +192,7 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
     [
         (progress, "sample_process"),
         (progress, "children_of"),
-        (llama_server, "healthy"),
+        (llama_server, "is_healthy"),
         (exporter, "_add_record"),
         (exporter.Sensors, "read"),
         (metrics.Figures, "text"),
@@ -275,7 +275,7 @@ def test_health_is_one_answer_in_time(certify, monkeypatch, scheme, secured, ans
             connection.sendall(OK if answer is None else answer)
 
     server, given_up = Server(script), threading.Event()
-    assert llama_server.healthy(f"{scheme}://127.0.0.1:{server.port}") == expected
+    assert llama_server.is_healthy(f"{scheme}://127.0.0.1:{server.port}") == expected
     given_up.set()
     server.listener.close()
 
@@ -305,11 +305,11 @@ def test_what_was_used_longest_ago_is_removed_first(tmp_path):
     old, used, new = (cached(tmp_path, name, 100, age) for name, age in (("old", 300), ("used", 900), ("new", 1)))
     os.utime(used, (time.time(), used.stat().st_mtime))
     (tmp_path / "link").symlink_to(new)
-    assert workers.tidy_cache(tmp_path, 300) == []
-    assert workers.tidy_cache(tmp_path, 250) == ["old"]
+    assert workers.clean_cache(tmp_path, 300) == []
+    assert workers.clean_cache(tmp_path, 250) == ["old"]
     assert not old.exists()
-    assert sorted(workers.tidy_cache(tmp_path, 0)) == ["new", "used"]
-    assert workers.tidy_cache(tmp_path / "no-such-folder", 0) == []
+    assert sorted(workers.clean_cache(tmp_path, 0)) == ["new", "used"]
+    assert workers.clean_cache(tmp_path / "no-such-folder", 0) == []
 
 
 def test_a_cache_that_cannot_be_tidied_does_not_end_its_worker(small_disk, capfd):
@@ -349,8 +349,8 @@ def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_befo
     cache = tmp_path / "cache" / "rpc"
     for name, size, age in (("a", 100, 99), ("b", 70, 99), ("c", 200, 99), ("written now", 9, 1)):
         cached(cache, name, size, age)
-    assert workers.tidy_cache(cache, 1 << 20, [100, 200], 30) == ["b"]
-    assert workers.tidy_cache(cache, 1 << 20, [300]) == ["written now"]
+    assert workers.clean_cache(cache, 1 << 20, [100, 200], 30) == ["b"]
+    assert workers.clean_cache(cache, 1 << 20, [300]) == ["written now"]
 
 
 @pytest.mark.parametrize(
@@ -363,14 +363,14 @@ def test_a_cache_is_tidied_when_its_worker_starts_and_while_it_runs(tmp_path, si
     cached(cache, "cut", 10, 99)
     later = str(cache / "later")
     program = f"import os, time; open({later!r}, 'wb').write(bytes(15)); os.utime({later!r}, (1, 1)); time.sleep(1)"
-    workers.run_worker([sys.executable, "-c", program], cache, limit, poll_seconds=0.1, tidy_seconds=0.1, sizes=sizes)
+    workers.run_worker([sys.executable, "-c", program], cache, limit, poll_seconds=0.1, interval=0.1, sizes=sizes)
     assert sorted(path.name for path in cache.iterdir()) == left
 
 
 def test_a_cache_is_not_tidied_at_each_look_at_its_worker(tmp_path, monkeypatch):
     tidied = []
-    monkeypatch.setattr(workers, "tidy_cache", lambda *given: tidied.append(given))
-    workers.run_worker([sys.executable, "-c", ""], tmp_path, 99, tidy_seconds=60)
+    monkeypatch.setattr(workers, "clean_cache", lambda *given: tidied.append(given))
+    workers.run_worker([sys.executable, "-c", ""], tmp_path, 99, interval=60)
     assert tidied == [(tmp_path, 99, ())]
 
 

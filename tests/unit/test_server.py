@@ -53,7 +53,7 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
         def kept():
             links = progress.sample_process(child, set(), set()).links
             (inode,) = [link.inode for link in links if link.state == progress.ESTABLISHED]
-            with progress.borrow_socket(child, progress.descriptors(child)[inode]) as connection:
+            with progress.borrow_socket(child, progress.socket_descriptors(child)[inode]) as connection:
                 return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
         until(kept)
@@ -72,7 +72,7 @@ def watched(endpoints, argv=()):
 )
 def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, after):
     """A proxy may answer, or a server that still has the key before the last one."""
-    head = watched([], argv=[llama_server.SLEEP])
+    head = watched([], argv=[llama_server.SLEEP_OPTION])
     head.asleep, head.props_request = asleep, mock.Mock(reply=said, is_alive=lambda: False)
     head.fault()
     assert (head.asleep, head.props_request) == (after, None)
@@ -349,6 +349,6 @@ def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
     after = serving.HeadRecord(tmp_path)
     assert after.history.restarts == 30
     assert [line["text"] for line in after.history.last] == [f"line {number}" for number in range(10, 30)]
-    told = json.loads((tmp_path / serving.FILE).read_text())
+    told = json.loads((tmp_path / serving.RECORD_FILE).read_text())
     assert (told["schema"], told["process"]) == (1, os.getpid())
     assert (told["state"], told["without"]) == ("fallback", ["strix1:hip"])

@@ -76,7 +76,7 @@ def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stay
     launcher = cluster.router(
         {"one": ["answers", one], "two": ["answers", two]}, [one, two], ["--fallback-after", "0.5"]
     )
-    lines_until(launcher, f"worker {two} does not answer: models that use it fail until it is back")
+    lines_until(launcher, f"worker {two} does not answer: models that use it fail until it returns")
     until(lambda: cluster.is_now("asleep"))
     assert cluster.ask(model="one") == b"the answer"
     with pytest.raises(urllib.error.HTTPError):
@@ -125,8 +125,8 @@ def test_what_children_say_is_kept_with_their_models(tmp_path):
     )
     with journal.StartLog(tmp_path / journal.START_LOG) as start_log:
         for at in range(0, len(said), 7):
-            router.note(start_log, said[at : at + 7])
-        router.note(start_log, b"x" * (llama_server.LONGEST_LINE + 1))
+            router.record_output(start_log, said[at : at + 7])
+        router.record_output(start_log, b"x" * (llama_server.MAX_LINE_BYTES + 1))
     assert router.partial_line == b""
     assert (tmp_path / f"a%2Fb.{journal.START_LOG}").read_text() == "[40003] again\n"
     assert (tmp_path / f"two.{journal.START_LOG}").read_text() == "[ 4002] two\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
@@ -91,8 +91,8 @@ def machine(request, tmp_path, monkeypatch):
 
 def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
-    monkeypatch.setattr(commands, "SEARCH", f"{made.folder}:{commands.SEARCH}")
-    monkeypatch.setattr(place, "supervisor_runs", lambda prefix: True)
+    monkeypatch.setattr(commands, "SEARCH_PATH", f"{made.folder}:{commands.SEARCH_PATH}")
+    monkeypatch.setattr(installation, "supervisor_runs", lambda prefix: True)
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
     if name == "systemd_user":
@@ -118,7 +118,7 @@ def test_services_are_defined_and_started_once_workers_first(machine):
         assert path.read_text() == f"{name} 1"
         assert path.stat().st_mode & 0o777 == machine.manager.record.mode
     assert machine.changes()
-    assert place.disabled_services(machine.manager.place, [HEAD, WORKER]) == set()
+    assert installation.disabled_services(machine.manager.paths, [HEAD, WORKER]) == set()
     assert machine.apply(HEAD, WORKER) == {}
     assert (machine.changes(), machine.lines("events")) == ([], [])
 
@@ -195,10 +195,10 @@ def test_a_start_has_systemd_read_a_definition_that_was_written_and_not_read(tmp
 def test_systemd_starts_at_boot_what_is_not_temporary(tmp_path, monkeypatch):
     machine = machine_with("systemd", tmp_path, monkeypatch)
     machine.apply(defined(WORKER, temporary=True), OTHER)
-    assert place.disabled_services(machine.manager.place, [WORKER, OTHER]) == {WORKER}
+    assert installation.disabled_services(machine.manager.paths, [WORKER, OTHER]) == {WORKER}
     (machine.folder / "units/multi-user.target.wants" / f"{OTHER}.service").unlink()
     assert machine.apply(OTHER) == {OTHER: (RUNNING, RUNNING)}
-    assert place.disabled_services(machine.manager.place, [OTHER]) == set()
+    assert installation.disabled_services(machine.manager.paths, [OTHER]) == set()
     assert machine.apply(OTHER) == {}
 
 
@@ -208,7 +208,7 @@ def test_a_systemd_that_does_not_answer_stops_nothing_and_says_so(tmp_path, monk
     broken.mkdir()
     (broken / "systemctl").write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
     (broken / "systemctl").chmod(0o755)
-    monkeypatch.setattr(commands, "SEARCH", str(broken))
+    monkeypatch.setattr(commands, "SEARCH_PATH", str(broken))
     with pytest.raises((Refusal), match="Failed to connect to bus"):
         machine.manager.state([WORKER])
 
@@ -217,16 +217,16 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine = machine_with("systemd_user", tmp_path, monkeypatch)
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
-    monkeypatch.setattr(place, "has_lingering", lambda user: False)
-    assert [line.split(" of ")[0] for line in place.problems(machine.manager.place)] == ["services"]
-    monkeypatch.setattr(place, "has_lingering", lambda user: True)
-    assert place.problems(machine.manager.place) == []
+    monkeypatch.setattr(installation, "has_lingering", lambda user: False)
+    assert [line.split(" of ")[0] for line in installation.problems(machine.manager.paths)] == ["services"]
+    monkeypatch.setattr(installation, "has_lingering", lambda user: True)
+    assert installation.problems(machine.manager.paths) == []
 
 
 def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(commands.os.path, "exists", lambda path: path.endswith("/bus"))
-    commands.find_user_session()
+    commands.set_runtime_directory()
     assert commands.os.environ["XDG_RUNTIME_DIR"].startswith("/run/user/")
 
 
@@ -243,8 +243,8 @@ def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
-    monkeypatch.setattr(place, "supervisor_runs", lambda prefix: False)
-    assert place.problems(machine.manager.place) == ["supervisor is not running"]
+    monkeypatch.setattr(installation, "supervisor_runs", lambda prefix: False)
+    assert installation.problems(machine.manager.paths) == ["supervisor is not running"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(Refusal, match=r"supervisor.* is not running: run site.yml"):
         machine.apply(start=[WORKER])

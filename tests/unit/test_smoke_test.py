@@ -61,7 +61,7 @@ def programs(tmp_path, monkeypatch):
                 (tmp_path / "bin" / name).chmod(0o755)
         place = smoke_test.TrialSettings(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
         listed = {"llama-server": server_words} if server is not None else {}
-        return smoke_test.try_programs(
+        return smoke_test.test_programs(
             tmp_path / "bin", {**listed, **({"rpc-server": words} if worker is not None else {})}, place
         )
 
@@ -151,7 +151,7 @@ def test_a_program_that_cannot_be_started(programs, tmp_path):
     (tmp_path / "bin/llama-server").chmod(0o755)
     place = smoke_test.TrialSettings(tmp_path / "trial", {}, None)
     with pytest.raises(Refusal, match="llama-server does not run on this host: Exec format error"):
-        smoke_test.try_programs(tmp_path / "bin", {"llama-server": ()}, place)
+        smoke_test.test_programs(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another account")
@@ -167,7 +167,7 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
     (tmp_path / "bin/llama-server").chmod(0o755)
     place = smoke_test.TrialSettings(tmp_path / "trial", {}, "nobody")
     with pytest.raises(Refusal, match=r"65534\nkept\n.*\nrefused"):
-        smoke_test.try_programs(tmp_path / "bin", {"llama-server": ()}, place)
+        smoke_test.test_programs(tmp_path / "bin", {"llama-server": ()}, place)
 
 
 def test_the_question_goes_on_with_the_answer():

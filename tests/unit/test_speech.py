@@ -35,20 +35,20 @@ class Model:
 def test_each_token_of_the_text_is_predicted_from_those_before():
     model = Model()
     reading = speech.take_reading(model.ask, "f" * 16, "one")
-    assert reading.logarithms == (-1.5,) * speech.TOKENS
-    assert reading.bytes == sum(len(piece) for piece in PIECES[1 : speech.TOKENS + 1])
-    assert reading.bits_per_byte == pytest.approx(1.5 * speech.TOKENS / math.log(2) / reading.bytes)
+    assert reading.logarithms == (-1.5,) * speech.MAX_TOKENS
+    assert reading.bytes == sum(len(piece) for piece in PIECES[1 : speech.MAX_TOKENS + 1])
+    assert reading.bits_per_byte == pytest.approx(1.5 * speech.MAX_TOKENS / math.log(2) / reading.bytes)
     assert {question["model"] for question in model.asked} == {"one"}
     prompts = [question["prompt"] for question in model.asked[1:]]
-    assert [len(prompt) for prompt in prompts] == [*range(1, speech.TOKENS + 1)]
+    assert [len(prompt) for prompt in prompts] == [*range(1, speech.MAX_TOKENS + 1)]
     assert [question["logit_bias"][0][0] for question in model.asked[1:3]] == [1001, 1002]
 
 
 @pytest.mark.parametrize(
     "model, read",
     [
-        (Model(-3.4e38), (speech.MIN_LOGARITHM,) * speech.TOKENS),
-        (Model(1e-7), (0.0,) * speech.TOKENS),
+        (Model(-3.4e38), (speech.MIN_LOGARITHM,) * speech.MAX_TOKENS),
+        (Model(1e-7), (0.0,) * speech.MAX_TOKENS),
         (Model(tokens=speech.MIN_TOKENS + 1), (-1.5,) * speech.MIN_TOKENS),
         (Model(tokens=speech.MIN_TOKENS), None),
         (Model(None), None),
@@ -65,7 +65,7 @@ def test_a_server_that_reports_no_probabilities_is_not_judged(model, read):
 
 def test_a_slow_server_reads_less(monkeypatch):
     monkeypatch.setattr(speech, "time", SimpleNamespace(monotonic=iter(range(1000)).__next__))
-    assert len(speech.take_reading(Model().ask, "f" * 16, None).logarithms) == speech.SECONDS
+    assert len(speech.take_reading(Model().ask, "f" * 16, None).logarithms) == speech.TIME_LIMIT
 
 
 @pytest.fixture
@@ -90,11 +90,11 @@ OTHER = "0" * 16
 @pytest.mark.parametrize(
     "now, earlier, status, said",
     [
-        (1.1, (), "passed", "1.10 bits per byte of plain text; no earlier reading to compare with"),
-        (1.1, ((1.0, OTHER),), "passed", "no earlier reading to compare with"),
-        (1.1, ((1.11, None), (0.5, OTHER)), "passed", "perplexity 0.973 times that of the best reading so far"),
+        (1.1, (), "passed", "1.10 bits per byte of plain text; there is no earlier reading for comparison"),
+        (1.1, ((1.0, OTHER),), "passed", "there is no earlier reading for comparison"),
+        (1.1, ((1.11, None), (0.5, OTHER)), "passed", "perplexity 0.973 times the best reading's so far"),
         (1.1, ((1.08, None),), "passed", "perplexity 1.057 times"),
-        (1.1, ((1.07, None),), "failed", "1.087 times that of the best reading so far, more than 1.07: the release, a"),
+        (1.1, ((1.07, None),), "failed", "1.087 times the best reading's so far, more than 1.07: the release, a"),
         (
             2.01,
             ((2.01, None),),
@@ -165,17 +165,17 @@ def test_readings_are_kept_after_a_verification_that_passed(served, bits, kept):
     found = found._replace(readings=found.readings[::-1])
     answers = {name: {"drift": drift} for name, drift in drifts(described).items()}
     verify(described, found, recorded=record, answers=answers)
-    record = written.get(names.READING)
+    record = written.get(names.READINGS_FILE)
     readings = [typed_json.parse(Reading, one) for one in record["readings"]] if record else None
     assert (readings and [f"{one.bits_per_byte:.2f}" for one in readings]) == kept
 
 
 def test_earlier_readings_that_cannot_be_read_are_none(tmp_path):
-    path, kept = tmp_path / names.READING, (Reading(OTHER, (-1.0,), 4),)
-    assert evidence._earlier_readings(path) == ()
+    path, kept = tmp_path / names.READINGS_FILE, (Reading(OTHER, (-1.0,), 4),)
+    assert evidence._read_earlier_readings(path) == ()
     for text, expected in ((json.dumps({"readings": typed_json.dump(kept)}), kept), ('{"readings": [{"id": 1}]}', ())):
         path.write_text(text)
-        assert evidence._earlier_readings(path) == expected
+        assert evidence._read_earlier_readings(path) == expected
 
 
 def test_the_record_of_readings_is_bounded(served):
@@ -193,7 +193,7 @@ def test_a_completion_without_probabilities_fails(served, logarithms, computes):
     entries = [{"logprob": value} for value in logarithms]
     choice = {"text": "........", "logprobs": {"content": entries}}
     reply = replies.Reply(200, json.dumps({"choices": [choice], "usage": {"completion_tokens": 8}}))
-    plan, completion = typed(served.accepted()), server_client.completion(reply)
+    plan, completion = typed(served.accepted()), server_client.parse_completion(reply)
     (check,) = checks(judged(plan, healthy(plan, completion)), "completion")
     assert (check.status, "results are not numbers" in check.evidence) == (
         ("passed", False) if computes else ("failed", True)

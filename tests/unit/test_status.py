@@ -374,8 +374,8 @@ def test_a_host_may_report_anything_of_itself(plan, answers, tmp_path, part, nam
     [
         (None, "the run did not contact it"),
         ([], "the run did not contact it"),
-        ({"condition": "x"}, "The report of head about its condition"),
-        ({"condition": {"a": {}}}, "The report of head about its condition"),
+        ({"condition": "x"}, "The report of head about its status"),
+        ({"condition": {"a": {}}}, "The report of head about its status"),
         ({"failed": True, "msg": "account llamacpp is missing"}, "account llamacpp is missing"),
     ],
 )

@@ -36,7 +36,7 @@ FACTS = {
 
 
 def test_the_empty_plan_has_nothing_and_names_what_goes():
-    hosts = teardown.plan({"here": {"facts": FACTS}, "lost": {}})["hosts"]
+    hosts = teardown.empty_plan({"here": {"facts": FACTS}, "lost": {}})["hosts"]
     assert list(hosts) == ["here"]
     planned = hosts["here"]
     assert [planned[key] for key in ("services", "builds", "links", "firewall")] == [[], [], [], []]
@@ -49,10 +49,10 @@ def test_the_empty_plan_has_nothing_and_names_what_goes():
 
 
 def test_accounts_of_others_stay_where_the_installation_is_a_users():
-    hosts = teardown.plan({"here": {"facts": {**FACTS, "scope": "user"}}})["hosts"]
+    hosts = teardown.empty_plan({"here": {"facts": {**FACTS, "scope": "user"}}})["hosts"]
     assert [hosts["here"][key] for key in ("accounts", "build_account", "firewall_manager")] == [[], None, None]
     accounts = {**FACTS, "accounts": {"llamacpp": "/opt/llamacpp"}}
-    assert teardown.plan({"here": {"facts": accounts}})["hosts"]["here"]["build_account"] is None
+    assert teardown.empty_plan({"here": {"facts": accounts}})["hosts"]["here"]["build_account"] is None
 
 
 @pytest.mark.parametrize("facts", [None, {}, {**FACTS, "accounts": ["root"]}])
@@ -77,7 +77,7 @@ def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
         paths += [word for service in host["services"] for word in [*service["argv"], *service["environment"].values()]]
         parts |= {path[len(prefix) :].split("/")[0] for path in paths if path.startswith(prefix)}
     assert {"releases", "runtime", "state", names.CACHED_FACTS} <= parts
-    assert parts <= {*names.INSTALLED, "models"}
+    assert parts <= {*names.INSTALLED_ENTRIES, "models"}
 
 
 @pytest.mark.programs
@@ -119,7 +119,7 @@ def installed(prefix, models, *files):
     models.mkdir(parents=True)
     for name in [*files, *GENERATED]:
         (models / name).write_text("")
-    for name in names.INSTALLED:
+    for name in names.INSTALLED_ENTRIES:
         (prefix / name).mkdir(parents=True)
     if models != prefix / "models":
         (prefix / "models").symlink_to(models)
@@ -202,7 +202,7 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
 def test_packages_that_runs_installed_stay_and_are_named(tmp_path, monkeypatch, remove):
     prefix = tmp_path / "llamacpp"
     (prefix / names.FOLDER_MARK).mkdir(parents=True)
-    (prefix / names.PACKAGES).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
+    (prefix / names.PACKAGES_FILE).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
     monkeypatch.setattr(removal, "PACKAGE_REMOVAL", ("no-such-manager remove", "sh remove"))
     said = (
         "here keeps the packages that site.yml installed, with their accounts and folders. If nothing else needs these packages, remove them with "
@@ -213,7 +213,7 @@ def test_packages_that_runs_installed_stay_and_are_named(tmp_path, monkeypatch, 
 
 
 def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
-    for name in ("models", *names.INSTALLED[:-1]):
+    for name in ("models", *names.INSTALLED_ENTRIES[:-1]):
         (tmp_path / "prefix" / name).mkdir(parents=True)
         (tmp_path / "prefix" / name / "file").write_text("theirs\n")
     before = tree(tmp_path)

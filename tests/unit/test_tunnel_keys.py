@@ -80,11 +80,11 @@ def test_the_module_waits_for_stunnel_where_it_had_read_the_file(tmp_path, call,
     assert call(path=path, key=OLD)["changed"]
     assert not waited
     result = call(path=path, key=NEW, keep=True)
-    assert waited == [tunnel_key.READ_SECONDS]
+    assert waited == [tunnel_key.RELOAD_SECONDS]
     assert NEW not in str(result)
     assert not call(path=path, key=NEW, keep=True)["changed"]
 
 
 def test_a_key_that_is_none_is_refused(tmp_path, call):
     result = call(path=str(tmp_path / "key"), key="secret")
-    assert result["msg"] == "key is not 64 hexadecimal digits: generate one from 32 random bytes"
+    assert result["msg"] == "key does not consist of 64 hexadecimal digits: generate a key from 32 random bytes"

@@ -63,13 +63,13 @@ def test_further_names_are_left_out_and_a_missing_one_is_an_error():
         ({"kind": None}, "kind is None"),
         ({"parts": [{"name": "A", "size": 1}]}, "parts[0].name is 'A'"),
         ({"parts": {}}, "parts is a dict"),
-        ({"parts": [{"name": "a"}] * 5000}, "parts has 5000 entries"),
+        ({"parts": [{"name": "a"}] * 5000}, "parts has 5000 entries, more than 4096"),
         ({"by_name": {"x": 1}}, "by_name.x is 1"),
         ({"by_name": {"x": {"size": 1}}}, "by_name.x.name is missing"),
         ({"by_name": {"x\x1b": {"name": "a"}}}, "by_name is 'x\\x1b'"),
         ({"by_name": {1: {"name": "a"}}}, "by_name is 1"),
         ({"port": 10}, "port is 10"),
-        ({"port": 10**5000}, "port is a number of 16610 bits"),
+        ({"port": 10**5000}, "port is a 16610-bit number"),
         ({"ratio": "1"}, "ratio is '1'"),
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"note": "a\nb"}, "note is 'a\\nb'"),
@@ -81,6 +81,6 @@ def test_what_a_host_reports_in_another_form_is_refused(change, said):
     with pytest.raises(Refusal) as raised:
         typed_json.parse_report("strix1", "itself", Whole, {**JSON, **change})
     assert str(raised.value) == (
-        f"The report of strix1 about itself does not match this version's format ({said}): run the playbook again. If this persists, treat this host "
+        f"The report of strix1 about itself does not match this version's format ({said}): run the playbook again. If it still does not match, treat this host "
         "as compromised (docs/security.md)."
     )

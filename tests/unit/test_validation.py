@@ -203,7 +203,7 @@ def test_words_that_belong_to_options(local):
     [
         ({"llama_server_context": 1 << 31}, "llama_server_context is 2147483648: use 2147483647 or less"),
         ({"llama_server_parallel": 5000}, "llama_server_parallel is 5000: use 1024 or less"),
-        ({"llama_server_context": 10**30}, "llama_server_context is a number of 100 bits: use a finite number"),
+        ({"llama_server_context": 10**30}, "llama_server_context is a 100-bit number: use a finite number"),
         ({"llama_server_port": 65536}, "llama_server_port is 65536: use 1 to 65535"),
         ({"llama_server_fallback": True, "llama_server_fallback_after": 0}, "llama_server_fallback_after is 0"),
         ({"llama_server_fallback": True, "llama_server_fallback_after": 10**7}, "fallback_after is 10000000"),
@@ -232,7 +232,7 @@ def test_words_that_belong_to_options(local):
         ({"llama_build_cmake_options": {"A\r": 1}}, r"llama_build_cmake_options has the name 'A\r': use letters"),
         ({"llama_build_cmake_options": {1: 2}}, "llama_build_cmake_options has the name '1': use letters"),
         ({"llama_release": {"source": "pypi", "version": datetime.date(2026, 1, 2)}}, "release.version is a date"),
-        ({"llama_model_gguf_summary": {"context": 10**5000}}, "llama_model_gguf_summary.context is a number of 16610"),
+        ({"llama_model_gguf_summary": {"context": 10**5000}}, "llama_model_gguf_summary.context is a 16610-bit number"),
         ({"llama_server_extra_args": ["x" * 70000]}, "llama_server_extra_args[0] has 70000 characters: use 65536"),
         ({"llama_release": json.loads("[" * 40 + "]" * 40)}, "is nested more than 32 levels deep: flatten it"),
         ({"llama_release": json.loads("[" * 30 + "]" * 30)}, f"llama_release is {30 * '['}"),

@@ -207,7 +207,9 @@ def test_the_head_serves_on_a_fallback_while_a_worker_is_away(measured):
     for playbook in ("verify.yml", "site.yml"):
         failed = play(playbook, **wanted)
         assert failed.returncode != 0, failed.stdout[-5000:]
-        assert re.search(rf"FAILED +fallback .*the head serves without {without} since", failed.stdout), failed.stdout
+        assert re.search(rf"FAILED +fallback .*the head has served without {without} since", failed.stdout), (
+            failed.stdout
+        )
         assert re.search(r"ok +known answer", failed.stdout), failed.stdout
         assert re.search(rf"ok +release +{HEAD}", failed.stdout), failed.stdout
         assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process

@@ -172,7 +172,7 @@ def test_the_programs_of_both_releases_take_the_words_of_the_table():
     for path in programs:
         said = on(HEAD).run("%s --help", path)
         program = options.SERVER if path.endswith("llama-server") else options.WORKER
-        assert set(options.listed(program, MAINLINE, capabilities.OLDEST_BUILDS[MAINLINE])) <= set(
+        assert set(options.listed_options(program, MAINLINE, capabilities.OLDEST_BUILDS[MAINLINE])) <= set(
             capabilities.parse_help(said.stdout + said.stderr)
         )
 

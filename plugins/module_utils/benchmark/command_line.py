@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import GENERATED, Request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import GENERATED_TOKENS, Request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILE_PREFIX
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -25,25 +25,25 @@ OPTION_NAMES = {
     "-fa": "flash-attention",
     "-lm": "load-mode",
 }
-"""Option of llama-bench → option of llama-server with the same values, as named in the table."""
+"""Name in the table of the llama-server option with the same values, for each option of llama-bench."""
 
 
-LOAD_SECONDS = 7200
-"""Longest time of one program."""
+PROGRAM_SECONDS = 7200
+"""Time limit of a program."""
 FILE_BLOCKS = (256 << 20) // 512
 """Largest file that a program may write, in blocks."""
 
 
 def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> str:
-    """Return a script that runs programs one after the other. Files named by a program's number contain its output and its status.
+    """Return a script that runs programs one after another. Files named after a program's number contain its output and its exit status.
 
-    :param state: folder in which the services' account may write.
+    :param state: folder that is writable for the services' account.
     :param programs: command line and environment of each.
     """
     lines = [
         f"cd {shlex.quote(state)} || exit 1; ulimit -f {FILE_BLOCKS}",
         "trap 'kill $!; wait; exit 143' TERM",
-        f'run() {{ n={FILE_PREFIX}$1; shift; timeout {LOAD_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
+        f'run() {{ n={FILE_PREFIX}$1; shift; timeout {PROGRAM_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
     ]
     for number, (argv, environment) in enumerate(programs):
         words = [*(f"{name}={value}" for name, value in environment.items()), *argv]
@@ -52,7 +52,7 @@ def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, s
 
 
 def argv_of(plan: Plan, request: Request) -> list[str]:
-    """Return the command line that measures what llama-server would serve with this plan."""
+    """Return the command line that measures llama-server's work with this plan."""
     server = options_of(plan.head.argv)
     program = str(PurePosixPath(plan.head.argv[0]).with_name(options.BENCH))
     words = [program, "-m", server["model"], "-o", "jsonl", "-v", "-r", str(REPETITIONS)]
@@ -63,14 +63,14 @@ def argv_of(plan: Plan, request: Request) -> list[str]:
         "-ot": server.get("override-tensor", "").replace(",", ";"),
         "--repack": "0" if server.get("repack") == "off" else None,
         "-p": ",".join(map(str, request.prompts)),
-        "-n": str(GENERATED),
+        "-n": str(GENERATED_TOKENS),
         "-d": ",".join(map(str, request.depths)),
     }
     return [*words, *(word for name, value in pairs.items() if value for word in (name, value))]
 
 
 def options_of(argv: Sequence[str]) -> dict[str, str]:
-    """Return llama-server's options in a command line by their names in the table; a switch has the value that it stands for."""
+    """Return the values of llama-server's options in a command line, by their names in the table; a switch has the value that it stands for."""
     values = {}
     for word, next_word in zip(argv[1:], [*argv[2:], ""]):
         option = options.by_word(word) if word.startswith("-") else None

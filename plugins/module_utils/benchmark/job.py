@@ -15,12 +15,12 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILE_PREFIX
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
 MANAGERS = (*services.SYSTEMD, "supervisor")
 """Managers that can run a benchmark: launchd would start the job again at boot."""
-NAME = names.service("benchmark")
+SERVICE_NAME = names.service("benchmark")
 RESTART_SECTIONS = """
 [Unit]
 Conflicts={server}.service
@@ -35,20 +35,20 @@ SIGKILL to the whole unit; OnFailure does."""
 
 
 class BenchmarkJob:
-    def __init__(self, place: InstallationPaths) -> None:
-        scope = "--user " if place.scope == "user" else ""
-        systemd = place.service_manager in services.SYSTEMD
+    def __init__(self, paths: InstallationPaths) -> None:
+        scope = "--user " if paths.scope == "user" else ""
+        systemd = paths.service_manager in services.SYSTEMD
         self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
-        self._state = Path(place.prefix, "state")
-        self._server_manager = services.manager_of(place)
-        self.measuring = services.temporary_manager(place)
+        self._state = Path(paths.prefix, "state")
+        self._server_manager = services.manager_of(paths)
+        self.measuring = services.temporary_manager(paths)
 
     def exists(self) -> bool:
-        """Return whether a benchmark has begun here and was not ended."""
-        return self.measuring.path(NAME).exists()
+        """Return whether an unfinished benchmark exists on this host."""
+        return self.measuring.path(SERVICE_NAME).exists()
 
     def runs(self) -> bool:
-        return self.measuring.state([NAME])[NAME] == services.RUNNING
+        return self.measuring.state([SERVICE_NAME])[SERVICE_NAME] == services.RUNNING
 
     def start(self, definition: str) -> None:
         """Stop the server and measure.
@@ -60,8 +60,8 @@ class BenchmarkJob:
         for old_file in self._state.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there
                 old_file.unlink()
-        service = services.Service(NAME, definition + self._return, temporary=True)
-        _apply(self.measuring, run=[service], restart=[NAME])
+        service = services.Service(SERVICE_NAME, definition + self._return, temporary=True)
+        _apply(self.measuring, run=[service], restart=[SERVICE_NAME])
 
     def end(self, serve: bool = True) -> None:
         """End the job.
@@ -69,7 +69,7 @@ class BenchmarkJob:
         :param serve: whether to start the server; otherwise the caller decides.
         """
         was_running = self.runs()
-        _apply(self.measuring, remove=[NAME])
+        _apply(self.measuring, remove=[SERVICE_NAME])
         if serve:
             _apply(self._server_manager, start=[names.SERVER])
         elif was_running:  # systemd is about to start the server
@@ -80,17 +80,17 @@ def _apply(manager: services.Manager, **request: Any) -> None:
     services.apply_request(manager, services.ServiceRequest(**request), check=False)
 
 
-def cancel_benchmark(place: InstallationPaths, touched_services: Collection[str], check: bool) -> list[services.Change]:
-    """End a benchmark whose server is about to be changed: at its end it would start the server, whoever had stopped it.
+def cancel_benchmark(paths: InstallationPaths, touched_services: Collection[str], check: bool) -> list[services.Change]:
+    """End a benchmark whose server is about to be changed: at its end it would start the server, no matter who stopped it.
 
     :param touched_services: services that are about to be stopped or started.
     """
-    if place.service_manager not in MANAGERS or names.SERVER not in touched_services:
+    if paths.service_manager not in MANAGERS or names.SERVER not in touched_services:
         return []
-    job = BenchmarkJob(place)
+    job = BenchmarkJob(paths)
     if not job.exists():
         return []
-    state_before = job.measuring.state([NAME])[NAME]
+    state_before = job.measuring.state([SERVICE_NAME])[SERVICE_NAME]
     if not check:
         job.end(serve=False)
-    return [services.Change(NAME, state_before, services.STOPPED, "", "")]
+    return [services.Change(SERVICE_NAME, state_before, services.STOPPED, "", "")]

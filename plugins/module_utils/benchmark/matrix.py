@@ -13,8 +13,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
 
-GENERATED = 128
-CACHE_CELLS = 256
+GENERATED_TOKENS = 128
+CACHE_STEP = 256
 """llama.cpp allocates a cache in multiples of this number of tokens."""
 
 
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     @property
     def context(self) -> int:
         """Return the cache size of the longest test in llama-bench, in tokens."""
-        return -(-(max(*self.prompts, GENERATED) + max(self.depths)) // CACHE_CELLS) * CACHE_CELLS
+        return -(-(max(*self.prompts, GENERATED_TOKENS) + max(self.depths)) // CACHE_STEP) * CACHE_STEP
 
 
 def request_of(variables: Mapping[str, Any]) -> Request:
@@ -36,8 +36,8 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     :raises Refusal: names the variable and its value.
     """
     request = Request(*(tuple(dict.fromkeys(variables[f"llama_benchmark_{name}"])) for name in Request._fields))
-    faults = [number for number in (*request.hosts, *request.prompts) if number < 1]
-    faults += [number for number in request.depths if number < 0]
+    faults = [count for count in (*request.hosts, *request.prompts) if count < 1]
+    faults += [count for count in request.depths if count < 0]
     if faults or not request.prompts or not request.depths:
         raise Refusal(
             "llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths "
@@ -47,25 +47,25 @@ def request_of(variables: Mapping[str, Any]) -> Request:
 
 
 def hosts_in_order(plan: Plan) -> list[str]:
-    """Return the head, hosts with layers in the plan's order, then other hosts that lend devices."""
+    """Return the head, then hosts with layers in the plan's order, then other hosts with workers."""
     layer_hosts = [plan.head.host, *(entry.host for entry in plan.placement if entry.endpoint)]
     lending_hosts = [name for name, host in plan.hosts.items() if host.workers]
     return list(dict.fromkeys([*layer_hosts, *lending_hosts, *(worker.host for worker in plan.external_workers)]))
 
 
 def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
-    """Return the hosts of each load of the model.
+    """Return the hosts for each load of the model.
 
-    :raises Refusal: there are fewer hosts.
+    :raises Refusal: the cluster has fewer hosts.
     """
     hosts = hosts_in_order(plan)
-    excessive_numbers = [number for number in request.hosts if number > len(hosts)]
+    excessive_numbers = [count for count in request.hosts if count > len(hosts)]
     if excessive_numbers:
         raise Refusal(
             f"llama_benchmark_hosts has {excessive_numbers[0]}, but only {len(hosts)} hosts of the cluster have devices ({', '.join(hosts)}): use a smaller "
             "number"
         )
-    return [tuple(hosts[:number]) for number in request.hosts or range(1, len(hosts) + 1)]
+    return [tuple(hosts[:count]) for count in request.hosts or range(1, len(hosts) + 1)]
 
 
 def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: Plan) -> Cluster:
@@ -95,31 +95,31 @@ def serving_backend(plan: Plan) -> str:
 
 
 def skip_reason(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[str]) -> str | None:
-    """Return why a load cannot be measured; None if it can."""
+    """Return the reason why a load cannot be measured, or None."""
     if load_plan.refused or isinstance(load_plan, Refused):
         return " ".join(load_plan.reasons)
     if _build_id(load_plan) not in [build.id for build in serving_plan.hosts[serving_plan.head.host].builds]:
-        return f"this measurement needs build {_build_id(load_plan)}, which the serving plan lacks"
+        return f"this measurement needs build {_build_id(load_plan)}, which the serving plan does not contain"
     layer_hosts = {entry.host for entry in load_plan.placement if entry.layers or entry.output}
     idle_hosts = [host for host in hosts[1:] if host not in layer_hosts]
-    return f"the plan gives no layer to {', '.join(idle_hosts)}" if idle_hosts else None
+    return f"the plan places no layers on {', '.join(idle_hosts)}" if idle_hosts else None
 
 
 def cells_of(hosts: tuple[str, ...], request: Request, load_plan: Plan | Refused, obstacle: str | None) -> list[Cell]:
-    """Return the cells of a load, unmeasured.
+    """Return the cells of a load before its measurement.
 
-    :param obstacle: why nothing will be measured.
+    :param obstacle: reason why nothing will be measured.
     """
     plan = None if load_plan.refused or isinstance(load_plan, Refused) else load_plan
     return [
         Cell(hosts, test, depth, _predicted_speed(plan, test) if plan and not depth else None, skipped=obstacle)
         for depth in request.depths
-        for test in (*(f"pp{number}" for number in request.prompts), f"tg{GENERATED}")
+        for test in (*(f"pp{prompt_tokens}" for prompt_tokens in request.prompts), f"tg{GENERATED_TOKENS}")
     ]
 
 
 def _predicted_speed(plan: Plan, test: str) -> float | None:
-    """Return the plan's tokens per second; None for pipelined prompts of another length than the planned one."""
+    """Return the plan's tokens per second; None for pipelined prompts whose length differs from the planned length."""
     is_prompt, prompt = test.startswith("pp"), plan.estimate.prompt
     if prompt and test == f"pp{prompt.tokens}":
         return prompt.tokens_per_s

@@ -17,9 +17,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 SIZES = {"jsonl": 1 << 20, "log": 16 << 10, "status": 16}
-"""Suffix of a program's file → bytes that are read from its end."""
-LOG_LINES, LINE_LENGTH = 3, 500
-"""Last lines of a log that are shown, and characters of each."""
+"""Number of bytes to read from the end of a program's file, by its suffix."""
+MAX_LOG_LINES, MAX_LINE_LENGTH = 3, 500
+"""Maximum number of log lines to show, and maximum length of a line."""
 
 
 def result_of(text: str) -> Result | None:
@@ -29,13 +29,13 @@ def result_of(text: str) -> Result | None:
         test = f"pp{row.n_prompt}" if row.n_prompt else f"tg{row.n_gen}"
     except ValueError:
         return None
-    is_single = bool(row.n_prompt) != bool(row.n_gen)
-    return Result(test, row.n_depth, Speed(float(row.avg_ts), float(row.stddev_ts))) if is_single else None
+    has_one_phase = bool(row.n_prompt) != bool(row.n_gen)
+    return Result(test, row.n_depth, Speed(float(row.avg_ts), float(row.stddev_ts))) if has_one_phase else None
 
 
 def read_results(state: Path, number: int) -> Program:
-    """Return what a program has written so far. The services' account owns its files and may have put anything there."""
-    rows, log, status = (reading.end_of(state / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
-    last_lines = [printable(line, LINE_LENGTH) for line in log.splitlines() if line.strip()][-LOG_LINES:]
+    """Return a program's results so far. The services' account owns the files, so they may contain anything."""
+    rows, log, status = (reading.read_end(state / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
+    last_lines = [printable(line, MAX_LINE_LENGTH) for line in log.splitlines() if line.strip()][-MAX_LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))
     return Program(results, int(status.strip()) if status.strip().isdecimal() else None, " / ".join(last_lines))

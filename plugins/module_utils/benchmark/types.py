@@ -7,13 +7,13 @@ from typing import Annotated, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import MAX_TEXT, Number, Text
 
 FILE_PREFIX = "benchmark-"
-"""Prefix of files that programs write."""
+"""Prefix of the programs' output files."""
 
 SCHEMA = 1
-SLOWEST, FASTEST = 1e-4, 10**9
+MIN_SPEED, MAX_SPEED = 1e-4, 10**9
 """Limits in tokens per second."""
 
-Figure = Annotated[float, Number(SLOWEST, FASTEST, allows_fractions=True)]
+Figure = Annotated[float, Number(MIN_SPEED, MAX_SPEED, allows_fractions=True)]
 Tokens = Annotated[int, Number(0, 10**9)]
 Test = Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
 Words = Annotated[str, Text(max_length=MAX_TEXT)]
@@ -38,7 +38,7 @@ class Cell(NamedTuple):
     depth: int
     """tokens in the cache before the measurement"""
     predicted: Optional[float]
-    """tokens per second by the plan of these hosts; null if it predicts none, for example for a cache that is not empty"""
+    """tokens per second according to the plan of these hosts; null without a prediction, for example for a cache that is not empty"""
     measured: Optional[Speed] = None
     """measured speed; null before the measurement"""
     skipped: Optional[Words] = None
@@ -46,7 +46,7 @@ class Cell(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Return whether nothing is left to measure."""
+        """Return whether the cell is measured or skipped."""
         return bool(self.measured or self.skipped)
 
     @property
@@ -83,7 +83,7 @@ class BenchRow(NamedTuple):
     n_gen: Tokens
     n_depth: Tokens
     avg_ts: Figure
-    stddev_ts: Annotated[float, Number(0, FASTEST, allows_fractions=True)]
+    stddev_ts: Annotated[float, Number(0, MAX_SPEED, allows_fractions=True)]
 
 
 class Result(NamedTuple):

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Programs of the host, including those outside the PATH of a non-interactive login."""
+"""Programs of the host, including programs outside the PATH of a non-interactive login."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-SEARCH = os.pathsep.join(
+SEARCH_PATH = os.pathsep.join(
     [
         *filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep)),
         "/usr/local/bin",
@@ -36,7 +36,7 @@ Ask = Callable[[list], str]
 
 
 class CommandError(Refusal):
-    """A command failed for ``reason``; ``status`` is None if it did not start or did not finish."""
+    """Failure of a command for ``reason``; ``status`` is None if it did not start or did not finish."""
 
     def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
         super().__init__(f"«{shlex.join(argv)}» failed: {reason}. Fix this on the host, and run the playbook again.")
@@ -46,20 +46,20 @@ class CommandError(Refusal):
 
 def find(program: str) -> str | None:
     """Return the path of a program, or None."""
-    return shutil.which(program, path=SEARCH)
+    return shutil.which(program, path=SEARCH_PATH)
 
 
-def find_user_session() -> None:
-    """Set XDG_RUNTIME_DIR, which systemctl --user needs, if the login did not."""
+def set_runtime_directory() -> None:
+    """Set XDG_RUNTIME_DIR, which systemctl --user needs, if the login did not set it."""
     runtime = f"/run/user/{os.geteuid()}"
     if os.path.exists(runtime + "/bus"):
         os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
 
 
-def account_options(account: str | None) -> dict[str, Any]:
-    """Return ``user``, ``group`` and ``extra_groups`` with which subprocess runs a command as an account; empty unless this process is root's.
+def run_as_options(account: str | None) -> dict[str, Any]:
+    """Return ``user``, ``group`` and ``extra_groups`` for running a command as an account with subprocess; empty unless this process runs as root.
 
-    :raises Refusal: there is no such account.
+    :raises Refusal: the account does not exist.
     """
     if account is None or os.geteuid() != 0:
         return {}
@@ -71,10 +71,10 @@ def account_options(account: str | None) -> dict[str, Any]:
 
 
 def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False, account: str | None = None) -> str:
-    """Run a command with ``text`` as input, in English, and return its output.
+    """Run a command in the C locale with ``text`` as input, and return its output.
 
-    :param may_fail: whether another status than 0 is no failure.
-    :param account: account as which root runs it.
+    :param may_fail: whether to accept exit statuses other than 0.
+    :param account: account that runs the command, if this process runs as root.
     """
     program = find(argv[0])
     if not program:
@@ -88,8 +88,8 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
             errors="replace",
             timeout=seconds,
             check=False,
-            env={**os.environ, "PATH": SEARCH, "LC_ALL": "C"},
-            **account_options(account),
+            env={**os.environ, "PATH": SEARCH_PATH, "LC_ALL": "C"},
+            **run_as_options(account),
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise CommandError(argv, str(error), None) from error

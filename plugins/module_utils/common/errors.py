@@ -13,12 +13,12 @@ from typing import Any
 
 
 class Refusal(ValueError):
-    """The request cannot be done or planned; the message gives subject, fact and remedy."""
+    """Refusal of a request that cannot be planned or executed; the message contains subject, fact and remedy."""
 
 
 REMEDIES = {
-    errno.ENOSPC: "Free some space on {mount} and run the playbook again",
-    errno.EDQUOT: "Raise the quota on {mount}, or remove some files there, and run the playbook again",
+    errno.ENOSPC: "Free space on {mount} and run the playbook again",
+    errno.EDQUOT: "Raise the quota on {mount}, or remove files on it, and run the playbook again",
     errno.EROFS: "{mount} is read-only (see dmesg): remount it read-write and run the playbook again",
     errno.EIO: "The disk behind {mount} is failing (see dmesg): repair or replace the disk and run the playbook again",
     errno.EACCES: "Use an account with permission to do this (become), or check the owner and mode of the path",
@@ -27,7 +27,7 @@ REMEDIES = {
 
 
 def mount_point(path: str) -> Path:
-    """Return the mount point of the file system on which a path is, or would be."""
+    """Return the mount point of the file system that contains a path, or would contain it."""
     mount = Path(os.path.realpath(path))
     while not os.path.ismount(mount) and mount != mount.parent:
         mount = mount.parent
@@ -35,13 +35,13 @@ def mount_point(path: str) -> Path:
 
 
 def sentence(error: OSError, *folders: str) -> str:
-    """Return a message with the path, the error and a remedy.
+    """Return a message with the paths, the error and a remedy.
 
     :param folders: folders to name if the error names no absolute path.
     """
     paths = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, (str, bytes))]
-    absolute = [path for path in paths if os.path.isabs(path)] or folders or ["/"]
-    mounts = list(dict.fromkeys(mount_point(path) for path in absolute))
+    absolute_paths = [path for path in paths if os.path.isabs(path)] or folders or ["/"]
+    mounts = list(dict.fromkeys(mount_point(path) for path in absolute_paths))
     remedy = REMEDIES.get(error.errno or 0, "Fix this on the host and run the playbook again")
     remedy = remedy.format(mount=" or ".join(map(str, mounts)))
     return f"{' → '.join(paths)}{': ' * bool(paths)}{error.strerror or error}. {remedy}."
@@ -49,7 +49,7 @@ def sentence(error: OSError, *folders: str) -> str:
 
 @contextmanager
 def report_errors(module: Any) -> Iterator[None]:
-    """Call ``fail_json`` of a module with a sentence if the block fails."""
+    """Call ``fail_json`` of a module with a message if the block fails."""
     try:
         yield
     except Refusal as error:

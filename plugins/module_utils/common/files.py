@@ -15,12 +15,12 @@ from typing import IO
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 
-TEMPORARY = ".llamacpp-"
+TEMPORARY_PREFIX = ".llamacpp-"
 """Prefix of the names of unfinished files."""
 
 
 def text_of(path: Path) -> str:
-    """Return the content of a file; empty if it is missing or not readable."""
+    """Return the content of a file; empty if it is missing or unreadable."""
     try:
         return path.read_text(errors="replace")
     except OSError:
@@ -41,10 +41,10 @@ def sha256_of(stream: IO[bytes]) -> str:
 
 
 def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -> None:
-    """Replace a file atomically: even after a power cut it has the old text or the new one. Text that was read with surrogateescape is written
-    back unchanged.
+    """Replace a file atomically: even after a power failure it has either the old text or the new text. Surrogates from surrogateescape are written
+    back as the original bytes.
 
-    :param owner: uid of the owner; None keeps this process's.
+    :param owner: uid of the owner; None for this process's uid.
     :raises OSError: ``target`` is unchanged, and the error names it.
     """
     try:
@@ -54,7 +54,7 @@ def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -
 
 
 def _replace(target: Path, text: str, mode: int, owner: int | None) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY, dir=target.parent)
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
@@ -72,7 +72,7 @@ def _replace(target: Path, text: str, mode: int, owner: int | None) -> None:
 
 
 def is_marked(folder: Path) -> bool:
-    """Return whether this collection made a folder, as root or as this account: another account could have forged the mark."""
+    """Return whether this collection created a folder, as root or as this account: another account could have forged the mark."""
     try:
         statuses = (os.stat(folder), os.lstat(folder / names.FOLDER_MARK))
     except OSError:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lock files. An account that can open a lock file, even to read it, can hold the lock forever, so other accounts have no access."""
+"""Lock files. An account that can open a lock file, even for reading, can hold the lock forever, so other accounts have no access."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import fil
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 POLL_SECONDS = 0.2
-HOST_SECONDS = 600
+HOST_LOCK_SECONDS = 600
 
 
 class BusyError(Refusal):
@@ -41,7 +41,7 @@ def open_file(path: Path) -> int:
 
 
 def take(lock: int, seconds: float = 0) -> bool:
-    """Lock an open file until this process and its children close it. Return False if others hold it longer than ``seconds``."""
+    """Lock an open file until this process and its children close it. Return False if others hold the lock longer than ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -64,7 +64,7 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
     try:
         if not take(lock, seconds):
             raise BusyError(
-                f"{shown_holders(path)} on this host has held {path} for more than {seconds:g} s: wait for that process to exit, or stop it, then run the "
+                f"{holders_text(path)} on this host has held {path} for more than {seconds:g} s: wait for that process to exit, or stop it, then run the "
                 "playbook again"
             )
         yield lock
@@ -82,7 +82,7 @@ def is_held(path: Path) -> bool:
 
 
 @contextmanager
-def hold_host(prefix: str) -> Iterator[None]:
+def hold_host_lock(prefix: str) -> Iterator[None]:
     """Hold the lock of a host during a block, so that one process changes it at a time: the last task of a killed run continues. A folder without this
     collection's mark has no lock.
 
@@ -91,7 +91,7 @@ def hold_host(prefix: str) -> Iterator[None]:
     with ExitStack() as stack:
         if files.is_marked(Path(prefix)):
             with ignore_read_only():
-                stack.enter_context(hold(Path(prefix, names.CHANGES_LOCK), HOST_SECONDS))
+                stack.enter_context(hold(Path(prefix, names.CHANGES_LOCK), HOST_LOCK_SECONDS))
         yield
 
 
@@ -105,7 +105,7 @@ def ignore_read_only() -> Iterator[None]:
             raise
 
 
-def holders(path: Path) -> list[int]:
+def find_holders(path: Path) -> list[int]:
     """Return the processes that hold the lock and are visible to this account (Linux; empty on other systems)."""
     processes = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -117,6 +117,6 @@ def holders(path: Path) -> list[int]:
     return sorted(processes)
 
 
-def shown_holders(path: Path) -> str:
+def holders_text(path: Path) -> str:
     """Return the processes that hold the lock, for a message: «process 12 and process 13»."""
-    return " and ".join(f"process {number}" for number in holders(path)) or "a process"
+    return " and ".join(f"process {process}" for process in find_holders(path)) or "a process"

@@ -13,27 +13,27 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import ser
 
 CLUSTER_GROUP = "llama_cluster"
 """Default of llama_cluster_group, the group of a cluster's hosts."""
-NAME = "llamacpp"
-"""Prefix of all names that the collection gives."""
-SERVER, WORKERS = f"{NAME}-server", f"{NAME}-worker-"
+PREFIX = "llamacpp"
+"""Prefix of all names that the collection assigns."""
+SERVER, WORKERS = f"{PREFIX}-server", f"{PREFIX}-worker-"
 """Service of the head, and prefix of the workers' services."""
-ACCOUNT, BUILD_ACCOUNT = NAME, f"{NAME}-build"
+ACCOUNT, BUILD_ACCOUNT = PREFIX, f"{PREFIX}-build"
 """Account that runs services, and account that compiles."""
-BUILD_HOME = f"/opt/{NAME}"
+BUILD_HOME = f"/opt/{PREFIX}"
 """Home of BUILD_ACCOUNT."""
-SERVICE = re.compile(rf"{SERVER}|{WORKERS}.+")
+SERVICE_PATTERN = re.compile(rf"{SERVER}|{WORKERS}.+")
 SYSTEM = "/usr"
 """Prefix of the distribution's packages."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
 """Mark in the first lines of every service definition."""
 FOLDER_MARK = ".llamacpp.cluster"
-"""Empty folder below the prefix. Without it the prefix is not ours, and is neither changed nor removed."""
+"""Empty folder below the prefix. Without this folder the prefix is not ours, and is neither changed nor removed."""
 FOREIGN_REMEDY = ", which this collection did not create: move or rename it, then run the playbook again"
-"""End of a message about a file or service with one of our names that the collection did not make."""
+"""End of a message about a foreign file or service with one of our names."""
 ACCOUNT_MARK = "llama.cpp cluster"
 """GECOS comment of every account that this collection creates."""
-PACKAGES = "packages"
-"""File below the prefix that lists the distribution's packages that runs installed."""
+PACKAGES_FILE = "packages"
+"""File below the prefix with the distribution's packages that runs have installed."""
 CACHED_FACTS = "facts.json"
 """File below the head's prefix with the facts of the last plan."""
 CLUSTER_LOCK = "cluster.lock"
@@ -41,8 +41,8 @@ CLUSTER_LOCK = "cluster.lock"
 CHANGES_LOCK = "changes.lock"
 """Lock file below each host's prefix, held by the process that changes services."""
 BUILDS_LOCK = "builds.lock"
-"""Lock file in each host's cache, held by the process that builds, perhaps of a killed playbook."""
-TAKE_OVER = "llama_lease_take_over"
+"""Lock file in each host's cache, held by the process that builds, possibly for a killed playbook."""
+TAKE_OVER_VARIABLE = "llama_lease_take_over"
 """Variable with which an operator takes over the cluster lock of another run."""
 FALLBACKS = "fallbacks.json"
 """File below the head's prefix with the plans for serving while a worker is unavailable."""
@@ -52,16 +52,16 @@ METRICS = "metrics.json"
 """File below each host's prefix with the settings of launchers that write metrics."""
 MEASURED_SPEED = "speed.json"
 """File below the head's prefix with the measured and planned speeds of generation (plan/speed_record.py)."""
-VERIFICATION = "verified.json"
+VERIFICATION_FILE = "verified.json"
 """File below the head's prefix with the result of the last verification."""
-PROOF = "proof.json"
+PROOFS_FILE = "proof.json"
 """File below the head's prefix with the verdicts of proofs."""
 PROOF_LOCK = "proof.lock"
-"""Lock file below the head's prefix, held by the process that proves devices, perhaps of a killed playbook."""
-READING = "reading.json"
-"""File below the head's prefix with how well its models read plain text at the last verification."""
+"""Lock file below the head's prefix, held by the process that proves devices, possibly for a killed playbook."""
+READINGS_FILE = "reading.json"
+"""File below the head's prefix with the readings of plain text at the last verification."""
 START_DIGESTS = "read.json"
-"""File below each host's prefix with service → digest of its definition and input files at its last start."""
+"""File below each host's prefix with a digest of each service's definition and input files at its last start."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Supported firewall managers."""
 WIREGUARD = "wireguard"
@@ -83,8 +83,8 @@ PLANS = "plans"
 MODELS = "models"
 """Folder below the head's prefix with models that the collection writes or downloads."""
 KNOWN_ANSWER_MTIME = 2
-"""Modification time of known-answer models in seconds, by which a modified file is recognised. Increase it when the content of that file changes."""
-INSTALLED = (
+"""Modification time of known-answer models in seconds, which identifies their content. Increase it when the content of the file changes."""
+INSTALLED_ENTRIES = (
     "releases",
     "runtime",
     "state",
@@ -92,13 +92,13 @@ INSTALLED = (
     "venv",
     "links",
     "lingering",
-    PACKAGES,
+    PACKAGES_FILE,
     CACHED_FACTS,
     MEASURED_SPEED,
-    VERIFICATION,
-    PROOF,
+    VERIFICATION_FILE,
+    PROOFS_FILE,
     PROOF_LOCK,
-    READING,
+    READINGS_FILE,
     START_DIGESTS,
     CLUSTER_LOCK,
     CHANGES_LOCK,
@@ -110,10 +110,10 @@ INSTALLED = (
     KEYS,
     FOLDER_MARK,
 )
-"""Entries of an installation below its prefix, removed in this order. Models are not listed: they may be the operator's."""
+"""Entries of an installation below its prefix, removed in this order. Models are not listed: they may belong to the operator."""
 PAGE_PORT = "llama_server_page_port"
 PORT_VARIABLES = {False: "port in llama_worker_endpoints", True: "llama_server_port"}
-"""Whether a service is the head's → setting of its port."""
+"""Setting of a service's port, by whether the service is the head's."""
 IPERF_PORT = 50051
 """Port of iperf3 on a worker's host during a link measurement."""
 FAMILIES = {
@@ -133,7 +133,7 @@ def service(part: str) -> str:
 
     :param part: ``server``, ``benchmark``, or ``worker-`` and the worker's name.
     """
-    return f"{NAME}-{part}"
+    return f"{PREFIX}-{part}"
 
 
 def is_head(name: str) -> bool:
@@ -141,7 +141,7 @@ def is_head(name: str) -> bool:
     return name == SERVER
 
 
-ROLLING = ("opensuse-tumbleweed",)
+ROLLING_DISTRIBUTIONS = ("opensuse-tumbleweed",)
 """Rolling distributions. Their version is a date, so builds would change with every upgrade."""
 
 
@@ -162,22 +162,22 @@ def is_loopback(address: str) -> bool:
 
 def distribution(os_release: str) -> dict[str, Any]:
     """Return id, version and package family from the text of /etc/os-release."""
-    values = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
-    names = [values.get("ID", "unknown"), *values.get("ID_LIKE", "").split()]
+    fields = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
+    names = [fields.get("ID", "unknown"), *fields.get("ID_LIKE", "").split()]
     family = next((FAMILIES[name.split("-")[0]] for name in names if name.split("-")[0] in FAMILIES), "unknown")
-    version = values.get("VERSION_ID", values.get("VERSION_CODENAME", ""))
-    return {"id": names[0], "version": "" if names[0] in ROLLING else version, "family": family}
+    version = fields.get("VERSION_ID", fields.get("VERSION_CODENAME", ""))
+    return {"id": names[0], "version": "" if names[0] in ROLLING_DISTRIBUTIONS else version, "family": family}
 
 
 def installation_folders(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the folders of the installation, of the cache, which outlives it, and of service definitions.
+    """Return the folders of the installation, of the cache, which survives its removal, and of service definitions.
 
     :param environment: environment of the connecting user, with ``HOME``.
     """
     home = environment["HOME"]
     if scope == "system":
-        prefix, cache = f"/opt/{NAME}", f"/var/cache/{NAME}"
+        prefix, cache = f"/opt/{PREFIX}", f"/var/cache/{PREFIX}"
     else:
-        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", NAME)
-        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", NAME)
+        prefix = os.path.join(environment.get("XDG_DATA_HOME") or home + "/.local/share", PREFIX)
+        cache = os.path.join(environment.get("XDG_CACHE_HOME") or home + "/.cache", PREFIX)
     return {"prefix": prefix, "cache": cache, "units": service_managers.folder(manager, scope, prefix, environment)}

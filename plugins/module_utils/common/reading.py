@@ -18,15 +18,15 @@ from typing import IO, Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 DISK_SECONDS = 60.0
-DIGITS = 20
+MAX_DIGITS = 20
 
 
 class NotAFileError(OSError):
-    """The path is not a regular file."""
+    """Error for a path that is not a regular file."""
 
 
 def open_file(path: str | Path, follow: bool = False) -> IO[bytes]:
-    """Open a file for reading. The owner of its folder may have replaced it, so this never blocks, and follows links only on request.
+    """Open a file for reading. The owner of its folder may have replaced it, so this function never blocks, and only follows links on request.
 
     :raises OSError: it does not exist; NotAFileError: it is not a regular file.
     """
@@ -43,7 +43,7 @@ def read_start(path: Path, limit: int, follow: bool = False) -> bytes:
         return stream.read(limit)
 
 
-def end_of(path: Path, size: int) -> str:
+def read_end(path: Path, size: int) -> str:
     """Return the last ``size`` bytes of a file as text; empty if it cannot be read."""
     try:
         with open_file(path) as stream:
@@ -54,7 +54,7 @@ def end_of(path: Path, size: int) -> str:
 
 
 class TooSlowError(Exception):
-    """The work took too long; the message ends a sentence whose subject was read."""
+    """Timeout; the message is the end of a sentence about a file or address."""
 
 
 def run_within(seconds: float, work: Callable[[], Any]) -> Any:
@@ -65,13 +65,13 @@ def run_within(seconds: float, work: Callable[[], Any]) -> Any:
     """
     result: dict[str, Any] = {}
 
-    def run() -> None:
+    def run_work() -> None:
         try:
             result["value"] = work()
         except Exception as error:
             result["error"] = error
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run_work, daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
@@ -82,15 +82,15 @@ def run_within(seconds: float, work: Callable[[], Any]) -> Any:
 
 
 def read_reply(reply: Any, limit: int) -> bytes:
-    """Return at most ``limit`` bytes of an HTTP reply. Its method ``read`` would return all that follows a chunk of negative length."""
+    """Return at most ``limit`` bytes of an HTTP reply. Its method ``read`` would return everything after a chunk of negative length."""
     data = bytearray(limit)
     return bytes(memoryview(data)[: reply.readinto(data)])
 
 
-def from_disk(path: str | Path, work: Callable[[], Any], seconds: float = DISK_SECONDS) -> Any:
+def read_from_disk(path: str | Path, work: Callable[[], Any], seconds: float = DISK_SECONDS) -> Any:
     """Return the result of ``work``, which reads this path.
 
-    :raises Refusal: it takes longer, as on a dead network mount.
+    :raises Refusal: the work takes longer, for example because of a dead network mount.
     """
     try:
         return run_within(seconds, work)
@@ -104,7 +104,7 @@ def read_object(path: Path, limit: int) -> dict[str, Any]:
     """Return the JSON object in a file of at most ``limit`` bytes.
 
     :raises OSError: the file cannot be read.
-    :raises ValueError: it is larger or not valid; see ``parse``.
+    :raises ValueError: the file is larger or invalid; see ``parse``.
     """
     data = read_start(path, limit + 1)
     if len(data) > limit:
@@ -113,12 +113,12 @@ def read_object(path: Path, limit: int) -> dict[str, Any]:
 
 
 def parse(text: str | bytes) -> dict[str, Any]:
-    """Return a JSON object whose parts can all be computed with, printed and written.
+    """Return a JSON object whose values are safe to compute with, print and write.
 
-    :raises ValueError: it is no object, is nested too deep for Python, or has an infinite number or an invalid string.
+    :raises ValueError: the text is not a JSON object, is nested too deeply for Python, or has an infinite number or an invalid string.
     """
     try:
-        value = json.loads(text, parse_constant=_finite, parse_float=_finite, parse_int=_parse_integer)
+        value = json.loads(text, parse_constant=_parse_number, parse_float=_parse_number, parse_int=_parse_integer)
         json.dumps(value, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
@@ -127,13 +127,13 @@ def parse(text: str | bytes) -> dict[str, Any]:
     return value
 
 
-def _finite(text: str) -> float:
+def _parse_number(text: str) -> float:
     if not math.isfinite(float(text)):
-        raise ValueError(f"{text[:DIGITS]} is not a finite number")
+        raise ValueError(f"{text[:MAX_DIGITS]} is not a finite number")
     return float(text)
 
 
 def _parse_integer(text: str) -> int:
-    if len(text) > DIGITS:
-        raise ValueError(f"{text[:DIGITS]}… has more than {DIGITS} digits")
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"{text[:MAX_DIGITS]}… has more than {MAX_DIGITS} digits")
     return int(text)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Find and remove secrets in texts, both known secrets and texts that look like one."""
+"""Find and remove secrets in texts: known secrets, and texts that look like secrets."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ SECRET_PARAMETER = re.compile(
     re.IGNORECASE,
 )
 MIN_SECRET_LENGTH = 4
-"""Minimum length of a known secret: a shorter one is part of many words."""
-NAME = re.compile(
+"""Minimum length of a known secret: a shorter text is part of many words."""
+SECRET_NAME = re.compile(
     r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|jwt|(?:db|user)pass"
     r"|(?:private|preshared|access|api|auth|client|encryption|signing|ssh)[_-]?keys?|(?-i:[A-Z0-9]_KEYS?(?![A-Za-z]))"
     r"|(?:auth|access|api|hf|refresh|session)token(?![a-z])"
@@ -33,11 +33,11 @@ NAME = re.compile(
     re.IGNORECASE,
 )
 """Pattern for the name of a secret."""
-HARMLESS_NAMES = r"(?![\w-]*[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
-"""Lookaheads that exclude names of files, and counts of tokens."""
+NOT_SECRET = r"(?![\w-]*[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
+"""Lookaheads that exclude file names and token counts."""
 REST_OF_LINE = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!\\n)[^\n])*)"
-"""Pattern for the rest of a line with any quoting; a leading quote is skipped."""
-PATTERNS = (
+"""Pattern for the rest of a line in any quotation, without a leading quote."""
+SECRET_PATTERNS = (
     ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>[^<].*?)(?:-----END|\Z)", re.DOTALL),
     ("Ansible Vault value", r"\$ANSIBLE_VAULT;\S+(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
     ("token", r"\b(?P<secret>(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|sk-|AKIA|eyJ)[\w.-]{8,})", 0),
@@ -45,7 +45,7 @@ PATTERNS = (
     ("stunnel key", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
     (
         "password, token or key",
-        rf"(?:{NAME.pattern}){HARMLESS_NAMES}[\w.-]*[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE}",
+        rf"(?:{SECRET_NAME.pattern}){NOT_SECRET}[\w.-]*[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE}",
         re.IGNORECASE,
     ),
     (
@@ -55,7 +55,7 @@ PATTERNS = (
     ),
     ("API key", r"\b(?:bearer|basic(?=\s+[A-Za-z+/]*(?-i:[A-Z0-9=])))\s+(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE),
 )
-"""Kind, expression and flags. No expression matches a marker."""
+"""Kind, expression and flags of each pattern. No expression matches a marker."""
 URL = re.compile(
     r"(?P<scheme>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,20}:(?:\\?/){2})(?P<user>[^\s/\"'<>\\]*@)?(?P<host>[^\s/?#\"'<>@\\]*)(?P<path>[^\s?#\"'<>]*)(?P<query>[^\s\"'<>]*)",
     re.IGNORECASE,
@@ -79,22 +79,22 @@ def has_secret(text: str) -> bool:
 
 
 def redact(text: str, secrets: Mapping[str, str] = {}) -> str:
-    """Return the text with ``<removed: KIND>`` in place of each secret.
+    """Return the text with ``<removed: KIND>`` instead of each secret.
 
-    :param secrets: secret → its kind. It is found in the quoting of shells, service managers, JSON, HTML, URLs and base64.
+    :param secrets: secret → its kind. A secret is also found if it is quoted for shells, service managers, JSON, HTML or URLs, or encoded in base64.
     """
     for secret in sorted(secrets, key=len, reverse=True):
         if len(secret) >= MIN_SECRET_LENGTH:
-            for form in _longest_first(secret):
+            for form in _sorted_forms(secret):
                 text = text.replace(form, marker(secrets[secret]))
-    text = URL.sub(_redacted_url, text)
-    for kind, expression, flags in PATTERNS:
+    text = URL.sub(_redact_url, text)
+    for kind, expression, flags in SECRET_PATTERNS:
 
-        def mark(match: re.Match[str], kind: str = kind) -> str:
-            start, end = (place - match.start() for place in match.span("secret"))
+        def replace_secret(match: re.Match[str], kind: str = kind) -> str:
+            start, end = (position - match.start() for position in match.span("secret"))
             return match[0][:start] + marker(kind) + match[0][end:]
 
-        text = re.sub(expression, mark, text, flags=flags)
+        text = re.sub(expression, replace_secret, text, flags=flags)
     return text
 
 
@@ -102,8 +102,8 @@ def marker(kind: str) -> str:
     return f"<removed: {kind}>"
 
 
-def _redacted_url(match: re.Match[str]) -> str:
-    """Return scheme and host, and the path if it is public."""
+def _redact_url(match: re.Match[str]) -> str:
+    """Return a URL with its scheme and host, and with its path if it is public."""
     url = match["scheme"] + match["host"]
     if match["user"] or not PUBLIC_HOSTS.fullmatch(match["host"]):
         return url + marker("remainder of a URL") * bool(match["user"] or match["path"].strip("/\\") or match["query"])
@@ -112,17 +112,17 @@ def _redacted_url(match: re.Match[str]) -> str:
 
 
 @functools.cache
-def _longest_first(secret: str) -> tuple[str, ...]:
-    return tuple(sorted({*_forms(secret)}, key=len, reverse=True))
+def _sorted_forms(secret: str) -> tuple[str, ...]:
+    return tuple(sorted({*_quoted_forms(secret)}, key=len, reverse=True))
 
 
-def _forms(secret: str) -> Iterator[str]:
-    """Yield a secret in all quotings."""
+def _quoted_forms(secret: str) -> Iterator[str]:
+    """Yield a secret in all forms of quotation."""
     data = secret.encode("utf-8", "surrogateescape")
     urls = [quote(data, safe=safe_characters) for safe_characters in ("", "/")] + [quote_plus(data)]
     yield from [re.sub("%..", lambda match: match[0].lower(), url) for url in urls]
-    shells = [secret.replace("'", end) for end in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
-    plain_forms = [secret, repr(secret)[1:-1], *shells, *urls, html.escape(secret), html.escape(secret, quote=False)]
+    quotes = [secret.replace("'", end) for end in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
+    plain_forms = [secret, repr(secret)[1:-1], *quotes, *urls, html.escape(secret), html.escape(secret, quote=False)]
     percent_forms = [form.replace("%", "%%") for form in plain_forms]
     for form in {*plain_forms, *percent_forms, *(form.replace("$", "$$") for form in percent_forms)}:
         yield form

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Properties of each service manager. Its commands are in host/services.py."""
+"""Properties of each service manager. The managers' commands are in host/services.py."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ class ServiceManager(NamedTuple):
     system: str
     """Operating system in the spelling of platform.system()."""
     folders: dict[str, str]
-    """Scope of its services → folder of their definitions, with {prefix}, {config} and {home}."""
+    """Folder of service definitions for each scope, with {prefix}, {config} and {home}."""
     template: str
     """Template of a definition in roles/llama_host/templates."""
     file_suffix: str
     """Suffix of a definition's file name after the service's name."""
     boot_links: str = ""
-    """Subfolder with a link to each definition that is started at boot; empty if all are."""
+    """Subfolder with a link to each definition that is started at boot; empty if all definitions are."""
     mode: int = 0o600
     """Mode of a definition's file."""
     presence_path: str = "/"
-    """Path that exists if it runs."""
+    """Path that exists if the manager runs."""
     probe: tuple[str, ...] = ()
-    """Command that prints something if it can run services; empty if ``presence_path`` is sufficient."""
+    """Command that prints something if the manager can run services; empty if ``presence_path`` is sufficient."""
     tools: tuple[str, ...] = ()
     """Required tools by their names in packages.yml."""
     port_filter: str = ""
-    """Name of its feature that blocks a worker's port for all but the head; empty without such a feature."""
+    """Name of the feature that blocks a worker's port for all hosts except the head; empty without such a feature."""
     hands_over_keys: bool = False
-    """Whether it can pass a file that only root can read to a service."""
+    """Whether the manager can pass a file that only root can read to a service."""
     hides_homes: bool = False
     """Whether services have no access to /home and /root."""
     log: str = "{prefix}/state/{service}.log"
     """Path of a service's log, or the command that shows it."""
     host_settings: bool = False
-    """Whether links, firewall and kernel parameters can be set on its hosts: these modules require systemd and root."""
+    """Whether links, the firewall and kernel parameters can be configured on its hosts: these modules require systemd and root."""
 
     def definition(self, unit_folder: str, service: str) -> Path:
         return Path(unit_folder) / (service + self.file_suffix)
@@ -96,7 +96,7 @@ MANAGERS = {
 
 
 def usable_managers(system: str, scope: str) -> list[str]:
-    """Return the names of the service managers that a host may have, the usual one first."""
+    """Return the names of the service managers that a host may have, the most common first."""
     return [name for name, manager in MANAGERS.items() if manager.system == system and scope in manager.folders]
 
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Convert typed values to JSON and back: a NamedTuple is an object, a tuple is an array. The types carry limits for untrusted JSON: ``Annotated`` with a
+"""Convert typed values to JSON and back: a NamedTuple is an object, a tuple is an array. The types set limits for untrusted JSON: ``Annotated`` with a
 Text, a Number, or a tuple of allowed texts.
 
 Hosts evaluate the types of a record with Python 3.9, so a module that defines one uses ``Optional[int]`` and no ``from __future__ import annotations``.
@@ -29,9 +29,9 @@ T = TypeVar("T")
 ABSENT = "absent"
 Absent = Annotated[Optional[T], ABSENT]
 """Type of a field that JSON omits if it is None. With ``ABSENT`` JSON omits any field that has its default."""
-ENTRIES = 4096
+MAX_ENTRIES = 4096
 """Maximum number of entries of a list or a mapping."""
-LIMITS: dict[Any, Any] = {
+DEFAULT_LIMITS: dict[Any, Any] = {
     **{str: Text(max_length=MAX_TEXT), bool: bool, Any: Any},
     **{int: Number(-MAX_INT), float: Number(-MAX_INT, allows_fractions=True)},
 }
@@ -39,7 +39,7 @@ LIMITS: dict[Any, Any] = {
 
 
 class Mismatch(Refusal):
-    """JSON does not match a type; the message ends a sentence."""
+    """JSON does not match a type; the message is the end of a sentence."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(f"{path.lstrip('.') or 'it'} {reason}")
@@ -49,53 +49,53 @@ class Mismatch(Refusal):
 class Field(NamedTuple):
     name: str
     type: Any
-    """Type hint, Annotated included."""
+    """Type hint, including Annotated."""
     is_optional: bool
-    """Whether JSON may omit it or set it to null."""
+    """Whether JSON may omit the field or set it to null."""
     omit_if_absent: bool
-    """Whether JSON omits it if it has its default."""
+    """Whether JSON omits a default value."""
     default: Any = None
 
 
 @functools.cache
 def fields(record: type) -> tuple[Field, ...]:
-    """Return the fields of a NamedTuple class, in their order."""
+    """Return the fields of a NamedTuple class in order."""
     hints = typing.get_type_hints(record, include_extras=True)
     defaults = record._field_defaults  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
-    result = []
+    record_fields = []
     for name in record._fields:  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
-        bare, notes = unwrap(hints[name])
-        result.append(
-            Field(name, hints[name], is_optional(bare) or name in defaults, ABSENT in notes, defaults.get(name))
+        base, annotations = unwrap(hints[name])
+        record_fields.append(
+            Field(name, hints[name], is_optional(base) or name in defaults, ABSENT in annotations, defaults.get(name))
         )
-    return tuple(result)
+    return tuple(record_fields)
 
 
 def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    """Return a type without Annotated, and its annotations."""
-    notes: tuple[Any, ...] = ()
+    """Return the type inside Annotated, and the annotations."""
+    annotations: tuple[Any, ...] = ()
     while typing.get_origin(hint) is Annotated:
-        notes += hint.__metadata__
+        annotations += hint.__metadata__
         hint = hint.__origin__
-    return hint, notes
+    return hint, annotations
 
 
 UNIONS = (Union, getattr(types, "UnionType", Union))
 """Origins of ``Union[int, None]`` and, in newer Python, ``int | None``."""
 
 
-def is_optional(bare: Any) -> bool:
-    return typing.get_origin(bare) in UNIONS and type(None) in typing.get_args(bare)
+def is_optional(base: Any) -> bool:
+    return typing.get_origin(base) in UNIONS and type(None) in typing.get_args(base)
 
 
-def inner_hint(bare: Any) -> Any:
+def inner_hint(base: Any) -> Any:
     """Return the type of the elements of an Optional, a tuple or a mapping."""
-    arguments = [argument for argument in typing.get_args(bare) if argument is not type(None) and argument is not ...]
+    arguments = [argument for argument in typing.get_args(base) if argument is not type(None) and argument is not ...]
     return arguments[-1]
 
 
-def is_record(bare: Any) -> bool:
-    return isinstance(bare, type) and issubclass(bare, tuple) and hasattr(bare, "_fields")
+def is_record(base: Any) -> bool:
+    return isinstance(base, type) and issubclass(base, tuple) and hasattr(base, "_fields")
 
 
 def specification(record: type) -> dict[str, dict[str, Any]]:
@@ -109,30 +109,30 @@ def specification(record: type) -> dict[str, dict[str, Any]]:
 
 
 def _type_of(hint: Any) -> dict[str, Any]:
-    bare, notes = unwrap(hint)
-    if is_optional(bare):
-        return _type_of(inner_hint(bare))
-    if typing.get_origin(bare) is tuple:
-        return {"type": "list", "elements": _type_of(inner_hint(bare))["type"]}
-    choices = next(({"choices": list(note)} for note in notes if isinstance(note, tuple)), {})
-    names = {str: "path" if "path" in notes else "str", bool: "bool", int: "int", float: "float"}
-    return {"type": names.get(bare, "dict"), **choices}
+    base, annotations = unwrap(hint)
+    if is_optional(base):
+        return _type_of(inner_hint(base))
+    if typing.get_origin(base) is tuple:
+        return {"type": "list", "elements": _type_of(inner_hint(base))["type"]}
+    choices = next(({"choices": list(note)} for note in annotations if isinstance(note, tuple)), {})
+    type_names = {str: "path" if "path" in annotations else "str", bool: "bool", int: "int", float: "float"}
+    return {"type": type_names.get(base, "dict"), **choices}
 
 
 def parse(record: type[T], data: Any) -> T:
-    """Return the record that JSON describes. Unknown names are ignored.
+    """Return the record that JSON describes; ignore unknown fields.
 
-    :raises Mismatch: JSON does not match.
+    :raises Mismatch: the data does not match the type.
     """
     hint: Any = record
-    return typing.cast(T, _reader(hint)(data))
+    return typing.cast(T, _make_reader(hint)(data))
 
 
 def parse_report(host: str, subject: str, record: type[T], data: Any) -> T:
-    """Return a host's report as a record that is safe to show.
+    """Return a host's report as a record that is safe to print.
 
     :param subject: subject of the report, like «the server».
-    :raises Refusal: it does not match.
+    :raises Refusal: the report does not match the type.
     """
     try:
         return parse(record, data)
@@ -141,48 +141,48 @@ def parse_report(host: str, subject: str, record: type[T], data: Any) -> T:
 
 
 def format_refusal(host: str, subject: str, reason: object) -> Refusal:
-    """Return the refusal of a host's report that does not match, for ``reason``."""
+    """Return the refusal of a host's report, for ``reason``."""
     return Refusal(
-        f"The report of {host} about {subject} does not match this version's format ({reason}): run the playbook again. If this persists, treat this host "
-        "as compromised (docs/security.md)."
+        f"The report of {host} about {subject} does not match this version's format ({reason}): run the playbook again. If it still does not match, "
+        "treat this host as compromised (docs/security.md)."
     )
 
 
 @functools.cache
-def _reader(hint: Any) -> Callable[[Any], Any]:
-    """Return the function that makes a value of this type from JSON."""
-    bare, notes = unwrap(hint)
-    limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
-    origin, arguments = typing.get_origin(bare), typing.get_args(bare)
-    if is_record(bare):
-        return _record_reader(bare)
-    if is_optional(bare):
-        reader = _reader(Annotated[inner_hint(bare), limits] if limits else inner_hint(bare))
+def _make_reader(hint: Any) -> Callable[[Any], Any]:
+    """Return the function that converts JSON to this type."""
+    base, annotations = unwrap(hint)
+    limits = next((note for note in annotations if isinstance(note, (Text, Number, tuple))), None)
+    origin, arguments = typing.get_origin(base), typing.get_args(base)
+    if is_record(base):
+        return _make_record_reader(base)
+    if is_optional(base):
+        reader = _make_reader(Annotated[inner_hint(base), limits] if limits else inner_hint(base))
         return lambda data: None if data is None else reader(data)
     if origin in UNIONS:
-        scalar, array = map(_reader, arguments)
-        return lambda data: (array if isinstance(data, (list, tuple)) else scalar)(data)
+        read_scalar, read_array = map(_make_reader, arguments)
+        return lambda data: (read_array if isinstance(data, (list, tuple)) else read_scalar)(data)
     if origin is tuple:
-        entry = _reader(inner_hint(bare))
+        entry = _make_reader(inner_hint(base))
         return lambda data: tuple(
-            _read_part(f"[{index}]", entry, part) for index, part in enumerate(_check_kind(data, (list, tuple)))
+            _read_part(f"[{index}]", entry, part) for index, part in enumerate(_check_size(data, (list, tuple)))
         )
     if origin in (dict, Mapping):
-        read_name, value = map(_reader, arguments)
+        read_name, read_value = map(_make_reader, arguments)
         return lambda data: {
-            _read_part("", read_name, name): _read_part(f".{name}", value, part)
-            for name, part in _check_kind(data, Mapping).items()
+            _read_part("", read_name, name): _read_part(f".{name}", read_value, part)
+            for name, part in _check_size(data, Mapping).items()
         }
-    return functools.partial(_leaf, arguments if origin is typing.Literal else limits or LIMITS[bare])
+    return functools.partial(_check_value, arguments if origin is typing.Literal else limits or DEFAULT_LIMITS[base])
 
 
-def _record_reader(record: Any) -> Callable[[Any], Any]:
-    readers = [(field, _reader(field.type), is_optional(unwrap(field.type)[0])) for field in fields(record)]
+def _make_record_reader(record: Any) -> Callable[[Any], Any]:
+    readers = [(field, _make_reader(field.type), is_optional(unwrap(field.type)[0])) for field in fields(record)]
 
     def read_record(data: Any) -> Any:
         values = []
         for field, reader, is_nullable in readers:
-            value = _check_kind(data, Mapping).get(field.name)
+            value = _check_size(data, Mapping).get(field.name)
             if value is None and field.is_optional and not (is_nullable and field.name in data):
                 values.append(field.default)
             elif field.name not in data:
@@ -201,16 +201,16 @@ def _read_part(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
         raise Mismatch(error.reason, path + error.path) from None
 
 
-def _check_kind(data: Any, kind: Any) -> Any:
-    """Return a list or a mapping that is not too long."""
+def _check_size(data: Any, kind: Any) -> Any:
+    """Return a list or a mapping of the right type and size."""
     if not isinstance(data, kind):
         raise Mismatch(f"is {show(data)}")
-    if len(data) > ENTRIES:
-        raise Mismatch(f"has {len(data)} entries")
+    if len(data) > MAX_ENTRIES:
+        raise Mismatch(f"has {len(data)} entries, more than {MAX_ENTRIES}")
     return data
 
 
-def _leaf(limits: Any, data: Any) -> Any:
+def _check_value(limits: Any, data: Any) -> Any:
     if not _is_within(data, limits):
         raise Mismatch(f"is {show(data)}")
     return data
@@ -222,8 +222,8 @@ def _is_within(value: Any, limits: Any) -> bool:
     if limits is bool:
         return isinstance(value, bool)
     if isinstance(limits, Number):
-        kinds = (int, float) if limits.allows_fractions else (int,)
-        return isinstance(value, kinds) and not isinstance(value, bool) and limits.minimum <= value <= limits.maximum
+        kind = (int, float) if limits.allows_fractions else (int,)
+        return isinstance(value, kind) and not isinstance(value, bool) and limits.minimum <= value <= limits.maximum
     if not isinstance(limits, Text):
         return isinstance(value, (str, bool)) and value in limits
     if not isinstance(value, str) or len(value) > limits.max_length or not re.fullmatch(limits.expression, value):

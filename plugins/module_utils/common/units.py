@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Units of memory, files and time, for people. A copy is installed next to the launcher."""
+"""Readable amounts of memory, files and time. A copy is installed next to the launcher."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ DURATIONS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def amount(size: float) -> str:
-    """Return a number of bytes for people: «1.2 GB», «80 MB», «1.5 MB»."""
+    """Return a readable number of bytes: «1.2 GB», «80 MB», «1.5 MB»."""
     if size >= GB:
         return f"{size / GB:.1f} GB"
     return f"{size / MB:.{0 if size >= 10 * MB else 1}f} MB"
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration in at most two units: «3 d 4 h», «12 min», «45 s»."""
+    """Return a readable duration in at most two units: «3 d 4 h», «12 min», «45 s»."""
     if seconds is None:
         return ""
     whole_seconds = int(seconds)
-    for index, (size, unit) in enumerate(DURATIONS):
-        if whole_seconds >= size:
-            remainder = whole_seconds % size // DURATIONS[index + 1][0] if index + 1 < len(DURATIONS) else 0
-            second = f" {remainder} {DURATIONS[index + 1][1]}" if remainder and unit != "min" else ""
-            return f"{whole_seconds // size} {unit}{second}"
+    for index, (unit_seconds, unit) in enumerate(DURATIONS):
+        if whole_seconds >= unit_seconds:
+            remainder = whole_seconds % unit_seconds // DURATIONS[index + 1][0] if index + 1 < len(DURATIONS) else 0
+            remainder_text = f" {remainder} {DURATIONS[index + 1][1]}" if remainder and unit != "min" else ""
+            return f"{whole_seconds // unit_seconds} {unit}{remainder_text}"
     return "0 s"

@@ -7,14 +7,14 @@ from __future__ import annotations
 import unicodedata
 from typing import Annotated, Any, NamedTuple
 
-CONTROL = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories of characters that end a line, control a terminal, change the text direction, or are half a character."""
+CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Unicode categories of characters that end a line, control a terminal, change the text direction, or are surrogates."""
 MAX_TEXT = 65536
 """Maximum length of a text."""
 MAX_NAME = 255
 """Maximum length of a host's name, and the default for texts."""
 MAX_INT = 1 << 53
-"""Largest integer that every JSON parser keeps exact."""
+"""Largest integer that every JSON parser represents exactly."""
 MAX_VALUE_LENGTH = 60
 """Maximum length of a value in a message."""
 OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
@@ -25,15 +25,15 @@ PREFIX = "/(3[0-2]|[12]?[0-9])"
 NETWORK = f"{IPV4}({PREFIX})?"
 ENDPOINT = f"{IPV4}:{PORT}"
 HOST_IP = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4}"
-"""Pattern for the address of one host: neither 0.x nor multicast nor reserved."""
+"""Pattern for the address of a single host: neither 0.x nor multicast nor reserved."""
 INTERFACE = f"{HOST_IP}{PREFIX}"
-"""Pattern for the address of one host with the length of its network's prefix."""
+"""Pattern for the address of a single host with its prefix length."""
 
 
 def show(value: Any) -> str:
-    """Return a value for a message: one short line without control characters."""
+    """Return a value as text for a message: a single short line without control characters."""
     if isinstance(value, int) and abs(value) > MAX_INT:
-        return f"a number of {value.bit_length()} bits"
+        return f"a {value.bit_length()}-bit number"
     if value is not None and not isinstance(value, (str, int, float)):
         return f"a {type(value).__name__}"
     text = repr(value[:MAX_VALUE_LENGTH] if isinstance(value, str) else value)
@@ -41,14 +41,14 @@ def show(value: Any) -> str:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether a text is one line without control characters, safe in definitions, commands, files and on screens."""
+    """Return whether a text is a single line without control characters, safe in definitions, commands, files and on screens."""
     return text.isprintable() or not any(map(_is_control, text))
 
 
 def _is_control(character: str) -> bool:
     """Return whether a character is a control character or a noncharacter, like U+FFFE, which YAML refuses."""
-    number = ord(character)
-    return unicodedata.category(character) in CONTROL or number & 0xFFFE == 0xFFFE or 0xFDD0 <= number <= 0xFDEF
+    code = ord(character)
+    return unicodedata.category(character) in CONTROL_CATEGORIES or code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
 
 
 MAX_LINE_LENGTH = 2000
@@ -56,7 +56,7 @@ MAX_LINE_LENGTH = 2000
 
 
 def printable(text: Any, limit: int | None = MAX_LINE_LENGTH) -> str:
-    """Return one line for messages, results and screens. Unprintable characters are escaped, so that different texts stay different.
+    """Return a single line for messages, results and screens. Unprintable characters are escaped, so that different texts remain different.
 
     :param limit: maximum length of the result; None for no limit.
     """
@@ -71,21 +71,21 @@ def printable(text: Any, limit: int | None = MAX_LINE_LENGTH) -> str:
 
 
 def limit(value: float | None, minimum: int, maximum: int) -> str:
-    """Return the remedy for a number outside limits, else empty."""
+    """Return the remedy for a number outside limits; empty within the limits."""
     if value is None or minimum <= value <= maximum:
         return ""
     return f"use {minimum} or more" if value < minimum else f"use {maximum} or less"
 
 
 class Text(NamedTuple):
-    """A text that matches an expression: one line without control characters, unless the expression begins with ``(?s)``."""
+    """A text that matches an expression: a single line without control characters, unless the expression begins with ``(?s)``."""
 
     expression: str = ".*"
     max_length: int = MAX_NAME
 
 
 class Number(NamedTuple):
-    """An integer, or with ``real`` any finite number."""
+    """An integer, or any finite number with ``allows_fractions``."""
 
     minimum: float = 0
     maximum: int = MAX_INT

@@ -12,6 +12,6 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def first_version(text: str) -> str | None:
-    """Return the first version number in a text, or a line that is only a number."""
+    """Return the first version number in a text, or a line that consists of a number."""
     match = re.search(r"\d+(\.\d+)+|^\d+$", text, re.MULTILINE)
     return match.group(0) if match else None

@@ -21,11 +21,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 
 AMX_FLAGS = {"amx_tile", "amx_int8"}
 """Flags of /proc/cpuinfo with which llama.cpp is compiled with AMX."""
-TIMEOUT = 20
+PROGRAM_SECONDS = 20
 TILE_HEADER, WRONG_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
-"""The compiler's header for tiles, and the text by which a faulty one is recognised."""
+"""The compiler's header for tiles, and a text that only a faulty header contains."""
 
-PROGRAM = """
+TILE_PROGRAM = """
 import ctypes, mmap, struct, sys, threading, time
 
 ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
@@ -57,10 +57,10 @@ for thread in threads:
 """
 
 
-def tiles_work(program: str = PROGRAM) -> bool:
+def tiles_work(program: str = TILE_PROGRAM) -> bool:
     """Return whether a child process can multiply with tiles."""
     try:
-        commands.run([sys.executable, "-c", program], TIMEOUT)
+        commands.run([sys.executable, "-c", program], PROGRAM_SECONDS)
     except commands.CommandError:
         return False
     return True

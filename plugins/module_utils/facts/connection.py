@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 VARIABLE = "SSH_CONNECTION"
 """Variable set by sshd: address and port of the client, then of the server."""
 MAX_ANCESTORS = 16
-"""Number of ancestors to search: Ansible, and sudo, which drops the variable, lie between this process and sshd's shell."""
+"""Number of ancestors to search: between this process and sshd's shell are Ansible, and sudo, which drops the variable."""
 
 
 def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output) -> str | None:
@@ -38,7 +38,7 @@ def ssh_addresses(environment: Mapping[str, str], root: Path = ROOT) -> tuple[st
 
 
 def _inherited_variable(root: Path, process: int) -> str:
-    """Return the variable of the nearest ancestor that has it and that this account may read; empty if there is none."""
+    """Return the variable of the nearest ancestor that has it and is readable; empty without one."""
     for _generation in range(MAX_ANCESTORS):
         folder = root / "proc" / str(process)
         variables = text_of(folder / "environ").split("\0")

@@ -13,9 +13,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
 MANAGERS = names.FIREWALLS
-"""Units of systemd, in order of preference: two of them may be active."""
+"""systemd units in order of preference: two of them may be active."""
 UFW_SETTINGS = "/etc/ufw/ufw.conf"
-TRY_SECONDS = 30
+TRIAL_SECONDS = 30
 """Time limit of the trial. It usually takes 50 ms, but a host can be busy, and without a result the planner may refuse a plan."""
 REFUSED_STATUS = 77
 SEND_PROGRAM = f"""import socket, sys
@@ -24,7 +24,7 @@ try:
 except PermissionError:
     sys.exit({REFUSED_STATUS})
 """
-"""Program that exits with REFUSED if the kernel does not let it send: unlike a connection, a datagram fails at once."""
+"""Program that exits with REFUSED_STATUS if the kernel forbids sending: a datagram fails at once, unlike a connection."""
 
 
 def manager(active_units: Collection[str], ufw_settings: str) -> str | None:
@@ -71,10 +71,10 @@ def filtering_works(interpreter: str | None, run: Callable[[list[str], float], s
         "--wait",
         "--collect",
         "--property=IPAddressDeny=any",
-        f"--property=RuntimeMaxSec={TRY_SECONDS}",
+        f"--property=RuntimeMaxSec={TRIAL_SECONDS}",
     ]
     try:
-        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND_PROGRAM], TRY_SECONDS)
+        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND_PROGRAM], TRIAL_SECONDS)
     except commands.CommandError as error:
         return True if error.status == REFUSED_STATUS else None
     return False

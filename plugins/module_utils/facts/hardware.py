@@ -47,14 +47,14 @@ INTEL_INTEGRATED = "0000:00:02.0"
 """PCI address of graphics inside any Intel processor."""
 
 
-def _mib(path: Path) -> int | None:
-    """Return the MiB of a file that holds a number of bytes."""
+def _read_mib(path: Path) -> int | None:
+    """Return a file's number of bytes in MiB."""
     text = text_of(path).strip()
     return int(text) // MIB if text.isdigit() else None
 
 
-def _key_values(path: Path) -> dict[str, str]:
-    """Return name → value of a file with one such pair on each line."""
+def _read_pairs(path: Path) -> dict[str, str]:
+    """Return the values by name of a file with a pair per line."""
     return dict(line.split(None, 1) for line in text_of(path).splitlines() if len(line.split(None, 1)) == 2)
 
 
@@ -128,8 +128,8 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     instructions = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
     unusable_features = ["amx"] if tiles.is_unusable(instructions, root, ask) else []
     instructions = [feature for feature in instructions if not feature.startswith(tuple(unusable_features))]
-    identity = hashlib.sha256(" ".join([model, *sorted(instructions)]).encode()).hexdigest()[:12]
-    facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": identity}
+    features_id = hashlib.sha256(" ".join([model, *sorted(instructions)]).encode()).hexdigest()[:12]
+    facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": features_id}
     amx = {"amx": True} if set(instructions) >= tiles.AMX_FLAGS else {}
     vectors = {"avx512": "avx512f" in instructions} if "sse2" in instructions else {}
     return {**facts, **amx, **vectors, **({"unusable": unusable_features} if unusable_features else {})}
@@ -163,7 +163,7 @@ def nvidia(listing: str, memory: int) -> list[dict]:
 
 
 def nvidia_failure(devices: list[dict]) -> str | None:
-    """Return why nvidia-smi fails, in its own words; None if it is missing or has reported one of these devices."""
+    """Return why nvidia-smi fails, in its own words; None if it is missing or has reported a device."""
     if not find("nvidia-smi") or any(device["architecture"] for device in devices if device["backend"] == words.CUDA):
         return None
     try:
@@ -185,21 +185,21 @@ def nvidia_without_tools(root: Path) -> list[dict]:
 
 
 def amd(root: Path) -> dict[str, dict]:
-    """Return render node → device in the order of the KFD topology, in which HIP numbers devices."""
+    """Return the device of each render node, in the order of the KFD topology, which HIP uses."""
     devices = {}
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
     for properties in sorted(nodes.glob("*/properties"), key=lambda path: int(path.parent.name)):
-        values = _key_values(properties)
+        values = _read_pairs(properties)
         version = int(values.get("gfx_target_version", 0))
         if not version:
             continue
         architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
-        render = f"renderD{values.get('drm_render_minor', '').strip()}"
-        banks = [_key_values(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
+        render_node = f"renderD{values.get('drm_render_minor', '').strip()}"
+        banks = [_read_pairs(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
         vram = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
         is_integrated = int(values.get("cpu_cores_count", 0)) > 0 or UNIFIED_GFX.fullmatch(architecture) is not None
-        memory, is_unified = _amd_memory(root / "sys/class/drm" / render / "device", vram, is_integrated)
-        devices[render] = {
+        memory, is_unified = _amd_memory(root / "sys/class/drm" / render_node / "device", vram, is_integrated)
+        devices[render_node] = {
             "backend": words.HIP,
             "name": f"AMD {architecture}",
             "architecture": architecture,
@@ -210,15 +210,15 @@ def amd(root: Path) -> dict[str, dict]:
 
 
 def _amd_memory(device: Path, local_mib: int, is_integrated: bool) -> tuple[int, bool]:
-    """Return the size in MiB, and whether that is the host's memory.
+    """Return the size in MiB, and whether the host's memory is meant.
 
-    Integrated graphics can use the larger of two: the memory that firmware has reserved, and the memory that the kernel may lend (GTT). Linux 6.10 and
+    Integrated graphics can use the larger of two: the memory that firmware has reserved, and the memory that the kernel may share (GTT). Linux 6.10 and
     newer report GTT as dedicated memory, so the device has more than its video memory.
 
     :param local_mib: MiB of dedicated memory in the KFD topology; 0 without it.
     :param is_integrated: whether the device is known to be part of a processor.
     """
-    vram, gtt = _mib(device / "mem_info_vram_total"), _mib(device / "mem_info_gtt_total")
+    vram, gtt = _read_mib(device / "mem_info_vram_total"), _read_mib(device / "mem_info_gtt_total")
     if vram is not None and local_mib > vram:
         return gtt or local_mib, True
     if (is_integrated or vram == 0) and (gtt or 0) > (vram or 0):
@@ -266,8 +266,8 @@ def vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str, dict
             devices.append(amd_and_intel[name])
         elif event.get("DRIVER") == words.AMDGPU:
             size, is_unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
-            label = event.get("PCI_ID", slot).lower()
-            devices.append({"name": f"AMD graphics {label}", "memory_mib": size, "unified": is_unified})
+            location = event.get("PCI_ID", slot).lower()
+            devices.append({"name": f"AMD graphics {location}", "memory_mib": size, "unified": is_unified})
     discrete = [device for device in devices if not device["unified"]]
     return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete or devices]
 
@@ -287,7 +287,7 @@ def apple(memory: int, ask: Ask) -> list[dict]:
 
 
 def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict]:
-    """Return every device once for each backend that could drive it.
+    """Return every device once per backend that can drive it.
 
     :param memory: MiB of the host.
     """

@@ -33,25 +33,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     interfaces,
     toolchains,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import (
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import (
     InstallationPaths,
     defined_services,
+    detect_paths,
     has_lingering,
-    place_of,
-    read_left,
+    read_json,
     supervisor_runs,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 
-MINIMUM_PYTHON = (3, 9)
+MIN_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Folders of root's programs, which other accounts may not have in their search path."""
-TOOLS_OF_ROOT = ("useradd", "setfacl", "curl")
+ROOT_TOOLS = ("useradd", "setfacl", "curl")
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
 LINK_BYTES, RECORD_BYTES = 64 * 1024, 256 * 1024
-"""Largest size of a link's measurement, and of a cluster record."""
+"""Maximum sizes of a link's measurement and a cluster record."""
 APT_LISTS = Path("/var/lib/apt/lists")
 
 VERSION_ARGUMENTS = {
@@ -70,7 +70,7 @@ def version_of(argv: list[str], ask: Ask = output) -> str | None:
 
 
 def toolchain(installed: list[dict], root: Path = ROOT, ask: Ask = output) -> dict:
-    """Return tool or library → its version, or None, also for toolkits outside the search path."""
+    """Return the version of each tool and library, or None, including toolkits outside the search path."""
     installed_versions = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
     for toolkit in installed:
         if toolkit["backend"] in toolkits.SIDE_BY_SIDE and not installed_versions[toolkits.command(toolkit["backend"])]:
@@ -88,12 +88,12 @@ def readable_by_all(path: str) -> bool:
 
 
 def python(scope: str) -> str | None:
-    """Return an interpreter that the services can use."""
+    """Return a Python interpreter that the services can use."""
     for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
         if not os.access(candidate, os.X_OK) or (scope == "system" and not readable_by_all(candidate)):
             continue
         version = re.match(r"Python (\d+)\.(\d+)", output([candidate, "--version"]))
-        if version and tuple(map(int, version.groups())) >= MINIMUM_PYTHON:
+        if version and tuple(map(int, version.groups())) >= MIN_PYTHON:
             return candidate
     return None
 
@@ -129,13 +129,13 @@ def _llama_packages(catalogue: dict, family: str) -> dict | None:
     return package_versions(output(["apt-cache", "policy", *names]), spec["version"])
 
 
-def tool_of_root(name: str, folders: str = ROOT_FOLDERS) -> str | None:
+def find_root_tool(name: str, folders: str = ROOT_FOLDERS) -> str | None:
     """Return ``installed`` for a tool that is present, without asking for its version."""
     return "installed" if shutil.which(name, path=folders) else None
 
 
 def measured_links(prefix: str) -> dict:
-    """Return host → last measurement of its link to this head; empty on a worker."""
+    """Return the last measurement of each host's link to this head; empty on a worker."""
     links = {}
     for path in sorted(Path(prefix, "links").glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
@@ -168,7 +168,7 @@ def _installed_packages(tools: Mapping[str, str | None], packages: dict | None) 
 
 
 def disk_gib(path: str) -> int | None:
-    """Return the GiB of the file system of a path, rounded down to a power of 2: some shrink while they fill up, and facts are stable."""
+    """Return the GiB of a path's file system, rounded down to a power of 2, because some shrink as they fill up, and facts are stable."""
     try:
         status = os.statvfs(errors.mount_point(path))
     except OSError:
@@ -177,24 +177,24 @@ def disk_gib(path: str) -> int | None:
     return 1 << size.bit_length() - 1 if size else 0
 
 
-def facts(scope: str, catalogue: dict | None = None) -> dict:
+def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
     """Return all facts that planning needs. They are stable: none changes with the load.
 
     :param catalogue: distribution family → its packages of llama.cpp.
     """
-    place = place_of(scope)
-    scope, manager = place.scope, place.service_manager
+    paths = detect_paths(effective_scope)
+    effective_scope, manager = paths.scope, paths.service_manager
     service_manager = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
-    interpreter = python(scope)
+    interpreter = python(effective_scope)
     found_toolchains = toolchains.find_toolchains()
     memory = hardware.memory_mib()
     folders = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])
     tools = {
         **toolchain(found_toolchains),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
-        **{name: tool_of_root(name) for name in TOOLS_OF_ROOT},
-        names.STUNNEL: tool_of_root(names.STUNNEL, folders),
+        **{name: find_root_tool(name) for name in ROOT_TOOLS},
+        names.STUNNEL: find_root_tool(names.STUNNEL, folders),
     }
     distribution = _distribution()
     packages = _llama_packages(catalogue or {}, distribution["family"])
@@ -211,12 +211,12 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         "toolchains": found_toolchains,
         "tools": _installed_packages(tools, packages),
         "user": user,
-        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.NAME)},
+        "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.PREFIX)},
         "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),
         "rdma": interfaces.rdma_addresses(),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
-        "lingering": {"enabled": has_lingering(user), "by_us": os.path.exists(place.prefix + "/lingering")},
+        "lingering": {"enabled": has_lingering(user), "by_us": os.path.exists(paths.prefix + "/lingering")},
         "firewall": firewall.active_manager() if service_manager.host_settings else None,
         "units_filter": firewall.filtering_works(interpreter) if service_manager.port_filter else None,
         "host_settings": service_manager.host_settings,
@@ -226,23 +226,23 @@ def facts(scope: str, catalogue: dict | None = None) -> dict:
         "nvidia_smi": hardware.nvidia_failure(devices),
         "interfaces": interfaces.interfaces(),
         "addresses": interfaces.addresses(),
-        "disk_gib": disk_gib(place.prefix),
+        "disk_gib": disk_gib(paths.prefix),
         "reached_at": connection.address(os.environ),
-        **_installation(place),
-        **place._asdict(),
+        **_installation(paths),
+        **paths._asdict(),
     }
 
 
-def _installation(place: InstallationPaths) -> dict:
+def _installation(paths: InstallationPaths) -> dict:
     """Return the facts of the installation on this host."""
     return {
-        "installed": files.is_marked(Path(place.prefix)),
-        "cluster": cluster_of(place.prefix),
-        "supervisor": supervisor(place.prefix),
-        "measured": measured_links(place.prefix),
-        "cached": read_left(place.prefix, names.CACHED_FACTS),
-        "measured_speed": read_left(place.prefix, names.MEASURED_SPEED),
-        "defined": defined_services(place.service_manager, place.units),
+        "installed": files.is_marked(Path(paths.prefix)),
+        "cluster": cluster_of(paths.prefix),
+        "supervisor": supervisor(paths.prefix),
+        "measured": measured_links(paths.prefix),
+        "cached": read_json(paths.prefix, names.CACHED_FACTS),
+        "measured_speed": read_json(paths.prefix, names.MEASURED_SPEED),
+        "defined": defined_services(paths.service_manager, paths.units),
     }
 
 

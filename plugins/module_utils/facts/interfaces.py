@@ -41,7 +41,7 @@ def addresses(ask: Ask = output) -> list[str]:
 
 
 def rdma_addresses(root: Path = ROOT) -> list[str]:
-    """Return the IPv4 addresses in the tables of RDMA devices. RPC looks at port 1 only."""
+    """Return the IPv4 addresses in the tables of RDMA devices. RPC only uses port 1."""
     gid_texts = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
     words = {text[len(IPV4_GID) :].replace(":", "") for text in gid_texts if text.startswith(IPV4_GID)}
     addresses = {socket.inet_ntoa(bytes.fromhex(word)) for word in words}

@@ -80,7 +80,7 @@ def nvidia(listing: str) -> Iterator[DeviceMemory]:
 
 
 def _amd_memory(device: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
-    """Return total and free MiB of a memory of amdgpu, ``vram`` or ``gtt``."""
+    """Return the total and free MiB of amdgpu's memory, ``vram`` or ``gtt``."""
     total, usage = (text_of(device / f"mem_info_{kind}_{part}").strip() for part in ("total", "used"))
     if not (total.isdigit() and usage.isdigit()):
         return None, None
@@ -105,7 +105,7 @@ def uptime(root: Path = ROOT) -> Optional[int]:
 
 
 def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
-    """Return the file systems that hold these paths, or would."""
+    """Return the file systems that contain these paths, or would contain them."""
     disks: dict[str, Disk] = {}
     for path in paths:
         try:

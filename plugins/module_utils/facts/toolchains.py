@@ -20,13 +20,13 @@ ANY_VERSION = "present"
 """Placeholder for the version of an installed library."""
 
 
-def _on_host(root: Path, path: Path) -> str:
-    """Return a path below the root as the host names it."""
+def _host_path(root: Path, path: Path) -> str:
+    """Return the host's name for a path below the root."""
     return "/" + os.path.relpath(path, os.path.realpath(root))
 
 
 def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
-    """Return real folder of each installation → its other names. A link from /usr/bin is no installation in /usr."""
+    """Return the other names of each installation's real folder. A link from /usr/bin is not an installation in /usr."""
     prefixes: dict[Path, list[str]] = {}
     for program in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         prefix = program.parent.parent
@@ -34,13 +34,13 @@ def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
         is_foreign_link = prefix == root / "usr" and Path(os.path.realpath(program)).parent != real_path / "bin"
         if program.exists() and not is_foreign_link:
             name = "/" + str(prefix.relative_to(root))
-            prefixes.setdefault(real_path, []).extend([name] if name != _on_host(root, real_path) else [])
+            prefixes.setdefault(real_path, []).extend([name] if name != _host_path(root, real_path) else [])
     return prefixes
 
 
 def _include_folders(prefix: str) -> list[str]:
     """Return patterns of the header folders of a prefix."""
-    folders = [f"{prefix}/{place}" for place in ("include", "targets/*/include")]
+    folders = [f"{prefix}/{folder}" for folder in ("include", "targets/*/include")]
     return [*folders, "/usr/local/include"] if prefix == names.SYSTEM else folders
 
 
@@ -70,24 +70,24 @@ def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) ->
 
 
 def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str, str]:
-    """Return component → its prefix, in the compiler's version or else the newest that fits."""
+    """Return the prefix of each component, in the compiler's version or else the newest suitable version."""
     components = {}
-    numbers = versions.numbers(folder.name)
+    version_numbers = versions.numbers(folder.name)
     for name, same_major in toolkit.components.items():
         paths = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
-        matches = [path for path in paths if not same_major or versions.numbers(path.name)[:1] == numbers[:1]]
+        matches = [path for path in paths if not same_major or versions.numbers(path.name)[:1] == version_numbers[:1]]
         if matches:
-            choice = max(
-                matches, key=lambda path: (versions.numbers(path.name) == numbers, versions.numbers(path.name))
+            best_match = max(
+                matches, key=lambda path: (versions.numbers(path.name) == version_numbers, versions.numbers(path.name))
             )
-            components[name] = _on_host(root, choice)
+            components[name] = _host_path(root, best_match)
     return components
 
 
 def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> list[dict]:
     toolchains = []
     for folder, links in _prefixes(root, toolkit.patterns).items():
-        prefix = _on_host(root, folder)
+        prefix = _host_path(root, folder)
         version = text_of(folder / toolkit.version_file) if toolkit.version_file else ""
         components = _components(root, folder, toolkit)
         toolchains.append(
@@ -105,7 +105,7 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> 
 
 
 def find_toolchains(root: Path = ROOT, ask: Ask = output) -> list[dict]:
-    """Return every toolkit of the host that works, oldest first."""
+    """Return every working toolkit of the host, oldest first."""
     toolchains = [
         entry for backend, toolkit in toolkits.SIDE_BY_SIDE.items() for entry in _toolkits(root, ask, backend, toolkit)
     ]
@@ -116,7 +116,7 @@ def find_toolchains(root: Path = ROOT, ask: Ask = output) -> list[dict]:
 
 
 def libraries(toolchains: list[dict], root: Path = ROOT) -> dict[str, str | None]:
-    """Return library → PRESENT, or None if no toolkit of the host can build with it."""
+    """Return ANY_VERSION for each library with which a toolkit of the host can build, otherwise None."""
     prefixes = [prefix for entry in toolchains for prefix in (entry["prefix"], *entry.get("components", {}).values())]
     folders = [folder for prefix in (names.SYSTEM, *prefixes) for folder in _include_folders(prefix)]
     return {

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs work in folders of another account under that account."""
+"""Runs work under another account, in folders of that account."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 ANSWER_BYTES = 1 << 20
 
 
-def _send_result(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
-    os.setgroups(changes["extra_groups"])
-    os.setgid(changes["group"])
-    os.setuid(changes["user"])
+def _send_result(pipe: Any, identity: Mapping[str, Any], work: Callable[..., Any], arguments: tuple) -> None:
+    os.setgroups(identity["extra_groups"])
+    os.setgid(identity["group"])
+    os.setuid(identity["user"])
     try:
         reply = {"result": work(*arguments)}
     except (Refusal, OSError) as error:
@@ -28,14 +28,14 @@ def _send_result(pipe: Any, changes: Mapping[str, Any], work: Callable[..., Any]
 
 
 def run_as(account: str | None, work: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what ``work`` returns, as JSON. If this process is root's, a child does the work under the account, so that no path that the account
+    """Return the result of ``work`` as JSON. If this process runs as root, a child does the work under the account, so that no path that the account
     changes can mislead root."""
-    changes = commands.account_options(account)
-    if not changes:
+    identity = commands.run_as_options(account)
+    if not identity:
         return work(*arguments)
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_send_result, args=(sender, changes, work, arguments))
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_result, args=(sender, identity, work, arguments))
     process.start()
     sender.close()
     try:

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Fills the caches of workers before a head loads, from a copy of the model on their own host.
 
-A worker of the same release gets the tensors over its protocol, because Python is too slow for the hash that names its cache files. The cache itself
+A worker of the same release receives the tensors over its protocol, because Python is too slow for the hash that names its cache files. The cache itself
 shows what it contains (rpc_upload.fingerprint), so nothing is recorded. A truncated file counts as another tensor, so it is written again.
 """
 
@@ -30,14 +30,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, PrefillTensor
 
 CACHE_FILE_NAME = re.compile(r"[0-9a-f]{16}")
-"""Names of files in a worker's cache."""
+"""Pattern for names of files in a worker's cache."""
 START_SECONDS = 60.0
-COMPARE_SECONDS = 600.0
-"""Time to sample the model and the files in the cache."""
+COMPARISON_SECONDS = 600.0
+"""Time limit for sampling the model and the files in the cache."""
 MIN_RATE = 5 * MIB
-"""Lowest rate in bytes per second, assumed: a slow disk that others use, too."""
+"""Assumed lowest rate in bytes per second: a slow disk that other programs use, too."""
 RESERVED_BYTES = 1024 * MIB
-"""Space that stays free on a disk."""
+"""Space to keep free on a disk."""
 
 
 class WorkerCache(NamedTuple):
@@ -51,39 +51,39 @@ class WorkerCache(NamedTuple):
 
 
 def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
-    """Send a worker's cache the tensors that it lacks and this host has; return their bytes.
+    """Send to a worker's cache the tensors that it lacks and this host has; return their total size.
 
-    :raises Refusal: a copy of the model cannot be read, or the worker does not accept it.
+    :raises Refusal: a copy of the model cannot be read, or the worker does not accept a tensor.
     """
-    tensors = reading.from_disk(worker.folder, lambda: missing_tensors(worker), COMPARE_SECONDS)
-    size = sum(place.bytes for place in tensors)
+    tensors = reading.read_from_disk(worker.folder, lambda: missing_tensors(worker), COMPARISON_SECONDS)
+    size = sum(tensor.bytes for tensor in tensors)
     if tensors and not check_mode:
         # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
-        launcher.known_sizes(worker.folder, {row.bytes for row in worker.prefill.tensors})
+        launcher.known_sizes(worker.folder, {tensor.bytes for tensor in worker.prefill.tensors})
         _check_free_space(worker.folder, size)
         _send_tensors(worker, tensors)
     return size
 
 
 def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
-    """Return tensors of the worker that this host's models contain and its cache lacks; one of each group of equal tensors.
+    """Return the worker's tensors that this host's models contain but its cache lacks; a single tensor of each group of equal tensors.
 
     :raises Refusal: a model cannot be read.
     """
     cached_fingerprints = _cached_fingerprints(worker.folder)
     tensors = {}
-    for path in dict.fromkeys(row.model for row in worker.prefill.tensors if os.path.exists(row.model)):
-        names = tensor_sizes(row for row in worker.prefill.tensors if row.model == path)
+    for path in dict.fromkeys(tensor.model for tensor in worker.prefill.tensors if os.path.exists(tensor.model)):
+        sizes = tensor_sizes(tensor for tensor in worker.prefill.tensors if tensor.model == path)
         with _errors_as_refusal(path):
-            for name, place in gguf.tensor_places(path).items():
-                if names.get(name) == place.bytes:
-                    with reading.open_file(place.path, follow=True) as stream:
-                        tensors[rpc_upload.fingerprint(stream, place.offset, place.bytes)] = place
-    return [place for fingerprint, place in tensors.items() if fingerprint not in cached_fingerprints]
+            for name, tensor in gguf.tensor_places(path).items():
+                if sizes.get(name) == tensor.bytes:
+                    with reading.open_file(tensor.path, follow=True) as stream:
+                        tensors[rpc_upload.fingerprint(stream, tensor.offset, tensor.bytes)] = tensor
+    return [tensor for fingerprint, tensor in tensors.items() if fingerprint not in cached_fingerprints]
 
 
 def tensor_sizes(rows: Iterable[PrefillTensor]) -> dict[str, int]:
-    """Return the bytes of the tensors in these rows of the plan, by name."""
+    """Return the size in bytes of each planned tensor, by name."""
     return {
         row.name.replace("*", str(layer), 1): row.bytes
         for row in rows
@@ -102,7 +102,7 @@ def _errors_as_refusal(path: str) -> Iterator[None]:
 
 
 def _cached_fingerprints(folder: Path) -> set[str]:
-    """Return the fingerprint of each tensor in a cache, which may be missing."""
+    """Return the fingerprints of the tensors in a cache, whose folder may be missing."""
     fingerprints = set()
     with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
         for entry in entries:
@@ -118,33 +118,33 @@ def _check_free_space(folder: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(existing_ancestor(folder)).free
     if free_bytes < needed_bytes + RESERVED_BYTES:
         raise Refusal(
-            f"{needed_bytes // MIB} MiB of tensors do not fit into {folder}: {free_bytes // MIB} MiB are free, of which {RESERVED_BYTES // MIB} MiB are "
-            "reserved"
+            f"{folder} has no space for {needed_bytes // MIB} MiB of tensors: {free_bytes // MIB} MiB are free, and {RESERVED_BYTES // MIB} MiB must stay "
+            "free. Free space on this disk, then run the playbook again"
         )
 
 
 def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> None:
     """Send the tensors to an instance of the worker's program on loopback, which shares its cache.
 
-    :raises Refusal: it does not run, or does not accept a tensor.
+    :raises Refusal: the program does not run, or does not accept a tensor.
     """
     with socket.create_server((LOOPBACK, 0)) as listener:
         port = listener.getsockname()[1]
     argv = [*worker.prefill.argv, str(port)]
-    environment = {"PATH": commands.SEARCH, "HOME": str(worker.folder.parent), "LC_ALL": "C", **worker.environment}
+    environment = {"PATH": commands.SEARCH_PATH, "HOME": str(worker.folder.parent), "LC_ALL": "C", **worker.environment}
     devnull = subprocess.DEVNULL
     try:
         process = subprocess.Popen(argv, stdin=devnull, stdout=devnull, stderr=devnull, cwd="/", env=environment)
     except OSError as error:
         raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
-    seconds = START_SECONDS + sum(place.bytes for place in tensors) / MIN_RATE
-    largest_bytes = max(place.bytes for place in tensors)
+    time_limit = START_SECONDS + sum(tensor.bytes for tensor in tensors) / MIN_RATE
+    largest_bytes = max(tensor.bytes for tensor in tensors)
     try:
         wait_for_worker(port, process)
-        with rpc_upload.UploadConnection(LOOPBACK, port, largest_bytes, seconds) as receiver:
-            for place in tensors:
-                with _errors_as_refusal(place.path), reading.open_file(place.path, follow=True) as stream:
-                    receiver.send_part(stream, place.offset, place.bytes)
+        with rpc_upload.UploadConnection(LOOPBACK, port, largest_bytes, time_limit) as receiver:
+            for tensor in tensors:
+                with _errors_as_refusal(tensor.path), reading.open_file(tensor.path, follow=True) as stream:
+                    receiver.send_part(stream, tensor.offset, tensor.bytes)
     except rpc_upload.TransferError as error:
         raise Refusal(f"the worker program on port {port} {error}") from error
     finally:
@@ -155,11 +155,11 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> N
 def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
     """Wait until the worker answers.
 
-    :raises Refusal: it does not answer, or its protocol is unknown.
+    :raises Refusal: the worker does not answer, or its protocol is unknown.
     """
-    end = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + START_SECONDS
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":
-        if process.poll() is not None or time.monotonic() > end:
+        if process.poll() is not None or time.monotonic() > deadline:
             raise Refusal(f"the worker program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
     if str(answer.protocol).partition(".")[0] not in rpc_upload.PROTOCOLS:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lock of a cluster: a file on its head that names the run that changes the cluster's hosts. It is empty if no run does."""
+"""Lock of a cluster: a file on its head that names the run that may change the cluster's hosts. The file is empty if there is no such run."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 
 WAIT_SECONDS = 60
-"""How long to wait for another process that reads or writes the file."""
+"""Time to wait for another process that reads or writes the file."""
 FILE_BYTES = 64 * 1024
 Name = Annotated[str, Text(max_length=128)]
 
@@ -43,7 +43,7 @@ class Run(NamedTuple):
     process: Annotated[int, Number(1)]
     playbook: Annotated[str, Text(max_length=1024)]
     since: Annotated[int, Number()] = 0
-    """Time of the head's clock when it took the lock, in seconds since 1970."""
+    """Time on the head's clock when the run took the lock, in seconds since 1970."""
 
     def is_same_run(self, run: "Optional[Run]") -> bool:
         return run is not None and (self.machine, self.process) == (run.machine, run.process)
@@ -55,18 +55,18 @@ class Run(NamedTuple):
 
 
 class HeldError(Exception):
-    """Another run has the lock. The message describes it and tells how to take over."""
+    """Another run holds the lock. The message describes the run, and how to take over its lock."""
 
     def __init__(self, holder: Run) -> None:
         super().__init__(
             f"Another run is changing this cluster: {holder.describe()}. Wait until that run has ended. If it failed or was killed, take over its lock with "
-            f"-e {names.TAKE_OVER}=true."
+            f"-e {names.TAKE_OVER_VARIABLE}=true."
         )
         self.holder = holder
 
 
 def read_holder(prefix: Path) -> Optional[Run]:
-    """Return the run that has the lock. An unreadable lock was written by a run that was killed meanwhile."""
+    """Return the run that holds the lock. A lock is unreadable if its run was killed while writing it."""
     try:
         return typed_json.parse(Run, reading.read_object(prefix / names.CLUSTER_LOCK, FILE_BYTES))
     except (OSError, ValueError):
@@ -74,11 +74,11 @@ def read_holder(prefix: Path) -> Optional[Run]:
 
 
 def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Optional[Run] = None) -> Optional[Run]:
-    """Give the lock to a run, and return the run that had it.
+    """Give the lock to a run, and return the run that held it.
 
     :param may_take_over: whether to take it from any run.
-    :param ended_run: a run that has ended, as its own controller knows.
-    :raises HeldError: another run has it.
+    :param ended_run: a run that has ended, according to its own controller.
+    :raises HeldError: another run holds the lock.
     """
     with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
         holder = read_holder(prefix)
@@ -95,7 +95,7 @@ def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Op
 
 
 def release_lock(prefix: Path, run: Run) -> Optional[Run]:
-    """Release a run's lock, and return the run that has it otherwise. After a teardown there is none, and none is made."""
+    """Release a run's lock; if another run holds the lock, return that run. After a teardown there is no lock, and none is created."""
     if run.is_same_run(read_holder(prefix)):
         with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
             if run.is_same_run(read_holder(prefix)):

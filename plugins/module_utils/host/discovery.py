@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Facts for writing an inventory: interfaces, neighbours and models of a host."""
+"""Facts for writing an inventory: the interfaces, neighbours and models of a host."""
 
 import ipaddress
 import json
@@ -27,13 +27,13 @@ MODEL_FOLDERS = (
     *("/models", "/srv/models", "/opt/models", "/data/models", "~/models", "~/.cache/llama.cpp"),
     *("~/.cache/huggingface/hub", "~/.lmstudio/models", "~/.cache/lm-studio/models"),
 )
-"""Folders in which people and other programs put models."""
+"""Folders in which people and other programs store models."""
 MAX_DEPTH, MAX_MODELS = 6, 20
-"""Depth of the search in these folders, and number of models whose headers are read, the largest first."""
+"""Maximum depth of the search in these folders, and maximum number of models whose headers are read, the largest first."""
 MODEL_SECONDS = 120
 """Time limit for all models of a host."""
-WIRED_TYPES = ("1", str(interfaces.INFINIBAND_TYPE))
-"""``type`` of interfaces with hardware addresses; tunnels have none."""
+LINK_TYPES = ("1", str(interfaces.INFINIBAND_TYPE))
+"""Values of ``type`` for interfaces with hardware addresses, which tunnels lack."""
 DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
 
 Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
@@ -46,7 +46,7 @@ class LinkInterface(NamedTuple):
     kind: Annotated[str, names.LINK_KINDS]
     mac: Mac
     mbit: Optional[int]
-    """Mbit per second, as its driver reports it"""
+    """Mbit per second, according to its driver"""
     addresses: tuple[Annotated[str, Text(INTERFACE)], ...]
     main: bool
     """Whether the controller's connection or the default route uses it."""
@@ -60,12 +60,12 @@ class FoundModel(NamedTuple):
     """Path of its first file, or its name in Ollama."""
     file: Annotated[str, Text(r"/[^\n]*", 4096)]
     closed: Optional[Annotated[str, Text(max_length=4096)]]
-    """Folder or file that the services' account may not read."""
+    """Folder or file that the services' account cannot read."""
     summary: Mapping[str, Any]
 
     @property
     def layer_bytes(self) -> int:
-        """Return the bytes that need space on devices; the plan uses no other size of a found model."""
+        """Return the bytes that need space on devices; the plan uses no other size of the model."""
         return sum(self.summary["layer_bytes"])
 
 
@@ -83,35 +83,35 @@ def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional
     :param addresses: IPv4 addresses of other hosts.
     :param account: account that reads the models; None for the account of this process.
     """
-    found_models = reading.from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MODEL_SECONDS)
-    return Discovered(platform.node(), interfaces_of(System(), addresses), found_models)
+    models = reading.read_from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MODEL_SECONDS)
+    return Discovered(platform.node(), interfaces_of(System(), addresses), models)
 
 
 def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:
     state = inspection.inspect(system)
     folders = {name: inspection.interface_folder(name, system) for name in state.interfaces}
-    wires = {name: state.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in WIRED_TYPES}
-    _contact_hosts(addresses, wires)
+    links = {name: state.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in LINK_TYPES}
+    _contact_hosts(addresses, links)
     macs = neighbour_macs(system.output("ip", "-json", "neigh"))
-    directories = []
-    for name, interface in wires.items():
+    link_interfaces = []
+    for name, interface in links.items():
         speed, kind = text_of(folders[name] / "speed").strip(), interfaces.kind_of(folders[name], system.root)
         mbit = int(speed) if speed.isdigit() else None
-        main, seen_macs = name in state.protected, tuple(sorted(macs.get(name, ())))
+        is_main, seen_macs = name in state.protected, tuple(sorted(macs.get(name, ())))
         if interface.mac:
             ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
-            directories.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, main, seen_macs))
-    return tuple(directories)
+            link_interfaces.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, is_main, seen_macs))
+    return tuple(link_interfaces)
 
 
-def _contact_hosts(addresses: Iterable[str], wires: Mapping[str, inspection.InterfaceState]) -> None:
-    """Send other hosts in this one's networks an empty datagram, so that the kernel looks for them."""
+def _contact_hosts(addresses: Iterable[str], links: Mapping[str, inspection.InterfaceState]) -> None:
+    """Send an empty datagram to other hosts in this host's networks, so that the kernel looks them up."""
     networks = [
-        ipaddress.ip_interface(address).network for interface in wires.values() for address in interface.addresses
+        ipaddress.ip_interface(address).network for interface in links.values() for address in interface.addresses
     ]
-    addresses_given = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
+    host_addresses = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
-        for address in addresses_given:
+        for address in host_addresses:
             if any(address in network for network in networks):
                 with suppress(OSError):
                     sender.sendto(b"", (str(address), DISCARD_PORT))
@@ -119,7 +119,7 @@ def _contact_hosts(addresses: Iterable[str], wires: Mapping[str, inspection.Inte
 
 
 def neighbour_macs(listing: str) -> dict[str, set[str]]:
-    """Return the hardware addresses that answered, by interface.
+    """Return the hardware addresses of neighbours that answered, by interface.
 
     :param listing: output of ``ip -json neigh``.
     """
@@ -133,8 +133,8 @@ def neighbour_macs(listing: str) -> dict[str, set[str]]:
 
 def find_models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
     """Yield models that generate text, the largest first."""
-    largest_models = sorted(_whole_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
-    report = local_models.report([], [path for path, _bytes in largest_models], list(ollama.names()), account)
+    largest_models = sorted(_complete_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
+    report = local_models.report([], [path for path, _bytes in largest_models], list(ollama.model_names()), account)
     for path, entry in report["paths"].items():
         if can_generate(entry.get("summary")):
             yield FoundModel("path", path, path, entry["closed"], entry["summary"])
@@ -145,23 +145,23 @@ def find_models(folders: Iterable[str], account: Optional[str]) -> Iterator[Foun
 
 
 def can_generate(summary: Optional[Mapping[str, Any]]) -> bool:
-    """Return whether a header describes a model that generates text, and not a projector, a vocabulary or an encoder."""
+    """Return whether a header describes a model that generates text, rather than a projector, a vocabulary or an encoder."""
     with suppress(typed_json.Mismatch):
         return "bert" not in header_summary.parse(summary).architecture
     return False
 
 
-def _whole_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield the first path and the bytes of each complete model below the folders, once for the same files."""
+def _complete_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
+    """Yield the first path and the size of each complete model below the folders; models with the same files only once."""
     real_paths = set()
-    for top in map(os.path.expanduser, folders):
-        for place, subfolders, entries in os.walk(top):
-            if place[len(top) :].count("/") >= MAX_DEPTH:
+    for root_folder in map(os.path.expanduser, folders):
+        for folder, subfolders, entries in os.walk(root_folder):
+            if folder[len(root_folder) :].count("/") >= MAX_DEPTH:
                 subfolders.clear()
             for model in split_files.group(sorted(name for name in entries if name.endswith(".gguf"))):
-                paths = [os.path.join(place, name) for name in model.names]
+                paths = [os.path.join(folder, name) for name in model.names]
                 file = os.path.realpath(paths[0])
-                if model.is_whole and file not in real_paths and not download_record.problem_of_name(model.names[0]):
+                if model.is_complete and file not in real_paths and not download_record.problem_of_name(model.names[0]):
                     real_paths.add(file)
                     with suppress(OSError):
                         yield paths[0], sum(os.stat(path).st_size for path in paths)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host's parts of plans below its prefix: the serving, the previous, and the one that is being applied."""
+"""A host's parts of plans below its prefix: the serving plan, the previous plan, and the plan that is being applied."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan im
 
 NEXT, CURRENT, PREVIOUS = SLOTS = "next", "now", "before"
 FILE_BYTES = 32 << 20
-"""Limit of a plan. The head's facts are most of it, about 20 kB for each host."""
+"""Size limit of a plan. Most of it are the head's facts, about 20 kB for each host."""
 
 
 def read_plan(prefix: str, slot: str) -> KeptPlan | None:
-    """Return one of the kept plans; None without one that this account can use."""
+    """Return a kept plan; None if it is missing or unreadable."""
     try:
         return typed_json.parse(KeptPlan, reading.read_object(_path(prefix, slot), FILE_BYTES))
     except (OSError, ValueError):
@@ -29,7 +29,7 @@ def _path(prefix: str, slot: str) -> Path:
 
 
 def last_plan(prefix: str) -> LastPlan | None:
-    """Return the plan that the host accepted last."""
+    """Return the plan that the host has accepted last."""
     pending_plan = read_plan(prefix, NEXT)
     plan = pending_plan or read_plan(prefix, CURRENT)
     return LastPlan(plan.id, plan.release, plan.declared, not pending_plan, plan.variables) if plan else None
@@ -41,9 +41,9 @@ def kept_builds(prefix: str) -> set[str]:
 
 
 def keep_plan(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
-    """Keep a plan that is applied now, unless it already serves; return whether anything changes.
+    """Keep a plan that is being applied, unless it already serves; return whether anything changes.
 
-    :raises OSError: nothing has changed.
+    :raises OSError: the plan cannot be written; nothing has changed.
     """
     present_plan = read_plan(prefix, CURRENT)
     is_current = present_plan is not None and present_plan.id == plan.id
@@ -55,7 +55,7 @@ def keep_plan(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
 
 
 def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
-    """Mark a kept plan as serving and the serving one as previous; return whether anything changes.
+    """Mark a kept plan as serving, and the plan that served before as previous; return whether anything changes.
 
     :raises Refusal: the host does not keep the plan.
     """

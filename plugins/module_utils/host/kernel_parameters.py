@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Options of kernel modules by which a host lends more memory to its graphics: the role llama_host writes them into a file for modprobe."""
+"""Options of kernel modules with which a host gives more memory to its graphics: the role llama_host writes them into a file for modprobe."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 
-FILE = f"/etc/modprobe.d/{names.NAME}.conf"
+FILE = f"/etc/modprobe.d/{names.PREFIX}.conf"
 
 
 def has_changes(parameters: Mapping[str, str], system: System) -> bool:
-    """Return whether the file sets other parameters than these. Foreign files do not count."""
+    """Return whether the file differs from these parameters. Foreign files do not count."""
     text = "" if foreign_files(system) else system.text(FILE)
     options = re.findall(r"^options (\w+) (\w+)=(\S+)$", text, re.MULTILINE)
     return {f"{module}.{option}": value for module, option, value in options} != parameters

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import is_own_definition
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import is_own_definition
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
@@ -35,7 +35,7 @@ def _foreign_contents(host_plan: HostPlan) -> Iterator[str]:
     if files.is_marked(prefix):
         return
     owners: dict[str, str | None] = {folder.path: folder.owner for folder in host_plan.folders if folder.owner}
-    owners.update({str(prefix / name): None for name in names.INSTALLED if not _is_free(prefix / name)})
+    owners.update({str(prefix / name): None for name in names.INSTALLED_ENTRIES if not _is_free(prefix / name)})
     for path, owner in owners.items():
         with suppress(FileNotFoundError):
             actual_owner = processes.owner_of(os.stat(path).st_uid)

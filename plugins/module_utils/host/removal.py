@@ -12,31 +12,31 @@ from contextlib import suppress
 from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, validation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths, read_left
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths, read_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
-TEMPORARY = (files.TEMPORARY, ".ansible_tmp")
+TEMPORARY = (files.TEMPORARY_PREFIX, ".ansible_tmp")
 """Prefixes of files that a killed run leaves in a folder."""
 PACKAGE_REMOVAL = ("apt-get remove", "dnf remove", "zypper remove", "pacman -R", "brew uninstall")
 REMOVAL_SECONDS = 600
 GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
 
-def remove_installation(place: InstallationPaths, name: str, check: bool) -> tuple[list[str], list[str]]:
+def remove_installation(paths: InstallationPaths, name: str, check: bool) -> tuple[list[str], list[str]]:
     """Remove an installation below its prefix, the mark last, so that a killed run can be repeated. Remove the prefix if it is empty then.
 
     :returns: removed paths (in check mode, paths to remove), and a sentence for everything that stays.
     :raises Refusal: something cannot be removed.
     """
-    prefix = Path(place.prefix)
+    prefix = Path(paths.prefix)
     if not files.is_marked(prefix):
         reason = f"without {names.FOLDER_MARK}, this folder is no installation of this collection, or only the remains of one"
         return [], [f"{prefix} on {name} was not removed: {reason}."] if prefix.exists() else []
     installed_paths = _installed_paths(prefix)
     other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed_paths if len(steps) == 1})
-    packages = sorted(set(files.text_of(prefix / names.PACKAGES).split()))
-    metrics_files, metrics_folders = _remove_metrics(place, check)
+    packages = sorted(set(files.text_of(prefix / names.PACKAGES_FILE).split()))
+    metrics_files, metrics_folders = _remove_metrics(paths, check)
     for steps in [] if check else installed_paths:
         _remove(prefix.joinpath(*steps))
     if not other_entries and not check:
@@ -70,22 +70,22 @@ def _remove(path: Path) -> None:
     commands.run(["rm", "-rf", str(path)], REMOVAL_SECONDS)
 
 
-def _remove_metrics(place: InstallationPaths, check: bool) -> tuple[list[str], list[str]]:
+def _remove_metrics(paths: InstallationPaths, check: bool) -> tuple[list[str], list[str]]:
     """Remove the metrics of killed launchers, and the account's right to write there. Return the paths, and the folders that exist."""
-    descriptions = read_left(place.prefix, names.METRICS).get("services", {})
+    descriptions = read_json(paths.prefix, names.METRICS).get("services", {})
     exporters = {service: entry for service, entry in descriptions.items() if entry["folder"]}
-    paths = [
+    metrics_paths = [
         path
         for service, entry in exporters.items()
         if os.path.lexists(path := Path(entry["folder"], f"{service}.prom"))
     ]
     folders = {entry["folder"] for entry in exporters.values() if os.path.isdir(entry["folder"])}
     if not check:
-        for path in paths:
+        for path in metrics_paths:
             _remove(path)
-        for folder in folders if place.scope == "system" else set():
+        for folder in folders if paths.scope == "system" else set():
             System().output("setfacl", "--remove", f"user:{names.ACCOUNT}", folder)
-    return [str(path) for path in paths], sorted(folders)
+    return [str(path) for path in metrics_paths], sorted(folders)
 
 
 def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
@@ -97,7 +97,7 @@ def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
         paths += [(names.MODELS, path.name) for path in generated_models]
         if all(_is_temporary(path) for path in models.iterdir() if path not in generated_models):
             paths.append((names.MODELS,))
-    return [*paths, *((entry,) for entry in names.INSTALLED if entry in entries)]
+    return [*paths, *((entry,) for entry in names.INSTALLED_ENTRIES if entry in entries)]
 
 
 def _is_generated(path: Path) -> bool:
@@ -111,10 +111,10 @@ def _is_temporary(path: Path) -> bool:
 def return_to_root(account: str, cache: str, check: bool) -> list[str]:
     """Give root the building account's files in the cache: its uid may get another owner after the account is gone. Return the paths."""
     uid, paths = pwd.getpwnam(account).pw_uid, []
-    for place, folders, file_names, descriptor in os.fwalk(cache) if os.path.isdir(cache) else ():
+    for folder, folders, file_names, descriptor in os.fwalk(cache) if os.path.isdir(cache) else ():
         for name in (*folders, *file_names):
             if os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_uid == uid:
-                paths.append(os.path.join(place, name))
+                paths.append(os.path.join(folder, name))
                 if not check:
                     os.chown(name, 0, 0, dir_fd=descriptor, follow_symlinks=False)
     return paths

@@ -18,10 +18,10 @@ from typing import Annotated, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import end_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_end
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.place import InstallationPaths
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 
 COMMAND_SECONDS = 120
 """Limit of a command. Definitions give a service 30 seconds to exit before it is killed."""
@@ -48,12 +48,12 @@ def _run(argv: list[str], may_fail: bool = False) -> str:
 class Manager:
     """Base of the managers. Methods take names of services, and do nothing without one."""
 
-    def __init__(self, record: service_managers.ServiceManager, place: InstallationPaths):
+    def __init__(self, record: service_managers.ServiceManager, paths: InstallationPaths):
         self.record = record
-        self.place = place
+        self.paths = paths
 
     def path(self, name: str) -> Path:
-        return self.record.definition(self.place.units, name)
+        return self.record.definition(self.paths.units, name)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         """Return RUNNING, FAILED or STOPPED for each service; an unknown one is STOPPED."""
@@ -81,7 +81,7 @@ class Manager:
 
     def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
         """Return the end of a service's log, for a journal this number of lines in this form."""
-        return end_of(Path(self.record.log.format(prefix=self.place.prefix, service=service)), LOG_BYTES)
+        return read_end(Path(self.record.log.format(prefix=self.paths.prefix, service=service)), LOG_BYTES)
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
         """Return how often the manager has restarted each service since its last deliberate start, if the manager counts that."""
@@ -100,11 +100,11 @@ class Manager:
 class Systemd(Manager):
     """systemd, of the system or of a user."""
 
-    def __init__(self, record: service_managers.ServiceManager, place: InstallationPaths):
-        super().__init__(record, place)
-        self.user = ["--user"] if place.scope == "user" else []
+    def __init__(self, record: service_managers.ServiceManager, paths: InstallationPaths):
+        super().__init__(record, paths)
+        self.user = ["--user"] if paths.scope == "user" else []
         if self.user:
-            commands.find_user_session()
+            commands.set_runtime_directory()
 
     def _systemctl(self, *words: str, may_fail: bool = False) -> str:
         return _run(["systemctl", *self.user, *words], may_fail)
@@ -137,12 +137,14 @@ class Systemd(Manager):
 
     def define(self, services: Collection[Service]) -> None:
         super().define(services)
-        at_boot = places.disabled_services(self.place, [service.name for service in services if not service.temporary])
+        at_boot = installation.disabled_services(
+            self.paths, [service.name for service in services if not service.temporary]
+        )
         if at_boot:
             self._systemctl("enable", "--quiet", *self._units(sorted(at_boot)))
 
     def remove(self, services: Collection[str]) -> None:
-        at_boot = [name for name in services if name not in places.disabled_services(self.place, services)]
+        at_boot = [name for name in services if name not in installation.disabled_services(self.paths, services)]
         if at_boot:
             self._systemctl("disable", "--quiet", *self._units(at_boot))
         super().remove(services)
@@ -169,9 +171,9 @@ class Launchd(Manager):
     """Status of a service that is still ending."""
     poll_seconds = 0.2
 
-    def __init__(self, record: service_managers.ServiceManager, place: InstallationPaths):
-        super().__init__(record, place)
-        self.domain = "system" if place.scope == "system" else f"gui/{os.geteuid()}"
+    def __init__(self, record: service_managers.ServiceManager, paths: InstallationPaths):
+        super().__init__(record, paths)
+        self.domain = "system" if paths.scope == "system" else f"gui/{os.geteuid()}"
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         return {name: RUNNING if self._is_loaded(name) else STOPPED for name in services}
@@ -219,11 +221,11 @@ class Supervisor(Manager):
         return _run(self.command(*words), may_fail)
 
     def command(self, *words: str) -> list[str]:
-        python, settings = f"{self.place.prefix}/venv/bin/python", f"{self.place.prefix}/supervisor/supervisord.conf"
+        python, settings = f"{self.paths.prefix}/venv/bin/python", f"{self.paths.prefix}/supervisor/supervisord.conf"
         return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
 
     def _runs(self) -> bool:
-        return places.supervisor_runs(self.place.prefix)
+        return installation.supervisor_runs(self.paths.prefix)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         # supervisorctl's status is not 0 unless all of them run.
@@ -261,11 +263,11 @@ MANAGER_CLASSES: dict[str, type[Manager]] = {
 }
 
 
-def manager_of(place: InstallationPaths) -> Manager:
-    name = place.service_manager
+def manager_of(paths: InstallationPaths) -> Manager:
+    name = paths.service_manager
     if name not in MANAGER_CLASSES:
         raise Refusal(f"service_manager is {name}, which is not known: use one of {', '.join(MANAGER_CLASSES)}.")
-    return MANAGER_CLASSES[name](service_managers.MANAGERS[name], place)
+    return MANAGER_CLASSES[name](service_managers.MANAGERS[name], paths)
 
 
 SYSTEMD = ("systemd", "systemd_user")
@@ -273,13 +275,13 @@ VOLATILE_UNITS = Path("/run/systemd/system")
 """Folder of definitions that a reboot removes."""
 
 
-def temporary_manager(place: InstallationPaths) -> Manager:
+def temporary_manager(paths: InstallationPaths) -> Manager:
     """Return the manager of temporary services. Under systemd their definitions lie in a folder that a reboot empties."""
-    if place.service_manager in SYSTEMD:
+    if paths.service_manager in SYSTEMD:
         runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
-        folder = Path(runtime, "systemd/user") if place.scope == "user" else VOLATILE_UNITS
-        place = place._replace(units=str(folder))
-    return manager_of(place)
+        folder = Path(runtime, "systemd/user") if paths.scope == "user" else VOLATILE_UNITS
+        paths = paths._replace(units=str(folder))
+    return manager_of(paths)
 
 
 class ServiceRequest(NamedTuple):
@@ -332,13 +334,13 @@ def _steps(manager: Manager, request: ServiceRequest, states: dict[str, str]) ->
     services_to_define = [service.name for service in request.run if not manager.is_defined(service)]
     restart = [name for name in run_names if name in services_to_define or name in request.restart]
     at_boot = [service.name for service in request.run if not service.temporary]
-    to_define = {*restart, *places.disabled_services(manager.place, at_boot)}
+    definitions = {*restart, *installation.disabled_services(manager.paths, at_boot)}
     start = [name for name in dict.fromkeys([*run_names, *request.start]) if name in restart or states[name] != RUNNING]
     services_to_stop = [*request.stop, *request.remove, *restart, *start]
     return ServiceSteps(
         stop=[name for name in services_to_stop if states[name] != STOPPED],
         remove=[name for name in request.remove if manager.path(name).exists()],
-        define=[name for name in run_names if name in to_define],
+        define=[name for name in run_names if name in definitions],
         start=start,
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import from_disk, read_object
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_from_disk, read_object
 
 READ_BYTES = 1024 * 1024
 SMALL_BYTES = 64 * 1024 * 1024
@@ -27,7 +27,7 @@ def digest_of(definition: str, paths: Iterable[str]) -> str:
     """
     digest = hashlib.sha256(definition.encode())
     for path in paths:
-        digest.update(from_disk(path, functools.partial(_state_of, Path(path))).encode())
+        digest.update(read_from_disk(path, functools.partial(_state_of, Path(path))).encode())
     return digest.hexdigest()
 
 

@@ -30,26 +30,26 @@ KEPT_FILES, RESTORED_TOKENS, SAVED_SECONDS = metrics.CONVERSATIONS
 PAUSE = "paused_until"
 OPTION, FOLDER, RECORD = "--slot-save-path", "conversations", "conversations.json"
 """Option of llama-server; folder and record in the launcher's state."""
-NEW, KEPT, TRIED = ".new", ".slot", ".tried"
-"""Endings of files: being saved; saved; being restored."""
+NEW_SUFFIX, SAVED_SUFFIX, TRIED_SUFFIX = ".new", ".slot", ".tried"
+"""Suffixes of files: being saved; saved; being restored."""
 IDLE_SECONDS, STOP_SECONDS, PAUSE_SECONDS = 10.0, 15.0, 3600.0
-"""Idle time after which a slot is saved; time for saving before a stop, of which service managers allow 20 s; pause after a save or restore that hung."""
-FEWEST_TOKENS = 256
-"""Shorter conversations are soon computed again; a verification reads 200 tokens."""
+"""Idle time after which a slot is saved; time for saving before a stop, for which service managers allow 20 s; pause after a save or restore that hung."""
+MIN_TOKENS = 256
+"""Shorter conversations are quickly computed again; a verification reads 200 tokens."""
 BUSY_SECONDS, DISK_SHARE, SAME_SHARE = 0.05, 0.05, 0.9
-"""Processor time between two samples from which llama-server was busy; part of the disk that stays free; part of an older file's tokens with which a newer
-one must begin to replace it."""
+"""Processor time between two samples that shows a busy llama-server; part of the disk that stays free; part of an older file's tokens that a newer file
+must begin with to replace it."""
 STATE_LINE = re.compile(rb"(?m)^\S+ I srv .*: (?:server is (entering|exiting) sleeping state|model loaded)$")
-"""Lines that llama-server logs when it frees its model and before it takes requests again. A restore comes before a prompt that waits too, because
+"""Lines that llama-server logs when it frees its model and before it takes requests again. A restore comes before a waiting prompt, because
 llama-server reads the shorter request sooner."""
 HEADER_BYTES, LIST_WORDS = 12, 4
-"""Bytes of a file before its list of tokens, which end with the number of words; words of the list before the first token."""
-HARMLESS = frozenset(
+"""Bytes of a file's header, which ends with the word count of the token list; words of this list before the first token."""
+NEUTRAL_OPTIONS = frozenset(
     "--rpc --device --override-tensor --tensor-split --host --port --n-gpu-layers --threads --cache-ram --ctx-checkpoints --sleep-idle-seconds --load-mode "
     "--api-key-file --ssl-cert-file --ssl-key-file --fit --log-verbosity --metrics --no-repack --batch-size --ubatch-size --alias --model --ctx-size "
     f"--parallel {OPTION}".split()
 )
-"""Options that do not change the content of a file, or stand in the key in another way."""
+"""Options that do not change the content of a file, or that the key includes in another form."""
 
 
 class Limits(NamedTuple):
@@ -58,27 +58,27 @@ class Limits(NamedTuple):
     full_mib: int
     """Size of a file whose context is full."""
     seconds: int
-    """Time in which nothing moves, after which a save or restore hangs."""
+    """Time without any progress after which a save or restore counts as hung."""
     computing_seconds: int
     """Predicted time to compute a full context."""
 
 
-def key_of(argv: Sequence[str]) -> str:
+def cache_key(argv: Sequence[str]) -> str:
     """Return a name for everything that decides whether llama-server can read a file.
 
     :raises OSError: the model's file cannot be read.
     """
-    values, words, counts = dict(zip(argv, argv[1:])), [], True
+    values, key_words, is_relevant = dict(zip(argv, argv[1:])), [], True
     for word in argv:
-        counts = word not in HARMLESS if re.match("--?[A-Za-z]", word) else counts
-        words += [word] * counts
-    model, context = os.stat(values["--model"]), int(values["--ctx-size"]) // int(values["--parallel"])
-    identity = json.dumps([words, values["--model"], model.st_size, model.st_mtime_ns, context])
+        is_relevant = word not in NEUTRAL_OPTIONS if re.match("--?[A-Za-z]", word) else is_relevant
+        key_words += [word] * is_relevant
+    model_status, context = os.stat(values["--model"]), int(values["--ctx-size"]) // int(values["--parallel"])
+    identity = json.dumps([key_words, values["--model"], model_status.st_size, model_status.st_mtime_ns, context])
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def open_keeper(argv: list[str], state: Path, limits: Sequence[int], log: Callable[[str], None]) -> Keeper | None:
-    """Return the keeper for a command line; None if no conversations are kept. Then the folder is deleted; without a folder, the option is removed."""
+def open_store(argv: list[str], state: Path, limits: Sequence[int], log: Callable[[str], None]) -> SlotStore | None:
+    """Return the slot store of a command line. If no conversations are kept, delete the folder; if it cannot be created, remove the option."""
     folder = state / FOLDER
     if not limits and folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
@@ -86,20 +86,20 @@ def open_keeper(argv: list[str], state: Path, limits: Sequence[int], log: Callab
     if not limits or OPTION not in argv:
         return None
     try:
-        return Keeper(argv, state, Limits(*limits), log)
+        return SlotStore(argv, state, Limits(*limits), log)
     except (OSError, ValueError, LookupError) as error:
         log(f"conversations are not kept: {error}")
         if not folder.is_dir():
-            place = argv.index(OPTION)
-            del argv[place : place + 2]
+            position = argv.index(OPTION)
+            del argv[position : position + 2]
         return None
 
 
 def _tokens_of(path: Path) -> array.array[int]:
     """Return the tokens of a file, and the data of its pictures behind them."""
     with path.open("rb") as file:
-        count = int.from_bytes(file.read(HEADER_BYTES)[8:], "little")
-        return array.array("i", file.read(4 * min(count, units.MIB)))[LIST_WORDS:]
+        token_count = int.from_bytes(file.read(HEADER_BYTES)[8:], "little")
+        return array.array("i", file.read(4 * min(token_count, units.MIB)))[LIST_WORDS:]
 
 
 def _continues(tokens: array.array[int], older_tokens: array.array[int]) -> bool:
@@ -113,24 +113,24 @@ def _reason(answer: Any) -> str:
     return str(error.get("message") if isinstance(error, dict) else "llama-server did not answer")[:200]
 
 
-class Keeper:
+class SlotStore:
     """Saves and restores the slots of one llama-server, in one thread at a time."""
 
     def __init__(self, argv: Sequence[str], state: Path, limits: Limits, log: Callable[[str], None]) -> None:
         """:raises OSError: the folder or the model cannot be read, or the folder cannot be written."""
         self.folder, self.record, self.limits, self.log = state / FOLDER, state / RECORD, limits, lru_cache(log)
-        self.key = key_of(argv)
-        self.slots, self.context = (int(argv[argv.index(word) + 1]) for word in ("--parallel", "--ctx-size"))
-        sleep = float(argv[argv.index(server.SLEEP) + 1]) if server.SLEEP in argv else math.inf
-        self.pause = min(IDLE_SECONDS, sleep / 3)
+        self.key = cache_key(argv)
+        self.slots, self.context = (int(argv[argv.index(option) + 1]) for option in ("--parallel", "--ctx-size"))
+        sleep_seconds = float(argv[argv.index(server.SLEEP_OPTION) + 1]) if server.SLEEP_OPTION in argv else math.inf
+        self.pause = min(IDLE_SECONDS, sleep_seconds / 3)
         self.head: server.Head | None = None
         self.job: threading.Thread | None = None
         self.timer = progress.IdleTimer(limits.seconds / 5, 0)
-        self.is_restored = self.is_pending = False
+        self.is_restored = self.has_pending_slots = False
         self.last_check_time = self.processor_seconds = 0.0
-        self.seen: dict[int, tuple[Any, ...]] = {}
-        """Slot → its last task and its number of tokens, when it was last looked at."""
-        self.saved: dict[int, tuple[Any, ...]] = {}
+        self.last_states: dict[int, tuple[Any, ...]] = {}
+        """Slot → its last task and its token count at the last inspection."""
+        self.saved_states: dict[int, tuple[Any, ...]] = {}
         self.tokens: dict[Path, array.array[int]] = {}
         """Tokens of the files that were saved or restored since the start."""
         self.counts = dict.fromkeys((*metrics.CONVERSATIONS, PAUSE), 0.0)
@@ -138,13 +138,13 @@ class Keeper:
             journal.read_back(self.record, lambda record: {name: float(record[name]) for name in [*self.counts]}) or {}
         )
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        for path in self._paths(NEW, TRIED):
-            if path.suffix == TRIED:
-                self.log("llama-server exited while it restored a conversation: deleted the conversation's file")
+        for path in self._paths(NEW_SUFFIX, TRIED_SUFFIX):
+            if path.suffix == TRIED_SUFFIX:
+                self.log("deleted the file of a conversation, because llama-server exited while restoring it")
             path.unlink()
 
-    def notice(self, output: bytes) -> None:
-        """Restore as soon as llama-server logs that it has loaded its model, if nothing was restored since it freed it."""
+    def watch_output(self, output: bytes) -> None:
+        """Restore conversations when llama-server logs that it has loaded its model, unless they were restored since it freed the model."""
         for line in STATE_LINE.finditer(output):
             if line[1] == b"entering" and self.head:
                 self.head.asleep, self.is_restored = True, False
@@ -152,7 +152,7 @@ class Keeper:
                 self._start(self._restore)
 
     def fault(self) -> server.Fault | None:
-        """Start what is due; return a fault if a save or restore hangs."""
+        """Start a save or restore that is due; return a fault if one hangs."""
         head, clock = self.head, time.monotonic()
         if not head or not head.ready:
             return None
@@ -162,14 +162,14 @@ class Keeper:
                 return None
             self.counts[PAUSE] = time.time() + PAUSE_SECONDS
             journal.write_state(self.record, self.counts)
-            pause = f"so none are kept for {PAUSE_SECONDS / 60:.0f} minutes"
-            return server.Fault(f"saving or restoring a conversation has hung for {limit} s, {pause}", is_silent=True)
+            pause = f"nothing is saved for the next {PAUSE_SECONDS / 60:.0f} minutes"
+            return server.Fault(f"saving or restoring a conversation has hung for {limit} s: {pause}", is_silent=True)
         if head.asleep:
             return None
         if not self.is_restored:
             self._start(self._restore)
-        elif clock - self.last_check_time >= self.pause and (self._was_busy(head) or self.is_pending):
-            self.last_check_time, self.is_pending = clock, False
+        elif clock - self.last_check_time >= self.pause and (self._was_busy(head) or self.has_pending_slots):
+            self.last_check_time, self.has_pending_slots = clock, False
             self._start(self._save)
         return None
 
@@ -182,10 +182,10 @@ class Keeper:
                 self.job.join(STOP_SECONDS / 2)
 
     def _was_busy(self, head: server.Head) -> bool:
-        """Return whether llama-server may have computed since the last call. An idle one must not be asked for its slots, or it would never sleep."""
+        """Return whether llama-server may have computed since the last call. Do not ask an idle server for its slots: it would never sleep."""
         sample = head.last_sample
         if sample is None:
-            return server.SLEEP not in head.argv
+            return server.SLEEP_OPTION not in head.argv
         used_seconds, self.processor_seconds = sample.activity.seconds - self.processor_seconds, sample.activity.seconds
         return used_seconds >= BUSY_SECONDS or head.idle_timer.since > self.last_check_time
 
@@ -196,19 +196,19 @@ class Keeper:
             self.job = threading.Thread(target=journal.run_safely, args=(failure, action), daemon=True)
             self.job.start()
 
-    def _request(self, place: str, file: Path | None = None) -> server.ServerRequest | None:
+    def _request(self, subpath: str, file: Path | None = None) -> server.ServerRequest | None:
         """Send a request, unless another process has taken the port: it must not receive a key."""
         head, body = self.head, json.dumps({"filename": file.name}) if file else ""
         if not head or (head.last_sample and head.ready and not head.listens(head.last_sample)):
             return None
-        return server.ServerRequest(head.url, f"/slots{place}", head.headers, body=body)
+        return server.ServerRequest(head.url, f"/slots{subpath}", head.headers, body=body)
 
     def _slots(self) -> list[dict[str, Any]]:
-        answer = self._answer(self._request(""))
+        answer = self._await_answer(self._request(""))
         return answer if isinstance(answer, list) else []
 
-    def _answer(self, request: server.ServerRequest | None, slot: int | None = None) -> Any:
-        """Return the answer; None without one. A request for a slot that computes would wait for its end, and restore an older state then: cancel it."""
+    def _await_answer(self, request: server.ServerRequest | None, slot: int | None = None) -> Any:
+        """Return the answer, or None. Cancel a request for a busy slot: it would wait until the slot is idle, and then restore an older state."""
         while request and request.is_alive():
             request.join(None if slot is None else 1.0)
             if request.is_alive() and any(entry["id"] == slot and entry["is_processing"] for entry in self._slots()):
@@ -217,90 +217,90 @@ class Keeper:
             return json.loads(request.reply) if request else None
 
     def _restore(self) -> None:
-        """Restore the newest conversations, all at once: a request of a client that waits for the model comes after these."""
+        """Restore the newest conversations with simultaneous requests, so that they overtake a client that waits for the model."""
         start_time, tokens, requests = time.monotonic(), 0, []
-        own_paths = [path for path in self._paths(KEPT) if path.name.startswith(self.key) and self._is_whole(path)]
-        for slot, kept_path in enumerate(reversed(own_paths[-self.slots :])):
-            tried_path = kept_path.replace(kept_path.with_suffix(TRIED))
-            requests.append((kept_path, tried_path, self._request(f"/{slot}?action=restore", tried_path)))
-        for slot, (kept_path, tried_path, request) in enumerate(requests):
-            answer = self._answer(request, slot)
+        own_paths = [
+            path for path in self._paths(SAVED_SUFFIX) if path.name.startswith(self.key) and self._is_complete(path)
+        ]
+        for slot, saved_path in enumerate(reversed(own_paths[-self.slots :])):
+            tried_path = saved_path.replace(saved_path.with_suffix(TRIED_SUFFIX))
+            requests.append((saved_path, tried_path, self._request(f"/{slot}?action=restore", tried_path)))
+        for slot, (saved_path, tried_path, request) in enumerate(requests):
+            answer = self._await_answer(request, slot)
             if answer and not answer.get("n_restored"):
                 tried_path.unlink()
-                self.log(f"a conversation was not restored, and its file was deleted: {_reason(answer)}")
+                self.log(f"deleted the file of a conversation that could not be restored: {_reason(answer)}")
             elif answer or (request and request.is_cancelled):
-                tried_path.replace(kept_path)
-                self.tokens[kept_path] = _tokens_of(kept_path)
+                tried_path.replace(saved_path)
+                self.tokens[saved_path] = _tokens_of(saved_path)
                 tokens += answer["n_restored"] if answer else 0
         if tokens:
             seconds, full_slot_tokens = time.monotonic() - start_time, self.context / self.slots
             self.counts[RESTORED_TOKENS] += tokens
             self.counts[SAVED_SECONDS] += max(0.0, self.limits.computing_seconds * tokens / full_slot_tokens - seconds)
-            self.log(f"{tokens} tokens of conversations were restored in {seconds:.1f} s")
-        self._make_room(0)
+            self.log(f"restored {tokens} tokens of conversations in {seconds:.1f} s")
+        self._free_space(0)
 
     def _save(self, at_once: bool = False) -> None:
-        """Save each slot that has changed and rests.
+        """Save each slot that has changed and is idle.
 
-        :param at_once: save also slots that have only just changed.
+        :param at_once: save slots that have only just changed, too.
         """
         for slot in self._slots():
-            number, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
+            slot_id, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
             state = (slot.get("id_task"), tokens)
-            is_at_rest, self.seen[number] = at_once or self.seen.get(number) == state, state
-            self.is_pending = self.is_pending or slot["is_processing"] or not is_at_rest
-            if slot["is_processing"] or tokens < FEWEST_TOKENS or self.saved.get(number) == state:
+            is_idle, self.last_states[slot_id] = at_once or self.last_states.get(slot_id) == state, state
+            self.has_pending_slots = self.has_pending_slots or slot["is_processing"] or not is_idle
+            if slot["is_processing"] or tokens < MIN_TOKENS or self.saved_states.get(slot_id) == state:
                 continue
-            if is_at_rest:
-                self.saved[number] = state
-                self._save_slot(number, tokens)
+            if is_idle:
+                self.saved_states[slot_id] = state
+                self._save_slot(slot_id, tokens)
 
     def _save_slot(self, slot: int, tokens: int) -> None:
-        if not self._make_room(self.limits.full_mib * units.MIB * tokens * self.slots // self.context + units.MIB):
-            self.log(f"a conversation of {tokens} tokens is not kept: {self.folder} has no space for it")
+        if not self._free_space(self.limits.full_mib * units.MIB * tokens * self.slots // self.context + units.MIB):
+            self.log(f"a conversation of {tokens} tokens was not saved: {self.folder} is full")
             return
-        target = self.folder / f"{self.key}-{slot}{NEW}"
-        answer = self._answer(self._request(f"/{slot}?action=save", target), slot)
+        new_path = self.folder / f"{self.key}-{slot}{NEW_SUFFIX}"
+        answer = self._await_answer(self._request(f"/{slot}?action=save", new_path), slot)
         if not answer or not answer.get("n_saved"):
             self.log(f"a conversation was not saved in {self.folder}: {_reason(answer)}")
             with suppress(OSError):
-                target.unlink()
+                new_path.unlink()
             return
-        target.chmod(0o600)
-        count, path = (
-            _tokens_of(target),
-            target.with_name(f"{self.key}-{time.time_ns()}-{target.stat().st_size}{KEPT}"),
-        )
-        target.replace(path)
-        for file in [file for file, prefix in self.tokens.items() if _continues(count, prefix)]:
-            del self.tokens[file]
-            file.unlink(missing_ok=True)
-        self.tokens[path] = count
-        self._make_room(0)
+        new_path.chmod(0o600)
+        saved_tokens = _tokens_of(new_path)
+        path = new_path.with_name(f"{self.key}-{time.time_ns()}-{new_path.stat().st_size}{SAVED_SUFFIX}")
+        new_path.replace(path)
+        for old_path in [old_path for old_path, prefix in self.tokens.items() if _continues(saved_tokens, prefix)]:
+            del self.tokens[old_path]
+            old_path.unlink(missing_ok=True)
+        self.tokens[path] = saved_tokens
+        self._free_space(0)
 
-    def _is_whole(self, path: Path) -> bool:
-        """Return whether a file has the size in its name; delete it otherwise, since llama-server of build 11063 aborts with a truncated one."""
-        is_whole = path.stem.endswith(f"-{path.stat().st_size}")
-        if not is_whole:
+    def _is_complete(self, path: Path) -> bool:
+        """Return whether a file has the size in its name; delete a truncated file, because llama-server of build 11063 aborts when it reads one."""
+        is_complete = path.stem.endswith(f"-{path.stat().st_size}")
+        if not is_complete:
             path.unlink()
-            self.log("a conversation was not restored: its file was truncated and has been deleted")
-        return is_whole
+            self.log("deleted the truncated file of a conversation, which cannot be restored")
+        return is_complete
 
-    def _paths(self, *endings: str) -> list[Path]:
-        """Return the files with these endings in the order in which they may be deleted: first those with another key, then the oldest."""
-        paths = [path for path in self.folder.iterdir() if path.suffix in endings]
+    def _paths(self, *suffixes: str) -> list[Path]:
+        """Return the files with these suffixes in the order of deletion: files with another key first, then the oldest."""
+        paths = [path for path in self.folder.iterdir() if path.suffix in suffixes]
         return sorted(paths, key=lambda path: (path.name.startswith(self.key), path.stat().st_mtime))
 
-    def _make_room(self, size: int) -> bool:
-        """Delete files until there is room for so many further bytes; delete none and return False if there cannot be."""
-        paths, disk = self._paths(KEPT), shutil.disk_usage(self.folder)
+    def _free_space(self, size: int) -> bool:
+        """Delete files until so many bytes are free; if that is impossible, delete none and return False."""
+        paths, disk = self._paths(SAVED_SUFFIX), shutil.disk_usage(self.folder)
         sizes = {path: path.stat().st_size for path in paths}
         used_bytes = sum(sizes.values())
-        room = min(self.limits.mib * units.MIB, used_bytes + disk.free - int(DISK_SHARE * disk.total)) - size
-        if room < 0 < size:
+        available_bytes = min(self.limits.mib * units.MIB, used_bytes + disk.free - int(DISK_SHARE * disk.total)) - size
+        if available_bytes < 0 < size:
             return False
         for path in paths:
-            if used_bytes > room:
+            if used_bytes > available_bytes:
                 path.unlink()
                 self.tokens.pop(path, None)
                 used_bytes -= sizes.pop(path)

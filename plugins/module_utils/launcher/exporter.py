@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gathers what the launcher knows of its service, for node exporter's textfile collector and for the page. A full or missing folder stops nothing.
+"""Gathers what the launcher knows about its service, for node exporter's textfile collector and for the page. A full or missing folder stops nothing.
 
 Stopping the service removes the file. The file of a launcher that was killed stays, and its time shows its age.
 """
@@ -33,7 +33,7 @@ VERIFICATION = "verified.json"
 """Result of the last verification, in the folder of the description."""
 CUDA = "CUDA"
 NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
-MEMORIES = "vram", "gtt"
+MEMORY_KINDS = "vram", "gtt"
 """Memory kinds of an AMD device: its own memory, and memory that the host lends it."""
 
 
@@ -78,14 +78,14 @@ class Exporter:
         pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
         text = journal.read_back(self._file(info), str, bytes.decode) or ""
         matches = re.findall(pattern, text, re.MULTILINE)
-        counts = {cause: int(number) for cause, number in matches if cause in metrics.CAUSES[info.kind]}
-        ran = f"\n{metrics.PREFIX}started_timestamp_seconds{{" in text
-        return {**counts, "killed": counts.get("killed", 0) + ran}
+        counts = {cause: int(count) for cause, count in matches if cause in metrics.CAUSES[info.kind]}
+        was_running = f"\n{metrics.PREFIX}started_timestamp_seconds{{" in text
+        return {**counts, "killed": counts.get("killed", 0) + was_running}
 
     def note_start(self) -> None:
         self.start_time, self.last_export = time.time(), -EXPORT_SECONDS
 
-    def note_end(self, cause: str) -> None:
+    def note_exit(self, cause: str) -> None:
         self.start_time = None
         self.count_restart(cause)
 
@@ -94,7 +94,7 @@ class Exporter:
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
 
     def stop(self) -> None:
-        """Remove the file, because the service stops for good."""
+        """Remove the file, because the service stops permanently."""
         if self.description:
             with suppress(OSError):
                 self._file(self.description).unlink()
@@ -135,8 +135,8 @@ class Exporter:
         if head:
             _add_connections(figures, head, info.workers)
             _add_counts(figures, head, info)
-            for name in metrics.CONVERSATIONS if head.kept else ():
-                figures.add(name, head.kept[name])
+            for name in metrics.CONVERSATIONS if head.slot_counts else ():
+                figures.add(name, head.slot_counts[name])
         verification = self.path and journal.read_back(self.path.with_name(VERIFICATION), _parse_verification)
         if verification and self.path:
             figures.add("verified_passed", verification[0])
@@ -147,9 +147,9 @@ class Exporter:
         )
 
 
-def _parse_verification(report: Any) -> tuple[bool, tuple[str, ...]]:
+def _parse_verification(fields: Any) -> tuple[bool, tuple[str, ...]]:
     """Return whether the last verification passed, and the checks that failed."""
-    return bool(report["passed"]), tuple(map(str, report["failed"]))
+    return bool(fields["passed"]), tuple(map(str, fields["failed"]))
 
 
 def _add_record(figures: metrics.Figures, record: serving.HeadRecord, info: metrics.Description) -> None:
@@ -168,31 +168,33 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
     """Add what the kernel reports about connections to workers and from clients."""
     samples = [watched_server.last_sample for watched_server in head.models().values() if watched_server.last_sample]
     for endpoint, (host, worker) in workers.items() if samples else ():
-        names = {"worker_host": host, "worker": worker}
+        labels = {"worker_host": host, "worker": worker}
         links = [
             (link, sample.traffic.get(link.inode))
             for sample in samples
             for link in sample.links
             if link.peer == endpoint
         ]
-        figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _ in links), **names)
+        figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _ in links), **labels)
         if traffic := [count for _link, count in links if count]:
-            figures.add("worker_round_trip_seconds", max(count.round_trip for count in traffic) / 1e6, **names)
-            figures.add("worker_retransmissions_total", sum(count.retransmissions for count in traffic), **names)
-            figures.add("worker_needless_retransmissions_total", sum(count.spurious for count in traffic), **names)
+            figures.add("worker_round_trip_seconds", max(count.round_trip for count in traffic) / 1e6, **labels)
+            figures.add("worker_retransmissions_total", sum(count.retransmissions for count in traffic), **labels)
+            figures.add(
+                "worker_needless_retransmissions_total", sum(flow.needless_resends for flow in traffic), **labels
+            )
             if not any(sample.rdma for sample in samples):
-                figures.add("worker_sent_bytes_total", sum(count.sent for count in traffic), **names)
-                figures.add("worker_received_bytes_total", sum(count.received for count in traffic), **names)
+                figures.add("worker_sent_bytes_total", sum(count.sent for count in traffic), **labels)
+                figures.add("worker_received_bytes_total", sum(count.received for count in traffic), **labels)
     if head.last_sample:
         figures.add("client_connections", len(head.clients(head.last_sample)))
 
 
 def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Description) -> None:
-    loaded_names, is_single = head.loaded(), len(info.planned) == 1
+    loaded_models, has_one_model = head.loaded_models(), len(info.planned) == 1
     for model in info.planned:
         figures.add(
             "model_loaded",
-            None if loaded_names is None else bool(loaded_names & {model, "" if is_single else model}),
+            None if loaded_models is None else bool(loaded_models & {model, "" if has_one_model else model}),
             model=model,
         )
     for model, watched_server in head.models().items():
@@ -225,7 +227,7 @@ class Sensors:
         nodes, used_bytes = sorted(self.root.glob("sys/class/drm/renderD*/device")), []
         for node in nodes:
             with suppress(OSError, ValueError):
-                used_bytes.append(sum(int((node / f"mem_info_{kind}_used").read_text()) for kind in MEMORIES))
+                used_bytes.append(sum(int((node / f"mem_info_{kind}_used").read_text()) for kind in MEMORY_KINDS))
         return {
             f"{kind}{index}": size
             for kind in (["ROCm", "Vulkan"] if len(nodes) == 1 else ["ROCm"])

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+Parsed = TypeVar("Parsed")
 
 SYSTEMD = "NOTIFY_SOCKET"
 """Variable with the socket on which systemd waits for signs of life from the process that it started."""
@@ -47,7 +47,7 @@ def log_once(text: str, key: str = "") -> None:
         log(text)
 
 
-def run_safely(failure: str, action: Callable[[], T]) -> T | None:
+def run_safely(failure: str, action: Callable[[], Parsed]) -> Parsed | None:
     """Return what ``action`` returns, or None after logging its exception: showing or watching a service must never stop it."""
     try:
         return action()
@@ -57,14 +57,14 @@ def run_safely(failure: str, action: Callable[[], T]) -> T | None:
         return None
 
 
-def read_back(path: Path, make: Callable[[Any], T], decode: Callable[[bytes], Any] = json.loads) -> T | None:
-    """Return what ``make`` makes of a file's content. Return None if the file is missing, a link, a pipe, too long or invalid."""
+def read_back(path: Path, parse: Callable[[Any], Parsed], decode: Callable[[bytes], Any] = json.loads) -> Parsed | None:
+    """Return the result of ``parse`` for a file's content. Return None if the file is missing, a link, a pipe, too long or invalid."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
             text = file.read(FILE_BYTES + 1)
-        return make(decode(text)) if len(text) <= FILE_BYTES else None
+        return parse(decode(text)) if len(text) <= FILE_BYTES else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
@@ -120,6 +120,6 @@ def notify_watchdog() -> None:
     """Tell systemd that the launcher works. systemd kills a launcher that is silent for WatchdogSec, with its program."""
     address = os.environ.get(SYSTEMD, "")
     if address:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
-            systemd.setblocking(False)
-            systemd.sendto(b"WATCHDOG=1", "\0" + address[1:] if address.startswith("@") else address)
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as watchdog:
+            watchdog.setblocking(False)
+            watchdog.sendto(b"WATCHDOG=1", "\0" + address[1:] if address.startswith("@") else address)

@@ -64,15 +64,15 @@ class LoadProgress(NamedTuple):
 
 def expected_bytes(weights: Iterable[tuple[Optional[str], float]], cached: bool) -> ExpectedBytes:
     """:param weights: endpoint of each worker, or None for the head's own memory, and its planned MiB of weights."""
-    workers: dict[str, int] = {}
-    head = 0
+    worker_bytes: dict[str, int] = {}
+    head_bytes = 0
     for endpoint, mib in weights:
         size = round(mib * units.MIB)
         if endpoint:
-            workers[endpoint] = workers.get(endpoint, 0) + size
+            worker_bytes[endpoint] = worker_bytes.get(endpoint, 0) + size
         else:
-            head += size
-    return ExpectedBytes(workers, head, cached)
+            head_bytes += size
+    return ExpectedBytes(worker_bytes, head_bytes, cached)
 
 
 def _loaded_bytes(load: LoadCounters, goal: ExpectedBytes) -> int:

@@ -21,7 +21,7 @@ CAUSES = {
 """Causes of a restart, by kind of service. A head waits for a lost worker; one of several models does not. «killed» includes the launcher's own death
 and power failures."""
 MIN_SECONDS = 0.001
-"""Shortest time for which a rate makes sense."""
+"""Shortest time for which a rate is meaningful."""
 WORKER_LABELS = ("worker_host", "worker")
 """Labels of a head's metrics about a worker."""
 LABEL_LENGTH = 128
@@ -39,7 +39,7 @@ class Metric(NamedTuple):
 
 def _prediction_metrics(kind: str, subject: str) -> tuple[Metric, ...]:
     empty_condition = "with an empty context"
-    figures = (
+    predictions = (
         ("", "Predicted", empty_condition),
         ("lowest_", "Lowest predicted", empty_condition),
         ("highest_", "Highest predicted", empty_condition),
@@ -49,10 +49,10 @@ def _prediction_metrics(kind: str, subject: str) -> tuple[Metric, ...]:
         Metric(
             f"planned_{kind}_{name}tokens_per_second",
             GAUGE,
-            f"{word} tokens per second of {subject}, {condition}",
+            f"{prefix} tokens per second of {subject}, {condition}",
             ("model",),
         )
-        for name, word, condition in figures
+        for name, prefix, condition in predictions
     )
 
 
@@ -70,10 +70,8 @@ METRICS = (
     Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", WORKER_LABELS),
     Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", WORKER_LABELS),
     Metric("worker_round_trip_seconds", GAUGE, "Smoothed round trip of the connection", WORKER_LABELS),
-    Metric("worker_retransmissions_total", COUNTER, "Segments that the connection sent again", WORKER_LABELS),
-    Metric(
-        "worker_needless_retransmissions_total", COUNTER, "Segments sent again although they had arrived", WORKER_LABELS
-    ),
+    Metric("worker_retransmissions_total", COUNTER, "Segments that the connection retransmitted", WORKER_LABELS),
+    Metric("worker_needless_retransmissions_total", COUNTER, "Segments retransmitted needlessly", WORKER_LABELS),
     Metric("worker_sent_bytes_total", COUNTER, "Bytes sent to the worker over the connection", WORKER_LABELS),
     Metric("worker_received_bytes_total", COUNTER, "Bytes received from the worker over the connection", WORKER_LABELS),
     Metric("prompt_tokens_total", COUNTER, "Prompt tokens that were computed", ("model",)),
@@ -84,9 +82,7 @@ METRICS = (
     Metric("requests_deferred", GAUGE, "Requests waiting for a slot", ("model",)),
     Metric("conversations_kept", GAUGE, "Conversations on the disk that llama-server can restore"),
     Metric("conversation_tokens_restored_total", COUNTER, "Tokens of conversations that were restored"),
-    Metric(
-        "conversation_seconds_saved_total", COUNTER, "Predicted time to compute these, less the time to restore them"
-    ),
+    Metric("conversation_seconds_saved_total", COUNTER, "Predicted time that restoring tokens saved"),
     Metric("client_connections", GAUGE, "Client connections to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "Time of the last verification"),
@@ -146,16 +142,16 @@ class Figures:
     def text(self) -> str:
         lines = []
         for metric in METRICS:
-            name, values = PREFIX + metric.name, self.values_by_metric[metric.name]
-            if values:
+            name, series = PREFIX + metric.name, self.values_by_metric[metric.name]
+            if series:
                 lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
-                lines += [f"{name}{_label_text(metric.labels, key)} {_number(value)}" for key, value in values.items()]
+                lines += [f"{name}{_label_text(metric.labels, key)} {_number(value)}" for key, value in series.items()]
         return "\n".join(lines) + "\n"
 
 
-def rate(number: float | None, seconds: float | None) -> float | None:
+def rate(count: float | None, seconds: float | None) -> float | None:
     """Return tokens per second; None if the time is too short."""
-    return round(number / seconds, 2) if number is not None and seconds and seconds >= MIN_SECONDS else None
+    return round(count / seconds, 2) if count is not None and seconds and seconds >= MIN_SECONDS else None
 
 
 def _label_value(value: str) -> str:

@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 REFRESH_SECONDS = 15
 HOST = "//host-of-the-request.invalid:"
-"""Beginning of a link to the host that a browser has asked, which the server of the page replaces."""
+"""Placeholder for the host in a link: the server of the page replaces it with the host that the browser requested."""
 LINKED_HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 """Pattern of a host that a link may name."""
 STATE_CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
@@ -77,13 +77,13 @@ CLIENT_SECONDS = 5.0
 """Timeout of a handshake, of a request and of sending an answer."""
 WRONG_KEY_SECONDS = 1.0
 """Delay of the answer to a wrong key."""
-RETRY_SECONDS = 10.0
+LISTEN_RETRY_SECONDS = 10.0
 MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
 """Limits of simultaneous clients and of a request. Further clients wait in the kernel, and use no descriptor."""
 LOCAL_SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
-"""Suffixes of a host's name in its network. Nobody can register a name with one of them."""
+"""Suffixes of a host's name in its network. Nobody can register a name with such a suffix."""
 FOREIGN_NAME_TEXT = (
-    "The page is not served under this name, which may be a stranger's. Open it at an address of its host, by the host's own name, "
+    "The page is not served under this name, which may belong to a stranger. Open it at an address of its host, by the host's own name, "
     "or by its name in the inventory. With llama_server_api_key_file any name works."
 )
 RESPONSE_HEADERS = (
@@ -112,8 +112,8 @@ class Snapshot(NamedTuple):
 
 def state_of(snapshot: Snapshot) -> str:
     """Return one of serving.STATES, or SILENT if the server should answer and does not."""
-    claims_service = snapshot.state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
-    return serving.SILENT if claims_service and not snapshot.figures.get("answers") else snapshot.state
+    claims_to_serve = snapshot.state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
+    return serving.SILENT if claims_to_serve and not snapshot.figures.get("answers") else snapshot.state
 
 
 def _tag(name: str, text: str, css_class: str = "") -> str:
@@ -146,37 +146,37 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
     figures = snapshot.figures
     is_loaded = figures.get("model_loaded", model=model)
     rows, reasons = [], []
-    for words, count_name, time_name, prediction in (
+    for kind, count_name, time_name, prediction in (
         ("answers", "generated_tokens_total", "generation_seconds_total", "generation"),
         ("prompts", "prompt_tokens_total", "prompt_seconds_total", "prompt"),
     ):
         speed = metrics.rate(figures.get(count_name, model=model), figures.get(time_name, model=model))
         planned_speed, lowest_speed, highest_speed = (
-            figures.get(f"planned_{prediction}_{part}tokens_per_second", model=model)
-            for part in ("", "lowest_", "highest_")
+            figures.get(f"planned_{prediction}_{bound}tokens_per_second", model=model)
+            for bound in ("", "lowest_", "highest_")
         )
         rows.append(
             (
-                words,
+                kind,
                 _speed(speed),
                 f"{_speed(planned_speed, 3)} ({_speed(lowest_speed, 3)} to {_speed(highest_speed, 3)})",
             )
         )
         if speed and lowest_speed and speed < lowest_speed:
-            reasons.append(SLOW_REASONS[words])
+            reasons.append(SLOW_REASONS[kind])
         if speed and highest_speed and speed > highest_speed:
             reasons.append(FAST_REASON)
     waiting_texts = [
-        f"{number:.0f} request{'s' * (number != 1)} {word}"
-        for word, name in (("in progress", "requests_processing"), ("waiting", "requests_deferred"))
-        if (number := figures.get(name, model=model))
+        f"{count:.0f} request{'s' * (count != 1)} {state}"
+        for state, name in (("in progress", "requests_processing"), ("waiting", "requests_deferred"))
+        if (count := figures.get(name, model=model))
     ]
-    notes = [*([] if is_loaded is None else ["in memory" if is_loaded else "not in memory"]), *waiting_texts]
+    states = [*([] if is_loaded is None else ["in memory" if is_loaded else "not in memory"]), *waiting_texts]
     head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
     table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
-    title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(notes)), "quiet small")
-    notes_below = "".join(_tag("p", html.escape(reason), "quiet small") for reason in dict.fromkeys(reasons))
-    return _tag("section", title + table + notes_below, "card")
+    title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(states)), "quiet small")
+    reason_items = "".join(_tag("p", html.escape(reason), "quiet small") for reason in dict.fromkeys(reasons))
+    return _tag("section", title + table + reason_items, "card")
 
 
 def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
@@ -187,17 +187,17 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
 
     is_awaited, is_connected = figure("worker_awaited"), figure("worker_connected")
     state, css_class = (
-        ("away", "bad") if is_awaited else ("connected", "good") if is_connected else ("not connected", "quiet")
+        ("absent", "bad") if is_awaited else ("connected", "good") if is_connected else ("not connected", "quiet")
     )
-    notes = []
+    facts = []
     if (seconds := figure("worker_round_trip_seconds")) is not None:
-        notes.append(f"{seconds * 1000:.2g} ms round trip")
+        facts.append(f"{seconds * 1000:.2g} ms round trip")
     if (retransmissions := figure("worker_retransmissions_total")) is not None:
         lost_segments = max(0, retransmissions - (figure("worker_needless_retransmissions_total") or 0))
-        notes.append(f"{lost_segments:.0f} segment{'s' * (lost_segments != 1)} lost")
+        facts.append(f"{lost_segments:.0f} segment{'s' * (lost_segments != 1)} lost")
     if (size := figure("worker_sent_bytes_total")) is not None:
-        notes.append(f"{units.amount(size)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
-    details = _tag("span", html.escape(", ".join(["", *notes])), "quiet")
+        facts.append(f"{units.amount(size)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
+    details = _tag("span", html.escape(", ".join(["", *facts])), "quiet")
     return _tag(
         "li",
         f"{html.escape(serving.worker_name(snapshot.description.workers, endpoint))} {_tag('span', state, css_class)}{details}",
@@ -205,12 +205,12 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
 
 
 def _verification(snapshot: Snapshot, clock: float) -> str:
-    timestamp, is_good = (snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed"))
+    timestamp, passed = (snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed"))
     if timestamp is None:
         return _tag("p", "The head has no record of a verification.", "quiet")
-    result = "passed" if is_good else "failed"
+    result = "passed" if passed else "failed"
     return _tag(
-        "p", _tag("span", result, "good" if is_good else "bad") + f" {units.duration(max(0, clock - timestamp))} ago"
+        "p", _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, clock - timestamp))} ago"
     )
 
 
@@ -278,13 +278,13 @@ class PageAccess(NamedTuple):
     address: str
     port: int
     api_keys: Sequence[str] = ()
-    """Keys, one of which a client must send; empty if none is required."""
+    """Accepted API keys; empty if none is required."""
     certificate: str = ""
     tls_key: str = ""
-    """Files for TLS; empty for HTTP."""
+    """Files for TLS; empty without TLS."""
     names: Sequence[str] = ()
-    """Names of its host. Without keys the page is served only under these names and addresses, so that a foreign page whose name points here cannot read
-    it."""
+    """Names of its host. Without keys the page is served only under these names and addresses, so that a stranger's page whose name resolves to it cannot
+    read it."""
 
 
 def start_server(access: PageAccess, render_page: Callable[[], str]) -> None:
@@ -304,11 +304,11 @@ def _listen(access: PageAccess, render: Callable[[], str]) -> None:
         return socket.create_server((access.address, access.port)), context
 
     while not (listener := journal.run_safely(f"the page is not served at {access.address}:{access.port}", listen)):
-        time.sleep(RETRY_SECONDS)
+        time.sleep(LISTEN_RETRY_SECONDS)
     keys = [key.encode("utf-8", "surrogateescape") for key in access.api_keys]
     host_names = [name.lower() + suffix for name in (*access.names, "localhost") for suffix in LOCAL_SUFFIXES]
     serve = partial(_serve, *listener, partial(_reply, keys=keys, host_names=host_names, render_page=render))
-    for _number in range(MAX_CLIENTS):
+    for _thread in range(MAX_CLIENTS):
         threading.Thread(target=serve, daemon=True).start()
 
 
@@ -328,7 +328,7 @@ def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Calla
 
 
 def _answer(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
-    """:raises OSError: the client is too slow, or has gone."""
+    """:raises OSError: the client is too slow or has disconnected."""
     request, deadline = b"", time.monotonic() + CLIENT_SECONDS
     while b"\r\n\r\n" not in request:
         connection.settimeout(max(0.01, deadline - time.monotonic()))

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks whether a process makes progress: what the Linux kernel reports about it and its TCP connections over IPv4.
+"""Checks whether a process makes progress, using what the Linux kernel reports about it and its TCP connections over IPv4.
 
 A slow process and a hung one differ in what moves, not in how long they take. So this reads processor time, bytes read, and bytes on connections. To
-count these, the kernel lends a copy of the other process's socket (pidfd_getfd, Linux 5.6); for children it always does.
+count these, the kernel provides a copy of the other process's socket (pidfd_getfd, Linux 5.6), always for children.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 RDMA_DEVICES = "/dev/infiniband/"
 BUSY_SHARE = 1 / 600
 """Share of a processor. A /health request took less than 0.5 ms of llama-server 0.7.0, so one per second is less than this."""
-READ_BYTES = 1 << 20
-FAULTS = 16
+MIN_READ_BYTES = 1 << 20
+MIN_PAGE_FAULTS = 16
 
 
 class TcpSocket(NamedTuple):
     address: str
     peer: str
-    """ADDRESS:PORT, like ``local``."""
+    """ADDRESS:PORT, like ``address``."""
     state: int
     queued_bytes: int
-    """Bytes that its process has not read; for a listening socket, connections that wait for it."""
+    """Bytes that its process has not read; for a listening socket, connections that wait to be accepted."""
     retransmissions: int
     """Number of times the kernel has sent the same data again without an acknowledgement."""
     inode: str
@@ -60,20 +60,20 @@ class Traffic(NamedTuple):
     sent: int
     """Bytes that the other side has acknowledged."""
     received: int
-    since_sent: int
-    """Milliseconds since it last sent."""
-    since_received: int
-    """Milliseconds since it last received."""
+    ms_since_sent: int
+    """Milliseconds since this host last sent data."""
+    ms_since_received: int
+    """Milliseconds since this host last received data."""
     round_trip: int = 0
     """Smoothed round trip in microseconds."""
     retransmissions: int = 0
-    spurious: int = 0
+    needless_resends: int = 0
     """Retransmissions of segments that had arrived. While a worker computes, its host acknowledges so late that the kernel sends the last segment again.
     0 before Linux 4.19."""
 
     @property
     def awaits_answer(self) -> bool:
-        return self.since_sent < self.since_received
+        return self.ms_since_sent < self.ms_since_received
 
 
 class Activity(NamedTuple):
@@ -82,12 +82,12 @@ class Activity(NamedTuple):
     state: str
     """State letter; T means that a signal has stopped it."""
     seconds: float
-    """Seconds of processors."""
+    """Processor time in seconds."""
     read: int
-    """Bytes that it requested, plus bytes read from a disk for it."""
+    """Bytes that it requested, plus bytes read from a disk on its behalf."""
     faults: int
-    """Pages of files that it had to wait for."""
-    from_files: int | None = None
+    """Major page faults: pages of files that it had to wait for."""
+    file_bytes: int | None = None
     """Bytes of files: the larger of the two counts. Mapped pages count only as disk reads, cached data only as requests. None if the kernel does not
     report them."""
 
@@ -98,9 +98,9 @@ class ProcessSample(NamedTuple):
     activity: Activity
     links: list[TcpSocket]
     traffic: Mapping[str, Traffic]
-    """Inode of a socket → its counters. Empty if the kernel lends no sockets."""
+    """Inode of a socket → its counters. Empty if the kernel does not share sockets."""
     rdma: int = 0
-    """Number of RDMA connections. Of these the sockets carry only the handshake and the end."""
+    """Number of RDMA connections. Their sockets carry only the handshake and the end."""
 
 
 def parse_tcp_table(tcp_table: str) -> list[TcpSocket]:
@@ -134,15 +134,15 @@ def _open_files(process: int) -> Iterator[tuple[int, str]]:
             yield int(link.name), os.readlink(link)
 
 
-def descriptors(process: int) -> dict[str, int]:
+def socket_descriptors(process: int) -> dict[str, int]:
     """Return a process's descriptors by inode of their sockets."""
-    return {name[8:-1]: number for number, name in _open_files(process) if name.startswith("socket:[")}
+    return {target[8:-1]: descriptor for descriptor, target in _open_files(process) if target.startswith("socket:[")}
 
 
 def rdma_connections(process: int) -> int:
-    """Return the number of RDMA connections; 0 if the process has ended. RPC opens the device once for each (transport.cpp of 0.3.36)."""
+    """Return the number of RDMA connections; 0 if the process has ended. RPC opens the device once per connection (transport.cpp of 0.3.36)."""
     with suppress(OSError):
-        return sum(name.startswith(RDMA_DEVICES) for _number, name in _open_files(process))
+        return sum(target.startswith(RDMA_DEVICES) for _descriptor, target in _open_files(process))
     return 0
 
 
@@ -157,12 +157,12 @@ def borrow_socket(process: int, descriptor: int) -> Iterator[socket.socket]:
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.pidfd_open(process)
     try:
-        number = libc.syscall(PIDFD_GETFD, handle, descriptor, 0)
+        copied_descriptor = libc.syscall(PIDFD_GETFD, handle, descriptor, 0)
     finally:
         os.close(handle)
-    if number < 0:
+    if copied_descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    with socket.socket(fileno=number) as copy:
+    with socket.socket(fileno=copied_descriptor) as copy:
         yield copy
 
 
@@ -172,12 +172,12 @@ def traffic_of(connection: socket.socket) -> Traffic:
     sent_ms, received_ms = struct.unpack_from("=I4xI", info, 44)
     round_trip, retransmissions = struct.unpack_from("=I28xI", info, 68)
     sent_bytes, received_bytes = struct.unpack_from("=QQ", info, 120)
-    (needless,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
-    return Traffic(sent_bytes, received_bytes, sent_ms, received_ms, round_trip, retransmissions, needless)
+    (needless_resends,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
+    return Traffic(sent_bytes, received_bytes, sent_ms, received_ms, round_trip, retransmissions, needless_resends)
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Make the kernel close the connection when the other host is gone, whatever the process set."""
+    """Make the kernel close the connection when the other host is gone, whatever the process has set."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
@@ -185,13 +185,13 @@ def keep_alive(connection: socket.socket) -> None:
 
 def activity_of(process: int) -> Activity:
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    read_bytes, from_files = 0, None
+    read_bytes, file_bytes = 0, None
     with suppress(OSError):
         counts = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
         requested_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
-        read_bytes, from_files = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)
+        read_bytes, file_bytes = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)
     ticks = int(fields[11]) + int(fields[12])
-    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read_bytes, int(fields[9]), from_files)
+    return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read_bytes, int(fields[9]), file_bytes)
 
 
 def children_of(process: int) -> dict[int, list[str]]:
@@ -218,7 +218,7 @@ def sample_process(process: int, keepalive_inodes: set[str], ports: set[str]) ->
     :param keepalive_inodes: inodes of connections with keepalive; new ones are added.
     :raises OSError: the process is gone, or the kernel does not report it.
     """
-    descriptors_by_inode = descriptors(process)
+    descriptors_by_inode = socket_descriptors(process)
     links = [link for link in parse_tcp_table(TCP_TABLE.read_text()) if link.inode in descriptors_by_inode]
     traffic = {}
     for link in links:
@@ -258,12 +258,12 @@ class IdleTimer:
         self.reference: tuple[float, Activity | None] = (clock, None)
         self.bytes: dict[str, tuple[int, int]] = {}
 
-    def seconds(self, sample: ProcessSample, remotes: list[str], clock: float) -> float:
+    def seconds(self, sample: ProcessSample, remote_ends: list[str], clock: float) -> float:
         """:param remotes: remote ends of the connections that count."""
         byte_counts = {
             link.inode: sample.traffic[link.inode][:2]
             for link in sample.links
-            if link.peer in remotes and link.inode in sample.traffic
+            if link.peer in remote_ends and link.inode in sample.traffic
         }
         if byte_counts != self.bytes:
             self.bytes, self.since = byte_counts, clock
@@ -288,14 +288,14 @@ def load_of(
         ]
         if counts and not sample.rdma:
             sent_bytes[endpoint] = max(sum(counts), sent_bytes.get(endpoint, 0))
-    return loading.LoadCounters(seconds, sample.activity.from_files, sent_bytes)
+    return loading.LoadCounters(seconds, sample.activity.file_bytes, sent_bytes)
 
 
 def _is_active(earlier_activity: Activity, later_activity: Activity, seconds: float) -> bool:
     return (
         later_activity.seconds - earlier_activity.seconds > seconds * BUSY_SHARE
-        or later_activity.read - earlier_activity.read >= READ_BYTES
-        or later_activity.faults - earlier_activity.faults >= FAULTS
+        or later_activity.read - earlier_activity.read >= MIN_READ_BYTES
+        or later_activity.faults - earlier_activity.faults >= MIN_PAGE_FAULTS
     )
 
 
@@ -307,8 +307,8 @@ def die_with_parent() -> None:
 
 def exit_on_signals() -> None:
     """Make SIGTERM and SIGINT raise SystemExit."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, _exit)
 
 
 def _exit(_number: int, _frame: object) -> None:

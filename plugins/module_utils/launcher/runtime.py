@@ -3,7 +3,7 @@
 """Launcher of services, the only program of this collection that stays on a host. It works without a controller.
 
 For a head, it waits until every worker shakes hands, records the handshakes, starts llama-server and keeps the log of this start. It stops
-llama-server when a worker is lost or nothing moves, records how it ended, and exits; the service manager starts it again. If a worker stays away, it
+llama-server when a worker is lost or nothing moves, records how it exited, and exits itself; the service manager starts it again. If a worker stays absent, it
 serves on a fallback. It restarts a worker that is stopped or does not notice that its client has gone, and keeps a worker's tensor cache below its
 limit, because llama.cpp never removes anything from it. It runs the llama-servers of a proof in the head's sandbox. It is installed with copies of the
 other modules of this folder, rpc.py, words.py and units.py, and needs only Python 3.9.
@@ -32,12 +32,12 @@ from typing import Any, NamedTuple
 
 PACKAGES = ["ansible_collections", "llamacpp", "cluster", "plugins", "module_utils"]
 if not __package__:  # on a host all modules are in one folder
-    for name in [
+    for package in [
         *itertools.accumulate(PACKAGES, "{}.{}".format),
-        *(".".join((*PACKAGES, each)) for each in ("common", "launcher", "llamacpp")),
+        *(".".join((*PACKAGES, folder)) for folder in ("common", "launcher", "llamacpp")),
     ]:
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = [os.path.dirname(os.path.abspath(__file__))]
+        sys.modules[package] = types.ModuleType(package)
+        sys.modules[package].__path__ = [os.path.dirname(os.path.abspath(__file__))]
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (  # noqa: E402  # only now can these be found there
     conversations,
@@ -58,26 +58,26 @@ RELEASE_RECORD = "manifest.json"
 LAST_LINES, ERROR_LINES = 20, 5
 FRESH_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
-EAGER_PAUSE, EAGER_SECONDS = 0.25, 10.0
+EARLY_PAUSE, EARLY_SECONDS = 0.25, 10.0
 """Pause between the first handshakes, and how long it applies; stunnel logs each failed one."""
 RETURN_SECONDS, RETURN_TIMEOUT = 5.0, 2.0
-STEADY_SECONDS = 30.0
+MIN_STABLE_SECONDS = 30.0
 """Seconds that a worker must answer before the head returns to it from a fallback."""
 PROOF_NICE, PROOF_STOP_SECONDS, PROOF_IDLE = 10, 5.0, 30
-"""Priority of a proof's programs, seconds in which one exits, and seconds without a client after which their launcher exits."""
-NO_HANDSHAKE = rpc.Handshake("", "")
-Answers = Mapping[str, rpc.Handshake]
+"""Priority of a proof's programs, seconds that a program has to exit, and seconds without a client after which their launcher exits."""
+NO_ANSWER = rpc.Handshake("", "")
+Handshakes = Mapping[str, rpc.Handshake]
 """Last answer of each worker, by endpoint."""
 
 
 def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Handshake:
-    """Shake hands with a worker that nobody uses."""
+    """Shake hands with an unused worker."""
     journal.notify_watchdog()
     return rpc.probe(*rpc.place_of(endpoint), timeout, protocol)
 
 
-def write_handshakes(state: Path, answers: Answers) -> bool:
-    """Write the answers; return whether they were written. If not, remove the file, so that nobody trusts older answers."""
+def write_handshakes(state: Path, answers: Handshakes) -> bool:
+    """Write the answers; return whether they were written. If not, remove the file, so that older answers are not trusted."""
     path = state / HANDSHAKES
     workers = {
         endpoint: {**answer._asdict(), "devices": [device._asdict() for device in answer.devices]}
@@ -97,7 +97,7 @@ def record_exit(state: Path, exit_text: str, log: str) -> None:
 
 
 def last_lines(log: str) -> list[str]:
-    """Return the last lines of a log, those with an error first: help texts and backtraces may follow them."""
+    """Return the last lines of a log, errors first: help texts and backtraces may follow them."""
     lines = log.splitlines()
     errors = [line for line in lines if re.search("error|failed", line, re.IGNORECASE)][-ERROR_LINES:]
     return [*errors, *(line for line in lines[-LAST_LINES:] if line not in errors)]
@@ -128,7 +128,7 @@ class StartChoice(NamedTuple):
 
     argv: Sequence[str]
     endpoints: Sequence[str]
-    answers: Answers
+    answers: Handshakes
     fallback: serving.FallbackCommand | None = None
 
     @property
@@ -152,42 +152,42 @@ class Start:
         self.tunnels = tunnels
         self.record = serving.HeadRecord(settings.state)
         self.return_timer = progress.ConditionTimer()
-        self.asked_at = 0.0
+        self.last_handshake_time = 0.0
         """Time of the last handshakes with absent workers."""
-        self.keeper: conversations.Keeper | None = None
+        self.store: conversations.SlotStore | None = None
 
-    def choose(self) -> StartChoice:
-        """Return the full plan when all of its workers have shaken hands, or a fallback when one stays away. A router starts without absent workers:
+    def choose_start(self) -> StartChoice:
+        """Return the full plan when all of its workers have shaken hands, or a fallback when one stays absent. A router starts without absent workers:
         other models may not need them. A worker with an unsuitable release counts as absent, because it is probably being replaced."""
         settings, start_time = self.settings, time.monotonic()
         answers: dict[str, rpc.Handshake] = {}
-        asked_times: dict[str, float] = {}
+        answer_times: dict[str, float] = {}
         while True:
             journal.notify_watchdog()
             self.tunnels.maintain()
             for endpoint in settings.endpoints:
-                last_state = answers.get(endpoint, NO_HANDSHAKE).state
-                if last_state == "ok" and time.monotonic() - asked_times[endpoint] < FRESH_SECONDS:
+                last_state = answers.get(endpoint, NO_ANSWER).state
+                if last_state == "ok" and time.monotonic() - answer_times[endpoint] < FRESH_SECONDS:
                     continue
                 answers[endpoint] = self._ask_worker(endpoint, last_state)
-                asked_times[endpoint] = time.monotonic()
+                answer_times[endpoint] = time.monotonic()
                 if answers[endpoint].state != last_state:
                     write_handshakes(settings.state, answers)
                 self.record.set(serving.WAITING, waiting_for=tuple(_absent_workers(answers)))
                 self.exports.export_head(self.record)
-            workers = _absent_workers(answers)
-            if workers and time.monotonic() - start_time >= settings.fallback_after:
-                if settings.fallbacks and (choice := self._fallback(settings.fallbacks, answers)):
+            absent_workers = _absent_workers(answers)
+            if absent_workers and time.monotonic() - start_time >= settings.fallback_after:
+                if settings.fallbacks and (choice := self._choose_fallback(settings.fallbacks, answers)):
                     return choice
                 if settings.router:
                     self.record.log(
-                        f"worker {', '.join(workers)} does not answer: models that use it fail until it is back"
+                        f"worker {', '.join(absent_workers)} does not answer: models that use it fail until it returns"
                     )
-                    workers = []
-            if not workers:
+                    absent_workers = []
+            if not absent_workers:
                 return StartChoice(self.argv, settings.endpoints, answers)
-            is_eager = time.monotonic() - start_time < EAGER_SECONDS
-            time.sleep(min(settings.pause, EAGER_PAUSE) if is_eager else settings.pause)
+            is_early = time.monotonic() - start_time < EARLY_SECONDS
+            time.sleep(min(settings.pause, EARLY_PAUSE) if is_early else settings.pause)
 
     def _ask_worker(self, endpoint: str, last_state: str) -> rpc.Handshake:
         """Shake hands with a worker; log why it is not ready, if that has changed."""
@@ -198,16 +198,16 @@ class Start:
             journal.log(f"waiting for worker {endpoint}: {answer.state}, {answer.detail}")
         return answer
 
-    def _ask(self, endpoints: Sequence[str]) -> dict[str, rpc.Handshake]:
+    def _probe(self, endpoints: Sequence[str]) -> dict[str, rpc.Handshake]:
         return {endpoint: ask_worker(endpoint, self.settings.protocol, RETURN_TIMEOUT) for endpoint in endpoints}
 
-    def _fallback(self, path: Path, answers: Answers) -> StartChoice | None:
+    def _choose_fallback(self, path: Path, answers: Handshakes) -> StartChoice | None:
         fallbacks = serving.read_fallbacks(path)
         if fallbacks is None:
             journal.log_once(f"{path} cannot be read: run site.yml")
             return None
         other_workers = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
-        answers = {**answers, **self._ask(sorted(other_workers))}
+        answers = {**answers, **self._probe(sorted(other_workers))}
         absentees = _absent_workers(answers)
         matches = (entry for entry in fallbacks if entry.without in absentees and not {*entry.workers} & {*absentees})
         fallback = next(matches, None)
@@ -221,7 +221,7 @@ class Start:
         record, settings = self.record, self.settings
         record.set(serving.LOADING, choice.without)
         argv = words.command_line_of_build(choice.argv)
-        keeper = self.keeper = conversations.open_keeper(argv, settings.state, settings.conversations, record.log)
+        store = self.store = conversations.open_store(argv, settings.state, settings.conversations, record.log)
         try:
             if settings.router:
                 head: server.Head = server.Router(argv, settings.url, settings.state, settings.silence)
@@ -233,8 +233,8 @@ class Start:
             return
         self.exports.note_start()
         head.tunnels = self.tunnels
-        if keeper:
-            keeper.head, head.kept, head.notice = head, keeper.counts, keeper.notice
+        if store:
+            store.head, head.slot_counts, head.on_output = (head, store.counts, store.watch_output)
         try:
             fault = self._watch(head, choice)
         except SystemExit:
@@ -245,26 +245,26 @@ class Start:
         head.relay.join(timeout=5)
         if fault and fault.is_return:
             record.count_restart()
-            self.exports.note_end(fault.cause)
+            self.exports.note_exit(fault.cause)
             return
-        exit_text = fault.ending if fault else progress.describe_exit(head.process.returncode)
+        exit_text = fault.exit_text if fault else progress.describe_exit(head.process.returncode)
         if not fault:
             record.log(f"llama-server exited {exit_text}: restarting it")
         self._record_exit(fault.cause if fault else "ended", exit_text, head.last.decode("utf-8", "replace"))
 
     def _stop(self, head: server.Head) -> None:
-        if self.keeper:
-            journal.run_safely("conversations are not kept", self.keeper.save_now)
+        if self.store:
+            journal.run_safely("conversations are not kept", self.store.save_now)
         head.stop()
 
     def _record_exit(self, cause: str, exit_text: str, log: str) -> None:
         record_exit(self.settings.state, exit_text, log)
         self.record.count_restart()
-        self.exports.note_end(cause)
+        self.exports.note_exit(cause)
         self.exports.export_head(self.record)
 
     def _watch(self, head: server.Head, choice: StartChoice) -> server.Fault | None:
-        """Watch llama-server until it ends or must end; return the fault in the second case."""
+        """Watch llama-server until it exits or a fault requires stopping it; return the fault."""
         is_recorded = False
         while head.process.poll() is None:
             journal.notify_watchdog()
@@ -274,8 +274,8 @@ class Start:
                 head.process.wait(self.settings.pause)
                 continue
             fault = journal.run_safely("llama-server cannot be monitored", head.fault)
-            if self.keeper and not fault:
-                fault = journal.run_safely("conversations are not kept", self.keeper.fault)
+            if self.store and not fault:
+                fault = journal.run_safely("conversations are not kept", self.store.fault)
             if fault and fault.model:
                 self.record.log(f"{fault.finding}: stopping model {fault.model}; the next request loads it again")
                 self.exports.count_restart(fault.cause)
@@ -292,7 +292,7 @@ class Start:
                 continue
             choice = self._update_handshakes(head, choice)
             if choice.fallback and journal.run_safely(
-                "the head stays on its fallback", partial(self._may_return, head, choice)
+                "the head cannot return from its fallback", partial(self._may_return, head, choice)
             ):
                 self.record.log(f"worker {choice.fallback.without} is back: restarting llama-server with all workers")
                 self._stop(head)
@@ -302,12 +302,12 @@ class Start:
     def _update_handshakes(self, head: server.Head, choice: StartChoice) -> StartChoice:
         """Shake hands with workers that were absent when a router was started and that no model uses."""
         clock = time.monotonic()
-        held_workers = {endpoint for watched_server in head.models().values() for endpoint in watched_server.endpoints}
-        absent_workers = [endpoint for endpoint in _absent_workers(choice.answers) if endpoint not in held_workers]
-        if not absent_workers or clock - self.asked_at < RETURN_SECONDS:
+        used_workers = {endpoint for watched_server in head.models().values() for endpoint in watched_server.endpoints}
+        absent_workers = [endpoint for endpoint in _absent_workers(choice.answers) if endpoint not in used_workers]
+        if not absent_workers or clock - self.last_handshake_time < RETURN_SECONDS:
             return choice
-        self.asked_at = clock
-        answers = self._ask(absent_workers)
+        self.last_handshake_time = clock
+        answers = self._probe(absent_workers)
         for endpoint in answers.keys() - set(_absent_workers(answers)):
             self.record.log(f"worker {endpoint} is back")
         choice = choice._replace(answers={**choice.answers, **answers})
@@ -317,15 +317,15 @@ class Start:
     def _may_return(self, head: server.Head, choice: StartChoice) -> bool:
         """Return whether all workers of the full plan have answered for long enough and no client waits. Workers in use are not asked."""
         clock = time.monotonic()
-        if clock - self.asked_at >= RETURN_SECONDS:
-            self.asked_at = clock
+        if clock - self.last_handshake_time >= RETURN_SECONDS:
+            self.last_handshake_time = clock
             unused_workers = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
-            self.return_timer.seconds("back", not _absent_workers(self._ask(unused_workers)), clock)
-        since = self.return_timer.since.get("back", clock)
-        return clock - since >= STEADY_SECONDS and not head.busy()
+            self.return_timer.seconds("back", not _absent_workers(self._probe(unused_workers)), clock)
+        answer_time = self.return_timer.since.get("back", clock)
+        return clock - answer_time >= MIN_STABLE_SECONDS and not head.has_clients()
 
 
-def _absent_workers(answers: Answers) -> list[str]:
+def _absent_workers(answers: Handshakes) -> list[str]:
     return [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
 
 
@@ -342,7 +342,7 @@ def run(
     write_handshakes(settings.state, {})
     start = Start(argv, settings, exports, tunnels)
     try:
-        start.serve(start.choose())
+        start.serve(start.choose_start())
     except SystemExit:
         exports.stop()
         raise
@@ -374,12 +374,12 @@ def chat_port(argv: Sequence[str]) -> str:
     """Return the port of llama-server's chat page; empty if the page is off, or its release has none."""
     has_page = journal.read_back(Path(argv[0]).parent.parent / RELEASE_RECORD, lambda record: record["page"])
     is_off = not has_page or {"--no-ui", "--no-webui", "--webui"}.intersection(argv)
-    return "" if is_off else dict(zip(argv, argv[1:])).get(server.PORT, "")
+    return "" if is_off else dict(zip(argv, argv[1:])).get(server.PORT_OPTION, "")
 
 
 class ProgramRequest(socketserver.StreamRequestHandler):
-    """Connection of a proof. A line with argv, environment and the path of a log starts a program, whose exit status is the answer. The program ends
-    when the client hangs up. A client that sends nothing keeps the launcher alive."""
+    """Connection of a proof. A line with argv, environment and the path of a log starts a program, whose exit status is the answer. The program is
+    stopped when the client disconnects. A client that sends nothing keeps the launcher alive."""
 
     def handle(self) -> None:
         line = self.rfile.readline()
@@ -404,10 +404,10 @@ def run_programs(path: Path, tunnels: tunnel.Tunnels) -> int:
     with suppress(FileNotFoundError):
         path.unlink()
     idle_seconds = 0
-    with socketserver.ThreadingUnixStreamServer(str(path), ProgramRequest) as requests:
-        requests.timeout, requests.daemon_threads = 1.0, True
+    with socketserver.ThreadingUnixStreamServer(str(path), ProgramRequest) as socket_server:
+        socket_server.timeout, socket_server.daemon_threads = 1.0, True
         while idle_seconds < PROOF_IDLE:
-            requests.handle_request()
+            socket_server.handle_request()
             tunnels.maintain()
             idle_seconds = 0 if threading.active_count() > 1 else idle_seconds + 1
     return 0
@@ -445,7 +445,7 @@ def main() -> int:
         nargs=4,
         default=(),
         metavar=("LIMIT_MIB", "FULL_MIB", "SECONDS", "COMPUTING_SECONDS"),
-        help="keep conversations on the disk: size limit, size of a full one, time limit, time to compute a full one",
+        help="keep conversations on disk: total size, size of a full context, time limit, time to compute a full context",
     )
     head.add_argument("--router", action="store_true", help="llama-server runs one process for each model")
     head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")
@@ -468,7 +468,7 @@ def main() -> int:
             action="append",
             default=[],
             metavar="ACCEPT=CONNECT",
-            help="both ends of a tunnel as ADDRESS:PORT",
+            help="ends of a tunnel, each as ADDRESS:PORT",
         )
         part.add_argument(
             "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder with the tunnel keys"

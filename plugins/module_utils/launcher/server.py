@@ -26,42 +26,42 @@ from urllib.parse import quote, urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading, progress, tunnel
 
-LAST_BYTES = 4096
+LOG_TAIL_BYTES = 4096
 STOP_SECONDS = 2.0
 """An orderly exit took 0.1 s (0.3.36). With a request in progress it sometimes took more than 10 s («cleaning up before exit»). No client gets an answer
 then, so killing it loses nothing."""
 HEALTH_SECONDS = 2.0
 HEALTH_POLL_SECONDS, HEALTH_LOST_SECONDS = 10.0, 60.0
 LOST_AFTER_POLLS = 2
-UNACKNOWLEDGED, UNACKNOWLEDGED_SECONDS = 4, 20.0
-"""Retransmissions (the fourth comes after 3 s), and for how long there must be as many: together as long as the keepalive of an idle connection.
-Retransmissions alone prove little: on a link that is down they come twice a second."""
+MIN_RETRANSMISSIONS, UNACKNOWLEDGED_SECONDS = 4, 20.0
+"""Number of retransmissions (the fourth comes after 3 s) and how long it must persist: together as long as the keepalive of an idle connection.
+Retransmissions alone prove little: on a link that is down there are two per second."""
 SILENCE_SECONDS = 600.0
 """The slowest prompt on record has 3.14 tokens per second (field notes), so llama.cpp's default batch of 512 tokens takes 163 s. During that time a
 worker computes, and no byte moves."""
 API_KEY_OPTION = "--api-key-file"
-KEY_TEXT = ("utf-8", "surrogateescape")
+KEY_ENCODING = ("utf-8", "surrogateescape")
 """Encoding of keys, which are bytes for llama-server."""
 ANSWER_BYTES = 4 * 1024 * 1024
 ONE_TOKEN = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
 """Smallest request that makes llama-server compute."""
-SLEEP = "--sleep-idle-seconds"
+SLEEP_OPTION = "--sleep-idle-seconds"
 METRICS_OPTION, METRICS_SECONDS = "--metrics", 0.2
 """Option that enables counters, and timeout for reading them. An idle llama-server answers at once."""
 COUNTER_LINE = re.compile(
     r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
 )
-RPC, PORT, ALIAS = "--rpc", "--port", "--alias"
+RPC_OPTION, PORT_OPTION, ALIAS_OPTION = "--rpc", "--port", "--alias"
 """Options that the router passes to its children (server-models.cpp of 0.3.36)."""
 SPAWN_LINE = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
 """Line that the router logs before it starts a child."""
 CHILD_LINE = re.compile(rb"\[ *([0-9]+)\] ")
 """Beginning of a line that the router relays: the port of its child."""
-LONGEST_LINE = 65536
+MAX_LINE_BYTES = 65536
 CHILD_URL = "http://127.0.0.1:"
-ASLEEP, AWAKE, FALLS_ASLEEP = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
+ASLEEP_MARK, AWAKE_MARK, SLEEP_MARK = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """Marks in an answer of /props and in the log (tools/server of 0.3.36)."""
-LONGEST_LOAD_SECONDS = 86400.0
+MAX_LOAD_SECONDS = 86400.0
 
 
 def counts_of(text: str) -> dict[str, float]:
@@ -73,7 +73,7 @@ def connected_endpoints(links: list[progress.TcpSocket], endpoints: list[str]) -
     return {link.peer for link in links if link.state == progress.ESTABLISHED} & set(endpoints)
 
 
-def healthy(url: str) -> bool:
+def is_healthy(url: str) -> bool:
     """Return whether llama-server reports that it serves. The request contains no secret, so the certificate is not checked."""
     with suppress(OSError, http.client.HTTPException), closing(_connection(url, HEALTH_SECONDS)) as connection:
         connection.request("GET", "/health")
@@ -82,13 +82,13 @@ def healthy(url: str) -> bool:
 
 
 def _connection(url: str, seconds: float) -> http.client.HTTPConnection:
-    place = urlsplit(url)
-    if place.scheme != "https":
-        return http.client.HTTPConnection(place.hostname or "", place.port, timeout=seconds)
+    address = urlsplit(url)
+    if address.scheme != "https":
+        return http.client.HTTPConnection(address.hostname or "", address.port, timeout=seconds)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(place.hostname or "", place.port, timeout=seconds, context=context)
+    return http.client.HTTPSConnection(address.hostname or "", address.port, timeout=seconds, context=context)
 
 
 def _authorization(argv: list[str]) -> dict[str, bytes]:
@@ -97,12 +97,12 @@ def _authorization(argv: list[str]) -> dict[str, bytes]:
     :raises OSError: the file cannot be read.
     """
     keys = keys_of(Path(_value(argv, API_KEY_OPTION))) if API_KEY_OPTION in argv[:-1] else []
-    return {"Authorization": b"Bearer " + keys[0].encode(*KEY_TEXT)} if keys else {}
+    return {"Authorization": b"Bearer " + keys[0].encode(*KEY_ENCODING)} if keys else {}
 
 
 def keys_of(path: Path) -> list[str]:
     """:raises OSError: the file cannot be read."""
-    return [key for line in path.read_text(*KEY_TEXT).split("\n") if (key := line.strip())]
+    return [key for line in path.read_text(*KEY_ENCODING).split("\n") if (key := line.strip())]
 
 
 class ServerRequest(threading.Thread):
@@ -121,7 +121,7 @@ class ServerRequest(threading.Thread):
     def run(self) -> None:
         with (
             suppress(OSError, http.client.HTTPException),
-            closing(_connection(self.url, LONGEST_LOAD_SECONDS)) as connection,
+            closing(_connection(self.url, MAX_LOAD_SECONDS)) as connection,
         ):
             self.connection = connection
             headers = {"Content-Type": b"application/json", **self.headers}
@@ -129,7 +129,7 @@ class ServerRequest(threading.Thread):
             self.reply = connection.getresponse().read(ANSWER_BYTES)
 
     def cancel(self) -> None:
-        """Close the connection: llama-server drops what it has not begun."""
+        """Close the connection: llama-server drops a request that it has not begun."""
         self.is_cancelled = True
         if self.connection and self.connection.sock:
             with suppress(OSError):
@@ -143,11 +143,11 @@ class Fault(NamedTuple):
     finding: str
     workers: Sequence[str] = ()
     is_silent: bool = False
-    """Whether only time distinguishes it from slow work."""
+    """Whether only its duration distinguishes it from slow work."""
     is_return: bool = False
     """Whether nothing is wrong: the head returns from a fallback."""
     model: str = ""
-    """Model whose process alone was killed, one of several."""
+    """Model, one of several, whose process alone was killed."""
 
     @property
     def cause(self) -> str:
@@ -155,7 +155,7 @@ class Fault(NamedTuple):
         return "returned" if self.is_return else cause if self.workers else "silent" if self.is_silent else "stopped"
 
     @property
-    def ending(self) -> str:
+    def exit_text(self) -> str:
         return f"after losing worker {', '.join(self.workers)}" if self.workers else f"by its launcher: {self.finding}"
 
 
@@ -178,11 +178,11 @@ class WatchedServer:
         self.ready = False
         self.health: tuple[bool, float] = (False, 0.0)
         self.asleep = False
-        """Whether it has freed its model and left its workers because of --sleep-idle-seconds, until it has loaded the model again."""
+        """Whether it has freed its model and disconnected from its workers (--sleep-idle-seconds), until it has loaded the model again."""
         self.props_request: ServerRequest | None = None
         self.counts_request: ServerRequest | None = None
         self.counts: dict[str, float] = {}
-        self.counts_asked_at = 0.0
+        self.counts_time = 0.0
         """Time of the last request for counters."""
         self.missing_polls = 0
         self.keepalive_inodes: set[str] = set()
@@ -200,14 +200,14 @@ class WatchedServer:
             return None
         ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
         try:
-            return self.tunnels.outer_sample(progress.sample_process(self.pid, self.keepalive_inodes, ports))
+            return self.tunnels.external_sample(progress.sample_process(self.pid, self.keepalive_inodes, ports))
         except OSError:
             return None
 
     def update(self, clock: float) -> progress.ProcessSample | None:
         """Update its health, its sample and the progress of loading."""
         if not self.ready or clock - self.health[1] >= HEALTH_POLL_SECONDS:
-            self.health = (healthy(self.url), clock)
+            self.health = (is_healthy(self.url), clock)
             self.ready = self.ready or self.health[0]
         self.last_sample = sample = self.take_sample()
         if sample:
@@ -226,15 +226,15 @@ class WatchedServer:
         if suspended_seconds >= progress.STOPPED_SECONDS:
             return Fault(f"llama-server has been suspended (SIGSTOP) for {suspended_seconds:.0f} s")
         self._update_sleep(sample, clock)
-        return self._lost_workers(sample, clock) or self._detect_stall(sample, clock)
+        return self._find_lost_workers(sample, clock) or self._detect_stall(sample, clock)
 
-    def busy(self) -> bool:
+    def has_clients(self) -> bool:
         """Return whether a client may wait for an answer."""
         sample = self.take_sample()
         return sample is None or bool(self.clients(sample))
 
     def clients(self, sample: progress.ProcessSample) -> list[progress.TcpSocket]:
-        """Return connections of clients. llama-server closes those without a request after 5 s (cpp-httplib)."""
+        """Return connections of clients. llama-server closes connections without a request after 5 s (cpp-httplib)."""
         port = progress.port_of(self.url)
         return [
             link
@@ -243,13 +243,13 @@ class WatchedServer:
         ]
 
     def listens(self, sample: progress.ProcessSample) -> bool:
-        """Return whether llama-server itself has its port: no other process may receive a key."""
+        """Return whether llama-server itself listens on its port: no other process may receive a key."""
         port = progress.port_of(self.url)
         return any(link.state == progress.LISTEN and progress.port_of(link.address) == port for link in sample.links)
 
     def _update_sleep(self, sample: progress.ProcessSample, clock: float) -> None:
-        """Ask whether it sleeps, if its connections indicate a change. In 0.3.36 that neither wakes it nor keeps it awake."""
-        if SLEEP not in self.argv or not self.ready:
+        """Ask whether it sleeps, if its connections indicate a change. In 0.3.36 the question neither wakes it nor keeps it awake."""
+        if SLEEP_OPTION not in self.argv or not self.ready:
             return
         if self.props_request is None:
             links = connected_endpoints(sample.links, self.endpoints)
@@ -261,25 +261,25 @@ class WatchedServer:
             self.props_request = ServerRequest(self.url, "/props", self.headers, HEALTH_SECONDS)
         if not self.props_request.is_alive():
             reply, self.props_request = self.props_request.reply, None
-            self.asleep = ASLEEP in reply or (self.asleep and AWAKE not in reply)
+            self.asleep = ASLEEP_MARK in reply or (self.asleep and AWAKE_MARK not in reply)
 
     def update_counts(self) -> None:
-        """Ask for its counters, if it has any. That postpones its sleep (0.3.36), so a server that may sleep is only asked after activity: a connected
-        client may want nothing, or only /health."""
+        """Ask for its counters, if it has any. The question postpones its sleep (0.3.36), so a server that may sleep is only asked after activity: a
+        connected client may be idle, or ask only for /health."""
         can_ask = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
-        is_due = SLEEP not in self.argv or self.idle_timer.since > self.counts_asked_at
+        is_due = SLEEP_OPTION not in self.argv or self.idle_timer.since > self.counts_time
         if self.counts_request is None and can_ask and is_due and self.last_sample and self.listens(self.last_sample):
-            self.counts_asked_at = time.monotonic()
+            self.counts_time = time.monotonic()
             self.counts_request = ServerRequest(self.url, "/metrics", self.headers, METRICS_SECONDS)
         if self.counts_request and not self.counts_request.is_alive():
             text, self.counts_request = self.counts_request.reply.decode("utf-8", "replace"), None
             self.counts.update(counts_of(text))
 
-    def _lost_workers(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
-        """Report workers whose connection is gone in two samples of a ready server, or whose host does not acknowledge."""
+    def _find_lost_workers(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
+        """Return a fault if a worker's connection is missing in two samples of a ready server, or its host does not acknowledge data."""
         workers = []
         for link in sample.links:
-            is_unacknowledged = link.peer in self.endpoints and link.retransmissions >= UNACKNOWLEDGED
+            is_unacknowledged = link.peer in self.endpoints and link.retransmissions >= MIN_RETRANSMISSIONS
             if self.timers.seconds(f"unacknowledged {link.peer}", is_unacknowledged, clock) >= UNACKNOWLEDGED_SECONDS:
                 workers.append(link.peer)
         if workers:
@@ -291,26 +291,26 @@ class WatchedServer:
         return Fault(f"lost worker {', '.join(losses)}", losses) if self.missing_polls >= LOST_AFTER_POLLS else None
 
     def _detect_stall(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
-        """Report that llama-server has work, and nothing has moved for the set time."""
+        """Return a fault if llama-server has work, and nothing has moved for the configured time."""
         idle_s = self.idle_timer.seconds(sample, self.endpoints, clock)
         client = bool(self.clients(sample))
-        mute_s = self.timers.seconds("mute", self.ready and not self.health[0] and not client, clock)
-        if min(mute_s, idle_s) >= HEALTH_LOST_SECONDS:
+        unhealthy_s = self.timers.seconds("mute", self.ready and not self.health[0] and not client, clock)
+        if min(unhealthy_s, idle_s) >= HEALTH_LOST_SECONDS:
             return Fault(
-                f"llama-server has made no progress and not answered /health for {mute_s:.0f} s", is_silent=True
+                f"llama-server has made no progress and not answered /health for {unhealthy_s:.0f} s", is_silent=True
             )
         is_observable = bool(sample.traffic) or not self.endpoints
         is_loading = not self.ready or self.props_request is not None
-        quiet_s = min(
+        stalled_s = min(
             idle_s, self.timers.seconds("wanted", is_observable and (is_loading or (client and not self.asleep)), clock)
         )
-        if quiet_s < self.silence / 2:
+        if stalled_s < self.silence / 2:
             self.token_request = None
             return None
         if is_loading:
             return (
-                Fault(f"loading has made no progress for {quiet_s:.0f} s", is_silent=True)
-                if quiet_s >= self.silence
+                Fault(f"loading has made no progress for {stalled_s:.0f} s", is_silent=True)
+                if stalled_s >= self.silence
                 else None
             )
         workers = [
@@ -318,19 +318,19 @@ class WatchedServer:
             for link in sample.links
             if link.peer in self.endpoints and link.inode in sample.traffic and sample.traffic[link.inode].awaits_answer
         ]
-        if not workers and self._answers(sample):
+        if not workers and self._generates_token(sample):
             self.idle_timer.since = clock
-        elif quiet_s >= self.silence:
-            blame_text = (
+        elif stalled_s >= self.silence:
+            subject = (
                 f"worker {', '.join(workers)} does not answer llama-server"
                 if workers
                 else "llama-server does not answer a client"
             )
-            return Fault(f"{blame_text}, and nothing has moved for {quiet_s:.0f} s", is_silent=True)
+            return Fault(f"{subject}, and nothing has moved for {stalled_s:.0f} s", is_silent=True)
         return None
 
-    def _answers(self, sample: progress.ProcessSample) -> bool:
-        """Ask for one token, once, and return whether it answered: a client that keeps a connection open may want nothing."""
+    def _generates_token(self, sample: progress.ProcessSample) -> bool:
+        """Request a single token, and return whether llama-server generated it: a client with an open connection may be idle."""
         if self.token_request is None and self.listens(sample):
             self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN)
         if self.token_request is None or self.token_request.is_alive():
@@ -352,10 +352,10 @@ class Head(WatchedServer):
     ) -> None:
         super().__init__(argv, endpoints, url, silence)
         self.last = b""
-        self.notice: Callable[[bytes], None] = lambda _output: None
-        """Gets each part of the output as it comes."""
-        self.kept: Mapping[str, float] = {}
-        """Metrics of kept conversations."""
+        self.on_output: Callable[[bytes], None] = lambda _output: None
+        """Callback for each part of the output."""
+        self.slot_counts: Mapping[str, float] = {}
+        """Metrics of saved conversations."""
         self.process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -376,19 +376,19 @@ class Head(WatchedServer):
         pipe = cast(IO[bytes], self.process.stdout).fileno()
         with journal.StartLog(path) as start_log:
             while part := os.read(pipe, 65536):
-                self.note(start_log, part)
-                self.notice(part)
-                self.last = (self.last + part)[-LAST_BYTES:]
+                self.record_output(start_log, part)
+                self.on_output(part)
+                self.last = (self.last + part)[-LOG_TAIL_BYTES:]
                 journal.write(part)
 
-    def note(self, start_log: journal.StartLog, part: bytes) -> None:
+    def record_output(self, start_log: journal.StartLog, part: bytes) -> None:
         start_log.write(part)
 
     def models(self) -> dict[str, WatchedServer]:
         """Return the process of each model; a single model has no name."""
         return {"": self}
 
-    def loaded(self) -> set[str] | None:
+    def loaded_models(self) -> set[str] | None:
         """Return the models in memory; None if that is unknown."""
         return {name for name, server in self.models().items() if server.ready and not server.asleep}
 
@@ -402,7 +402,7 @@ class Head(WatchedServer):
 
 
 class Router(Head):
-    """A llama-server that starts another one for each requested model. These use the workers."""
+    """A llama-server that starts a child, another llama-server, for each requested model. Only the children use the workers."""
 
     def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
         self.children: dict[int, WatchedServer] = {}
@@ -410,7 +410,7 @@ class Router(Head):
         self.logs: dict[bytes, journal.StartLog] = {}
         """Port of a child → log of its start."""
         self.partial_line = b""
-        """Line whose end has not arrived."""
+        """Incomplete last line of the output."""
         for path in state.glob(f"*.{journal.START_LOG}"):
             with suppress(OSError):
                 path.unlink()
@@ -425,21 +425,21 @@ class Router(Head):
         self.children = {
             pid: self.children.get(pid) or self._child(pid, argv)
             for pid, argv in processes.items()
-            if ALIAS in argv[:-1]
+            if ALIAS_OPTION in argv[:-1]
         }
         for pid, child in self.children.items():
             if fault := child.fault():
                 _kill(pid, child.argv)
-                return fault._replace(model=_value(child.argv, ALIAS))
+                return fault._replace(model=_value(child.argv, ALIAS_OPTION))
         self.load = next((child.load for child in self.children.values() if child.load), None)
         self.asleep = all(child.asleep for child in self.children.values())
         return None
 
-    def note(self, start_log: journal.StartLog, part: bytes) -> None:
+    def record_output(self, start_log: journal.StartLog, part: bytes) -> None:
         """Copy the output of children to the logs of their models."""
         *complete_lines, incomplete_line = (self.partial_line + part).split(b"\n")
         lines, self.partial_line = [line + b"\n" for line in complete_lines], incomplete_line
-        if len(incomplete_line) > LONGEST_LINE:
+        if len(incomplete_line) > MAX_LINE_BYTES:
             lines, self.partial_line = [*lines, incomplete_line], b""
         for line in lines:
             spawn_match, child_line = SPAWN_LINE.search(line.rstrip()), CHILD_LINE.match(line)
@@ -454,16 +454,16 @@ class Router(Head):
         self.logs[port] = journal.StartLog(path)
 
     def _child(self, pid: int, argv: list[str]) -> WatchedServer:
-        endpoints = _value(argv, RPC).split(",") if RPC in argv else []
-        child = WatchedServer(argv, endpoints, CHILD_URL + _value(argv, PORT), self.silence, pid)
+        endpoints = _value(argv, RPC_OPTION).split(",") if RPC_OPTION in argv else []
+        child = WatchedServer(argv, endpoints, CHILD_URL + _value(argv, PORT_OPTION), self.silence, pid)
         child.tunnels = self.tunnels
         return child
 
     def models(self) -> dict[str, WatchedServer]:
-        return {_value(child.argv, ALIAS): child for child in self.children.values()}
+        return {_value(child.argv, ALIAS_OPTION): child for child in self.children.values()}
 
-    def loaded(self) -> set[str] | None:
-        return super().loaded() if progress.ON_LINUX else None
+    def loaded_models(self) -> set[str] | None:
+        return super().loaded_models() if progress.ON_LINUX else None
 
     def kill(self) -> None:
         super().kill()

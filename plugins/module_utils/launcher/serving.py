@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The head's record, state/serving.json, which survives restarts of its launcher; and the fallbacks that it may serve on."""
+"""The head's record, state/serving.json, which survives restarts of its launcher, and the fallbacks on which it may serve."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
-FILE = "serving.json"
+RECORD_FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 SILENT = "silent"
 """State of a server that should answer and does not."""
 STATE_LABELS = {
-    SILENT: "does not answer as a server",
+    SILENT: "does not answer like a server",
     FALLBACK: "serves on a fallback",
     ASLEEP: "asleep (a request wakes it)",
 }
 """Texts of states, if they differ from their names."""
-KEPT_EVENTS = 20
-EVENT_LENGTH = 500
+MAX_EVENTS = 20
+MAX_EVENT_LENGTH = 500
 MAX_COUNT = 1 << 53
 """Upper limit of counts and clocks."""
-WRITE_SECONDS, LOAD_SECONDS = 10.0, 2.0
-"""Seconds between two writes, and while a model is loaded."""
+WRITE_SECONDS, LOADING_WRITE_SECONDS = 10.0, 2.0
+"""Seconds between two writes: normally, and while a model is loaded."""
 
 
 def describe_absence(workers: Iterable[str]) -> str:
@@ -46,7 +46,7 @@ def worker_name(workers: Mapping[str, tuple[str, str]], endpoint: str) -> str:
 
 
 class History(NamedTuple):
-    """Part of the record that the next start keeps."""
+    """Part of the record that the next start retains."""
 
     restarts: int = 0
     last: tuple[dict[str, Any], ...] = ()
@@ -66,15 +66,15 @@ def read_history(path: Path) -> History:
 
 def _parse_history(record: Any) -> History:
     last_events = [
-        {"time": _count(line["time"]), "text": str(line["text"])[:EVENT_LENGTH]}
-        for line in record["last"][-KEPT_EVENTS:]
+        {"time": _count(line["time"]), "text": str(line["text"])[:MAX_EVENT_LENGTH]}
+        for line in record["last"][-MAX_EVENTS:]
     ]
     return History(_count(record["restarts"]), tuple(last_events))
 
 
 def _count(value: Any) -> int:
     if not 0 <= value <= MAX_COUNT:
-        raise ValueError("not a count or a time")
+        raise ValueError("neither a count nor a time")
     return int(value)
 
 
@@ -82,7 +82,7 @@ class HeadRecord:
     """Writes the record at each change of the state and every ten seconds."""
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / FILE
+        self.path = folder / RECORD_FILE
         self.history = read_history(self.path)
         self.state = WAITING
         self.since = time.time()
@@ -101,14 +101,14 @@ class HeadRecord:
         is_changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
         self.since = self.since if state == self.state else time.time()
         self.state, self.without, self.waiting_for, self.load = state, without, waiting_for, load
-        if is_changed or time.monotonic() - self.last_write >= (LOAD_SECONDS if load else WRITE_SECONDS):
+        if is_changed or time.monotonic() - self.last_write >= (LOADING_WRITE_SECONDS if load else WRITE_SECONDS):
             self._write()
 
     def log(self, text: str) -> None:
-        """Log an event and keep it."""
+        """Log an event and add it to the record."""
         journal.log(text)
-        line = {"time": int(time.time()), "text": text[:EVENT_LENGTH]}
-        self.history = self.history._replace(last=(*self.history.last, line)[-KEPT_EVENTS:])
+        line = {"time": int(time.time()), "text": text[:MAX_EVENT_LENGTH]}
+        self.history = self.history._replace(last=(*self.history.last, line)[-MAX_EVENTS:])
         self._write()
 
     def count_restart(self) -> None:

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 PROGRAM = "stunnel"
 FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
-"""Folders in which it is searched, whatever the service's PATH is."""
+"""Folders in which it is searched, regardless of the service's PATH."""
 SHARED_MEMORY = "/dev/shm"
 """Folder of the configuration, if it is writable: it survives a full disk, and nothing cleans it up."""
 STOP_SECONDS = 2.0
@@ -61,7 +61,7 @@ def stunnel_configuration(tunnels: list[Tunnel]) -> str:
     options = {"TCP_NODELAY": 1}
     if progress.ON_LINUX:
         options.update(SO_KEEPALIVE=1, **progress.KEEPALIVE)
-    sockets = [f"socket = {side}:{name}={value}" for name, value in options.items() for side in "lr"]
+    sockets = [f"socket = {end}:{name}={value}" for name, value in options.items() for end in "lr"]
     lines = [*GLOBAL_OPTIONS]
     for tunnel in tunnels:
         lines += [f"[{tunnel.accept}]", f"client = {'yes' if tunnel.client else 'no'}"]
@@ -86,8 +86,8 @@ class Tunnels:
 
     def __enter__(self) -> Tunnels:
         if self.tunnels:
-            memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-            descriptor, self.file = tempfile.mkstemp(".conf", "llamacpp-", memory)
+            in_memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
+            descriptor, self.file = tempfile.mkstemp(".conf", "llamacpp-", in_memory)
             os.close(descriptor)
         self.maintain()
         return self
@@ -133,21 +133,21 @@ class Tunnels:
             [path, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent
         )
 
-    def outer_sample(self, sample: progress.ProcessSample) -> progress.ProcessSample:
-        """Replace a program's connections to stunnel by stunnel's connections to the workers: stunnel accepts and acknowledges everything at once."""
+    def external_sample(self, sample: progress.ProcessSample) -> progress.ProcessSample:
+        """Replace a program's connections to stunnel with stunnel's connections to the workers: stunnel accepts and acknowledges everything at once."""
         if not self.process:
             return sample
         stunnel = progress.sample_process(self.process.pid, set(), set())
         links, traffic = list(sample.links), dict(sample.traffic)
         for tunnel in self.tunnels:
-            for link, far_link in zip(_connections(sample, tunnel.accept), _connections(stunnel, tunnel.connect)):
-                links[links.index(link)] = link._replace(retransmissions=far_link.retransmissions)
-                if far_link.inode in stunnel.traffic:
-                    traffic[link.inode] = stunnel.traffic[far_link.inode]
+            for link, outer_link in zip(_connections(sample, tunnel.accept), _connections(stunnel, tunnel.connect)):
+                links[links.index(link)] = link._replace(retransmissions=outer_link.retransmissions)
+                if outer_link.inode in stunnel.traffic:
+                    traffic[link.inode] = stunnel.traffic[outer_link.inode]
         return sample._replace(links=links, traffic=traffic)
 
     def explain(self, endpoint: str, detail: str) -> str:
-        """Explain why a worker does not answer: stunnel accepts every connection on this host."""
+        """Explain why a worker does not answer, because stunnel itself accepts every connection on this host."""
         for tunnel in self.tunnels:
             if tunnel.accept == endpoint:
                 return f"{tunnel.connect}, the other end of its tunnel, is unreachable, has another key, or has no worker behind it ({detail})"
@@ -158,7 +158,7 @@ NO_TUNNELS = Tunnels([])
 
 
 def run_in_tunnels(argv: list[str], tunnels: Tunnels) -> int:
-    """Run a program that needs the tunnels of a head until it ends; return its exit status."""
+    """Run a program that needs the tunnels of a head until it exits; return its exit status."""
     progress.exit_on_signals()
     process = subprocess.Popen(argv, preexec_fn=progress.die_with_parent)
     try:

@@ -18,11 +18,11 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, journal, progress, tunnel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
-TIDY_SECONDS = 60.0
+CLEANUP_SECONDS = 60.0
 """Seconds between two inspections of the cache; a file that was written in between may be incomplete."""
 STOP_SECONDS = 2.0
-"""Seconds as for llama-server, though a worker has nothing to save."""
-GONE_SECONDS = 30.0
+"""Time to exit, as for llama-server, although a worker has nothing to save."""
+MAX_STALE_SECONDS = 30.0
 NO_EXPORTER = exporter.Exporter()
 
 
@@ -38,7 +38,7 @@ def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
     return all_sizes
 
 
-def tidy_cache(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -> list[str]:
+def clean_cache(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -> list[str]:
     """Remove files whose size matches no tensor, then the least recently used ones until the rest fits the limit. Return the names of all of them. A
     full disk or a power failure truncates files, and a worker does not notice that.
 
@@ -47,8 +47,8 @@ def tidy_cache(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 
     """
     all_sizes = known_sizes(cache, sizes) if sizes else set()
     files, removed_files = [], []
-    for place, _folders, entries_inside in os.walk(cache):
-        for path in (Path(place, name) for name in entries_inside):
+    for folder, _folders, entries in os.walk(cache):
+        for path in (Path(folder, name) for name in entries):
             with suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
@@ -56,8 +56,8 @@ def tidy_cache(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 
                         all_sizes and status.st_size not in all_sizes and time.time() - status.st_mtime >= age
                     )
                     files.append((not is_truncated, max(status.st_atime, status.st_mtime), status.st_size, path))
-    total_bytes = sum(size for _whole, _used_at, size, _path in files)
-    for is_complete, _used_at, size, path in sorted(files):
+    total_bytes = sum(size for _is_complete, _use_time, size, _path in files)
+    for is_complete, _use_time, size, path in sorted(files):
         if is_complete and total_bytes <= limit:
             break
         try:
@@ -74,7 +74,7 @@ def tidy_cache(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 
     return removed_files
 
 
-class Guard:
+class WorkerMonitor:
     def __init__(self, process: int, port: str) -> None:
         self.process = process
         self.port = port
@@ -90,11 +90,11 @@ class Guard:
         suspended_seconds = self.timers.seconds("stopped", sample.activity.state == "T", clock)
         if suspended_seconds >= progress.STOPPED_SECONDS:
             return f"the worker has been suspended (SIGSTOP) for {suspended_seconds:.0f} s"
-        client_links = [link for link in sample.links if progress.port_of(link.address) == self.port]
-        closed_links = [link for link in client_links if link.state == progress.CLOSE_WAIT]
-        ignored_seconds = self.timers.seconds("gone", bool(closed_links), clock)
-        if ignored_seconds >= GONE_SECONDS:
-            return f"the worker has not noticed for {ignored_seconds:.0f} s that its client {closed_links[0].peer} has gone"
+        connections = [link for link in sample.links if progress.port_of(link.address) == self.port]
+        closed_connections = [link for link in connections if link.state == progress.CLOSE_WAIT]
+        stale_seconds = self.timers.seconds("gone", bool(closed_connections), clock)
+        if stale_seconds >= MAX_STALE_SECONDS:
+            return f"the worker has not noticed for {stale_seconds:.0f} s that its client {closed_connections[0].peer} is gone"
         return None
 
 
@@ -102,7 +102,7 @@ def run_worker(
     argv: list[str],
     cache: Path | None,
     limit: int,
-    tidy_seconds: float = TIDY_SECONDS,
+    interval: float = CLEANUP_SECONDS,
     port: str = "",
     poll_seconds: float = 1.0,
     sizes: Sequence[int] = (),
@@ -111,42 +111,42 @@ def run_worker(
 ) -> int:
     """Run a worker, keep its cache intact and below the limit in bytes; return the service's exit status.
 
-    :param sizes: as in tidy.
+    :param sizes: as in clean_cache.
     :param port: port of the worker; empty to disable monitoring.
     :param poll_seconds: seconds between two samples.
     :param exports: writes its metrics.
     """
     progress.exit_on_signals()
     if cache:
-        tidy_cache(cache, limit, sizes)
+        clean_cache(cache, limit, sizes)
     # The worker must ignore SIGPIPE, or an abandoned connection would kill it.
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent, restore_signals=False
     )
     exports.note_start()
-    guard = Guard(process.pid, port) if port and progress.ON_LINUX else None
-    last_tidy_time = time.monotonic()
+    guard = WorkerMonitor(process.pid, port) if port and progress.ON_LINUX else None
+    last_cleanup_time = time.monotonic()
     try:
         while process.poll() is None:
             journal.notify_watchdog()
             tunnels.maintain()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=min(poll_seconds, tidy_seconds) if guard or tunnels.tunnels else tidy_seconds)
-            is_watched = guard and process.poll() is None
-            fault = journal.run_safely("the worker cannot be monitored", guard.fault) if guard and is_watched else None
+                process.wait(timeout=min(poll_seconds, interval) if guard or tunnels.tunnels else interval)
+            is_running = guard and process.poll() is None
+            fault = journal.run_safely("the worker cannot be monitored", guard.fault) if guard and is_running else None
             if fault:
                 journal.log(f"{fault}: restarting it")
                 process.kill()
                 process.wait()
-                exports.note_end("hung")
+                exports.note_exit("hung")
                 break
-            if cache and time.monotonic() - last_tidy_time >= tidy_seconds:
-                tidy_cache(cache, limit, sizes, tidy_seconds)
-                last_tidy_time = time.monotonic()
+            if cache and time.monotonic() - last_cleanup_time >= interval:
+                clean_cache(cache, limit, sizes, interval)
+                last_cleanup_time = time.monotonic()
             exports.export_worker()
         else:
             journal.log(f"the worker exited {progress.describe_exit(process.returncode)}")
-            exports.note_end("ended")
+            exports.note_exit("ended")
         exports.export_worker()
     except SystemExit:
         exports.stop()

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Changes of an apply, from a plan and the hosts' reports: which builds, and which services start again."""
+"""Changes that site.yml makes, from a plan and the hosts' reports: which builds, and which services restart."""
 
 import posixpath
 from collections.abc import Collection, Mapping, Sequence
@@ -13,16 +13,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
-ERROR_LENGTH = 500
-"""Characters of a host's error in a message."""
+MAX_ERROR_LENGTH = 500
+"""Maximum length of a host's error in a message."""
 
 
 class HostAnswer(NamedTuple):
-    """Report of a host on itself, given its part of the plan."""
+    """Report of a host on itself, compared with its part of the plan."""
 
     drift: Optional[Drift] = None
     reason: str = ""
-    """Reason why it was not compared, or its drift does not count; otherwise empty."""
+    """Reason why the host was not compared, or why its drift does not count; otherwise empty."""
 
 
 def read_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
@@ -40,13 +40,13 @@ def _read_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     if report.drift and not answer.get("msg"):
         return report
     reason = " ".join(str(answer.get("msg") or "it could not be reached").split())
-    return report._replace(reason=validation.printable(reason)[:ERROR_LENGTH])
+    return report._replace(reason=validation.printable(reason)[:MAX_ERROR_LENGTH])
 
 
 def check_services(name: str, host: HostPlan, drift: Drift) -> None:
-    """Check the states of a host's services.
+    """Check that a host reports the states of all planned services.
 
-    :raises Refusal: a host does not report how all of its planned services are.
+    :raises Refusal: the state of a planned service is missing.
     """
     missing_service = next((service.name for service in host.services if service.name not in drift.services), None)
     if missing_service:
@@ -54,37 +54,37 @@ def check_services(name: str, host: HostPlan, drift: Drift) -> None:
 
 
 def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
-    """Return hosts that were compared with the plan → how they differ."""
+    """Return the drift of each host that was compared with the plan."""
     return {name: answer.drift for name, answer in answers.items() if answer.drift and not answer.reason}
 
 
 class Decision(NamedTuple):
-    """Actions of an apply."""
+    """Actions of site.yml."""
 
     kinds: Mapping[str, Sequence[Kind]]
-    """Host → kinds of its differences."""
+    """Kinds of differences for each host."""
     restarts: Mapping[str, list[str]]
-    """Host → names of the services that have to be restarted."""
+    """Names of the services to restart for each host."""
     behind: list[str]
-    """Hosts that have to change."""
+    """Hosts that differ from the plan."""
     unreached: list[str]
     """Hosts that did not answer."""
     while_away: Mapping[str, str]
-    """Host → what serves while it is away, a sentence."""
+    """Sentence for each host about what serves while it is absent."""
     builders: list[str]
-    """Hosts that compile something."""
+    """Hosts that compile a build."""
     shared: Mapping[str, str]
-    """Id of a build that a host lacks and does not compile → the host that it gets it from."""
+    """Builder of each missing build that another host compiles, by build id."""
     fetches: list[BuildPlan]
-    """A build for each archive or source that hosts lack, with the programs of all builds that are made from this source."""
+    """A build for each archive or source that hosts lack, with the programs of all builds from this source."""
     needs_key: list[str]
-    """Hosts of workers whose tunnel needs a new key, because the head has none that the host accepts."""
+    """Hosts of workers whose tunnel needs a new key, because the host accepts no key of the head."""
 
 
 def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
-    """Return what an apply does.
+    """Return the actions of site.yml.
 
-    :raises Refusal: a host has programs of another archive than the operator names.
+    :raises Refusal: a host has programs from another archive than the operator has set.
     """
     _check_archives(plan, drifts)
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
@@ -108,7 +108,7 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
 
 
 def _needs_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
-    """Return `needs_key` of Decision. Files of both ends have the same name, and the head uses its first key."""
+    """Return `needs_key` of Decision. The key files at both ends have the same name, and the head uses its first key."""
     head = drifts.get(plan.head.host)
     head_keys = {posixpath.basename(path): keys[:1] for path, keys in ((head and head.tunnel_keys) or {}).items()}
     return sorted(
@@ -121,21 +121,21 @@ def _needs_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
 
 
 def retired_group(cluster: str) -> str:
-    """Return the group of hosts that left a cluster, from the cluster's group."""
+    """Return the name of the group for retired hosts of a cluster."""
     return "llama_retired" + f"_{cluster}" * (cluster != names.CLUSTER_GROUP)
 
 
 def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> None:
-    """Check that the parts of the run can be carried out as a whole.
+    """Check that all parts of the run can be carried out.
 
-    :param parts: ``build`` and ``services``, as far as the run carries them out.
-    :raises Refusal: a host is away while others would change, or services would change before what they need is installed.
+    :param parts: parts that the run carries out: ``build``, ``services`` or both.
+    :raises Refusal: a host is absent while others would change, or services would change before their requirements are installed.
     """
     unreached_hosts, pending_hosts = ", ".join(decision.unreached), ", ".join(decision.behind)
     if parts and unreached_hosts and pending_hosts:
         raise Refusal(
             f"{unreached_hosts} could not be reached or failed above, but {pending_hosts} must change: no service was touched. Fix the failure (if sudo "
-            f"failed, use --ask-become-pass) or bring the host back, then run the playbook again. Or move that host to the group {retired_group(cluster)}"
+            f"failed, use --ask-become-pass) or bring the host back, then run the playbook again. Otherwise move the host to the group {retired_group(cluster)}"
         )
     for name, kinds in decision.kinds.items() if [*parts] == ["services"] else ():
         if kinds_to_install := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
@@ -145,46 +145,46 @@ def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> Non
             )
 
 
-def absences_served(plan: Plan) -> dict[str, bool]:
-    """Return the hosts that the cluster can serve without → whether its head serves on a fallback then."""
+def served_absences(plan: Plan) -> dict[str, bool]:
+    """Return the hosts without which the cluster can serve, and for each whether the head then serves on a fallback."""
     fallback_names = {entry.without for entry in plan.fallbacks} if plan.head.fallback_after is not None else ()
-    absences = {name: _absence_of(plan, name) for name in plan.hosts if name != plan.head.host}
+    absences = {name: _absence_name(plan, name) for name in plan.hosts if name != plan.head.host}
     return {name: bool(absence) for name, absence in absences.items() if not absence or absence in fallback_names}
 
 
-def _absence_of(plan: Plan, name: str) -> str:
-    """Return what the cluster lacks without a host, as fallbacks name it; empty if it uses nothing there."""
+def _absence_name(plan: Plan, name: str) -> str:
+    """Return the name, in fallbacks, of what the cluster lacks without a host; empty if the cluster does not use the host."""
     workers = [worker for worker in plan.hosts[name].workers if worker.used]
     return f"{name}:{workers[0].name}" if len(workers) == 1 else name if workers else ""
 
 
 def while_away(plan: Plan, name: str) -> str:
-    """Return what serves while a host of the plan is away, as a sentence."""
+    """Return a sentence about what serves while a host of the plan is absent."""
     if name == plan.head.host:
         return "The cluster does not answer until this host, its head, is back."
-    on_fallback = absences_served(plan).get(name)
-    if on_fallback is None and plan.head.models:
+    has_fallback = served_absences(plan).get(name)
+    if has_fallback is None and plan.head.models:
         models = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
         return f"Requests for {', '.join(models)} fail until this host is back."
-    if on_fallback is None:
+    if has_fallback is None:
         return "The cluster does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
-    if on_fallback:
-        return f"The head serves without {_absence_of(plan, name)} after a while, and uses it again when it is back."
-    return "The cluster uses nothing on this host."
+    if has_fallback:
+        return f"The head serves without {_absence_name(plan, name)} after a while, until it is back."
+    return "The cluster does not use this host."
 
 
 def missing_tools(
     plan: Plan, tools: Mapping[str, Collection[str]], builders: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return hosts → missing tools: ``required`` and ``optional``, tool → package. Optional tools only for hosts that build now."""
+    """Return the missing tools of each host, ``required`` and ``optional``: tool → package. Optional tools are only for hosts that compile now."""
 
-    def lacking_packages(packages: Mapping[str, str], installed_tools: Collection[str]) -> dict[str, str]:
+    def find_missing(packages: Mapping[str, str], installed_tools: Collection[str]) -> dict[str, str]:
         return {tool: package for tool, package in packages.items() if tool not in installed_tools}
 
     missing_packages = {
         name: {
-            "required": lacking_packages(plan.hosts[name].tools, installed_tools),
-            "optional": lacking_packages(plan.hosts[name].optional_tools, installed_tools) if name in builders else {},
+            "required": find_missing(plan.hosts[name].tools, installed_tools),
+            "optional": find_missing(plan.hosts[name].optional_tools, installed_tools) if name in builders else {},
         }
         for name, installed_tools in tools.items()
     }
@@ -192,7 +192,7 @@ def missing_tools(
 
 
 def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
-    """Refuse a checksum that differs from that of the installed archive, which a build's id does not contain."""
+    """Refuse a checksum that differs from the installed archive's, because a build's id does not contain it."""
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
             archive, installed_checksum = (build.archives or ("",))[0], drift.archives.get(build.id)
@@ -200,13 +200,13 @@ def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
             if installed_checksum and checksum not in ("", f"sha256:{installed_checksum}"):
                 raise Refusal(
                     f"llama_release has the checksum {checksum} for {archive}, but the programs on {name} come from sha256:{installed_checksum}: correct the "
-                    f"checksum; if the checksum is right, remove {plan.hosts[name].prefix}/releases/{build.id} there and run the playbook again. No running "
-                    "service was touched"
+                    f"checksum; if the checksum is right, remove {plan.hosts[name].prefix}/releases/{build.id} on that host and run the playbook again. "
+                    "No running service was touched"
                 )
 
 
 def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str]]:
-    """Return `builders` and `shared` of Decision. The plan names the builder; the hosts' reports decide only what is missing."""
+    """Return `builders` and `shared` of Decision. The plan names the builder; the hosts' reports only decide which builds are missing."""
     builders = set()
     shared_builders: dict[str, str] = {}
     for name, drift in drifts.items():
@@ -243,7 +243,7 @@ def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:
             for service in plan.hosts[name].services
             if drift.services[service.name].state not in ("running", "waiting")
             or service.name in drift.redefined
-            or any(f"/releases/{identity}/" in service.process[0] for identity in drift.missing_builds)
+            or any(f"/releases/{build_id}/" in service.process[0] for build_id in drift.missing_builds)
         ]
         for name, drift in drifts.items()
     }

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Rollback to the previous plan that served: which plan that is, and the steps on each host.
+"""Rollback to the previous plan that served: chooses the plan, and the steps on each host.
 
-A host's record is used on that host only."""
+A host's record is only used on that host."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan, Plan
 
-VALUE_LENGTH, LEADING_LENGTH = 120, 40
-"""Characters of a variable's value, and of the common part before two long values differ."""
+MAX_VALUE_LENGTH, COMMON_LENGTH = 120, 40
+"""Maximum length of a variable's value, and of the common part before the first difference of two long values."""
 NO_CHANGE_NOTE = "No service was touched"
-"""End of a refusal before anything was changed."""
+"""Last sentence of a refusal before any change."""
 NOT_SET = "not set"
 
 
 class ComparedPlan(NamedTuple):
-    """A plan that a host keeps, and how the host differs from it."""
+    """A plan that a host keeps, with the differences of the host from it."""
 
     plan: KeptPlan
     drift: Drift
     missing: tuple[str, ...]
-    """missing files that its services read"""
+    """missing files that the plan's services read"""
 
 
 class KeptPlans(NamedTuple):
@@ -47,12 +47,12 @@ class KeptPlans(NamedTuple):
     def newest(self) -> ComparedPlan | None:
         return self.next or self.now or self.before
 
-    def find(self, identity: str) -> ComparedPlan | None:
+    def get_plan(self, identity: str) -> ComparedPlan | None:
         return next((kept_plan for kept_plan in self if kept_plan and kept_plan.plan.id == identity), None)
 
 
 def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
-    """Return host → plans that it keeps, from the hosts' reports."""
+    """Return the kept plans of each host, from the hosts' reports."""
     subject = "its kept plans"
     reports = {name: typed_json.parse_report(name, subject, KeptPlans, answer) for name, answer in answers.items()}
     for name, kept_plans in reports.items():
@@ -66,43 +66,43 @@ def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
 def choose_target(
     hosts: Mapping[str, KeptPlans], heads: Collection[str], failed_plan_id: str = ""
 ) -> tuple[str, KeptPlan]:
-    """Return the plan to go back to, and its head: the previous plan that served, or the current one while a change is unfinished on a host.
+    """Return the head of the plan to return to, and this plan: the previous plan that served, or the current plan if a change is unfinished on a host.
 
-    :param failed_plan_id: id of the plan that was applied just now and does not serve.
+    :param failed_plan_id: id of the plan that was just applied and does not serve.
     """
     ordered_hosts = sorted(hosts, key=lambda name: name not in heads)
     head = next((name for name in ordered_hosts if (kept_plan := hosts[name].now) and kept_plan.plan.head), None)
     if head is None and failed_plan_id and not any(kept_plan.now for kept_plan in hosts.values()):
-        raise Refusal("no earlier plan served here, so there is nothing to return to")
+        raise Refusal("no earlier plan has served on this cluster, so there is nothing to return to")
     if head is None:
         raise Refusal(
-            "None of the hosts that answered is a head with a kept plan that served: bring the head back, or set llama_release and run site.yml. "
+            "No host that answered is a head with a kept plan that served: bring the head back, or set llama_release and run site.yml. "
             f"{NO_CHANGE_NOTE}."
         )
-    plan_now = _plan(hosts[head].now)
-    kept_plans = [hosts[name] for name in plan_now.hosts if name in hosts]
+    current_plan = _plan(hosts[head].now)
+    kept_plans = [hosts[name] for name in current_plan.hosts if name in hosts]
     if failed_plan_id or any(
-        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != plan_now.id for kept_plan in kept_plans
+        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != current_plan.id for kept_plan in kept_plans
     ):
-        if failed_plan_id == plan_now.id:
+        if failed_plan_id == current_plan.id:
             raise Refusal(f"Plan {failed_plan_id} is the last plan that served, so there is nothing to return to.")
-        return head, plan_now
+        return head, current_plan
     plan_before = hosts[head].before
     former_heads = [
         name
         for name in ordered_hosts
-        if plan_before and (kept_plan := hosts[name].find(plan_before.plan.id)) and kept_plan.plan.head
+        if plan_before and (kept_plan := hosts[name].get_plan(plan_before.plan.id)) and kept_plan.plan.head
     ]
     if not former_heads:
         raise Refusal(
-            f"No plan served before plan {plan_now.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}."
+            f"No plan served before plan {current_plan.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}."
         )
-    return former_heads[0], _plan(hosts[former_heads[0]].find(_plan(plan_before).id))
+    return former_heads[0], _plan(hosts[former_heads[0]].get_plan(_plan(plan_before).id))
 
 
 def _plan(kept_plan: ComparedPlan | None) -> KeptPlan:
     if kept_plan is None:
-        raise AssertionError("the host keeps the plan that was chosen for it")
+        raise AssertionError("the host must keep the plan that was chosen for it")
     return kept_plan.plan
 
 
@@ -111,13 +111,13 @@ def host_steps(
 ) -> dict[str, Any]:
     """Return the steps on each host.
 
-    :param lost_hosts: hosts that this run lost: the others go back without them.
+    :param lost_hosts: hosts that this run lost: the other hosts return without them.
     :returns: ``plan`` with what proves that the head serves, ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
         ``remove``, and ``heads``: host without a part in the plan that has a head, which would hold the workers → ``part``, and names to ``remove``.
-    :raises Refusal: a host does not keep the plan, or its builds are gone.
+    :raises Refusal: a host does not keep the plan, or lacks its builds.
     """
     kept_plans = {
-        name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].find(target.id))
+        name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].get_plan(target.id))
     }
     missing_hosts = [name for name in target.hosts if name not in kept_plans and name not in lost_hosts]
     if missing_hosts:
@@ -158,8 +158,8 @@ def host_steps(
 
 
 def _steps(kept_plan: ComparedPlan, is_head: bool) -> dict[str, Any]:
-    """Return the steps on a host. The head stops first wherever one is defined, since it does not reconnect; of the workers, those that do not run as
-    kept start again."""
+    """Return the steps on a host. A defined head always stops first, because it does not reconnect; workers restart if they do not run as
+    in the kept plan."""
     host_plan, drift = kept_plan.plan.host, kept_plan.drift
     heads = [service.name for service in host_plan.services if service.kind == "head" and is_head]
     stopped_services = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}
@@ -176,57 +176,57 @@ def _steps(kept_plan: ComparedPlan, is_head: bool) -> dict[str, Any]:
 
 
 def _without_source(file: FilePlan) -> FilePlan:
-    """Return a file that names no file of the controller. One without content, as the known-answer model, is not written."""
+    """Return a file without its source on the controller. A file without content, like the known-answer model, is not written."""
     return file._replace(source=None, mode=None if file.content is None else file.mode)
 
 
 def differences(old_plans: Mapping[str, Mapping[str, str]], new_plans: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Return the variables that differ between two plans, like «llama_server_context: 4096 → 8192», with their hosts unless all differ.
 
-    :param old_plans: host → its variables in the current plan, as in a KeptPlan.
-    :param new_plans: host → its variables in the other plan. Hosts that are in only one of them are ignored.
+    :param old_plans: variables of each host in the current plan, as in a KeptPlan.
+    :param new_plans: variables of each host in the other plan. Hosts that are missing from one of the plans are ignored.
     """
     hosts: dict[str, list[str]] = {}
     common_hosts = [name for name in new_plans if name in old_plans]
     for name in common_hosts:
         old_values, new_values = old_plans[name], new_plans[name]
         for key in sorted({*old_values, *new_values}):
-            old_value, new_value = (_value(values.get(key, NOT_SET)) for values in (old_values, new_values))
-            for part, *texts in _parts(key, old_value, new_value):
+            old_value, new_value = (_parse_value(values.get(key, NOT_SET)) for values in (old_values, new_values))
+            for part, *texts in _differing_parts(key, old_value, new_value):
                 hosts.setdefault(f"{validation.printable(part)}: {' → '.join(_shorten(*texts))}", []).append(name)
     return [text + f" on {', '.join(names)}" * (names != common_hosts) for text, names in hosts.items()]
 
 
-def _value(text: str) -> Any:
-    """Return a list or a mapping as such, and anything else as its text."""
+def _parse_value(text: str) -> Any:
+    """Return the value if the text is a list or a mapping, and otherwise the text."""
     with suppress(ValueError):
         value = json.loads(text)
         return dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else text
     return text
 
 
-def _parts(name: str, old_value: Any, new_value: Any) -> list[tuple[str, str, str]]:
+def _differing_parts(name: str, old_value: Any, new_value: Any) -> list[tuple[str, str, str]]:
     """Return the parts of a value that differ, like «llama_release.checksum», with their texts."""
     if isinstance(old_value, dict) and isinstance(new_value, dict):
         keys = [key for key in {**old_value, **new_value} if old_value.get(key) != new_value.get(key)]
         return [
             part
             for key in keys
-            for part in _parts(f"{name}.{key}", old_value.get(key, NOT_SET), new_value.get(key, NOT_SET))
+            for part in _differing_parts(f"{name}.{key}", old_value.get(key, NOT_SET), new_value.get(key, NOT_SET))
         ]
     old_text, new_text = (value if isinstance(value, str) else json.dumps(value) for value in (old_value, new_value))
     return [(name, old_text, new_text)] if old_value != new_value else []
 
 
 def _shorten(*values: str) -> list[str]:
-    """Return values that differ, without the long beginning that they have in common."""
+    """Return different values without a long common beginning."""
     common_length = len([*takewhile(lambda characters: len({*characters}) == 1, zip(*values))])
-    start = max(0, common_length - LEADING_LENGTH) if max(map(len, values)) > VALUE_LENGTH else 0
-    return ["…" * (start > 0) + validation.printable(value[start:], VALUE_LENGTH) for value in values]
+    start = max(0, common_length - COMMON_LENGTH) if max(map(len, values)) > MAX_VALUE_LENGTH else 0
+    return ["…" * (start > 0) + validation.printable(value[start:], MAX_VALUE_LENGTH) for value in values]
 
 
 def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> list[str]:
-    """Return the variables that differ between the current plan and the one to go back to."""
+    """Return the variables that differ between the current plan and the plan to return to."""
     plans = {name: hosts[name].newest for name in target.hosts if name in hosts}
     old_plans = {
         name: kept_plan.plan.variables
@@ -234,13 +234,13 @@ def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> lis
         if kept_plan and kept_plan.plan.id != target.id
     }
     new_plans = {
-        name: _plan(hosts[name].find(target.id)).variables for name in old_plans if hosts[name].find(target.id)
+        name: _plan(hosts[name].get_plan(target.id)).variables for name in old_plans if hosts[name].get_plan(target.id)
     }
     return differences(old_plans, new_plans)
 
 
 def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str], Mapping[str, str]]) -> str | None:
-    """Return a sentence if the cluster runs another plan than the inventory's; None if it does not, or no host keeps a plan.
+    """Return a sentence if the cluster runs another plan than the inventory's; None if it does not, or if no host keeps a plan.
 
     :param inventory: returns the current variables of a host, as in a KeptPlan.
     """
@@ -259,8 +259,8 @@ def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str
         if variables
         else "The variables are the same; hardware, software or the collection has changed."
     )
-    release = "" if last_plan.release == plan.release.ref else " with release {}"
+    release_note = "" if last_plan.release == plan.release.ref else " with release {}"
     return validation.printable(
-        f"The inventory's plan is {plan.id}{release.format(plan.release.ref)}, but on {', '.join(sorted(last_plans))} plan {last_plan.id}"
-        f"{release.format(last_plan.release)} {state}: site.yml applies the inventory's plan. {advice}"
+        f"The inventory's plan is {plan.id}{release_note.format(plan.release.ref)}, but on {', '.join(sorted(last_plans))} plan {last_plan.id}"
+        f"{release_note.format(last_plan.release)} {state}: site.yml applies the inventory's plan. {advice}"
     )

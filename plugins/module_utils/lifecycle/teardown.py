@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The empty plan, which a teardown applies: no service, build, link, rule or kernel parameter; and the leftovers to remove after that."""
+"""The empty plan, which a teardown applies: no service, build, link, rule or kernel parameter; and the leftovers to remove afterwards."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
@@ -19,7 +19,7 @@ EMPTY_PART: dict[str, Any] = {
 
 
 class InstalledCluster(NamedTuple):
-    """Facts that the empty plan is made of, as facts/host.py returns them."""
+    """Facts for the empty plan, as facts/host.py returns them."""
 
     scope: Annotated[str, ("system", "user")]
     prefix: PathText
@@ -32,11 +32,11 @@ class InstalledCluster(NamedTuple):
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
 
 
-def plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_GROUP) -> dict[str, Any]:
+def empty_plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_GROUP) -> dict[str, Any]:
     """Return the empty plan for the hosts that answered; the roles use it like any other plan.
 
     :param answers: host → result of host_info, empty for a host that did not answer.
-    :raises Refusal: a host reports facts of another form, or belongs to another cluster.
+    :raises Refusal: a host's facts are invalid, or the host belongs to another cluster.
     """
     return {
         "hosts": {name: _host(cluster, name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""One record for each backend of llama.cpp: build options, names of devices, and properties of their memory.
+"""A record for each backend of llama.cpp: build options, names of devices, and properties of their memory.
 The toolkits that compile for a backend are in toolkits.py, which every host gets.
 
 Other modules name a backend only to read a vendor's devices (facts/hardware.py, memory.py, host.py) or to work around its faults
@@ -27,7 +27,7 @@ COMMON_OPTIONS = {
     "GGML_RPC": "ON",
     "LLAMA_BUILD_TESTS": "OFF",
 }
-"""Options of every build of llama.cpp. BLAS is off because a worker would offer it as a device, which aborts on most models."""
+"""Options of every build of llama.cpp. BLAS is off because a worker would offer it as a device, which aborts with most models."""
 
 DISABLED_OPTIONS = (
     "GGML_RPC_RDMA",
@@ -45,9 +45,9 @@ IK_LLAMA_OPTIONS = {**COMMON_OPTIONS, "GGML_SCHED_MAX_COPIES": "1", "LLAMA_BUILD
 processor takes longest to compile, so a build has only the kernels that the KV cache needs."""
 
 RDMA = "GGML_RPC_RDMA"
-"""Option with which RPC moves from TCP to RDMA after the handshake (#20590)."""
+"""Option with which RPC switches from TCP to RDMA after the handshake (#20590)."""
 RDMA_DEVICES = ("char-infiniband_verbs",)
-"""Devices that a service opens for RDMA, for systemd's DeviceAllow. The kernel lets every account open them."""
+"""Devices that a service opens for RDMA, for systemd's DeviceAllow. Every account may open them."""
 TLS_OPTIONS = {MAINLINE: ("LLAMA_OPENSSL",), IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
 """Fork → options that enable TLS in llama-server. ik_llama.cpp of January to March 2026 needs both (its #1451)."""
 
@@ -59,7 +59,7 @@ NEW_TYPES = frozenset({"F8_E4M3"})
 TERNARY = frozenset({"TQ1_0", "TQ2_0"})
 
 MATRIX_ROW_PADDING = 512
-"""Elements to a multiple of which some backends pad the last row of a quantised tensor."""
+"""Some backends pad the last row of a quantised tensor to a multiple of this number of elements."""
 
 AMX_OFF = "-U__AMX_INT8__"
 """Compiler flag that excludes AMX from a build. -march=native defines this macro whatever the GGML_AMX_… options are. Compilers before GCC 11 and
@@ -75,7 +75,7 @@ class Form(NamedTuple):
     expression: str
     example: str
     title: str
-    """Name for people."""
+    """Readable name."""
     remedy: str
     """Remedy for an unknown architecture."""
     option: str
@@ -104,24 +104,24 @@ class VisibilityVariable(NamedTuple):
 class Backend(NamedTuple):
     name: str
     preference: int
-    """Rank for ``auto``, which takes the lowest that is possible."""
+    """Rank for ``auto``, which chooses the lowest possible rank."""
     device: str
     """Name of a worker's devices for ``-d``, with a placeholder for their number."""
     alignment: int = 32
     """Alignment of tensors in a buffer in bytes."""
     in_ik_llama: bool = True
-    """Whether ik_llama.cpp has it in a form that can be linked statically."""
+    """Whether ik_llama.cpp can link the backend statically."""
     options: Mapping[str, str] = {}
     """Options of cmake in every build for it."""
     disabled_options: tuple[str, ...] = ()
-    """Further options that are off: their default depends on an installed library, which another host may lack, or makes cmake fetch a git tag."""
+    """Further options that are off, because their default depends on an installed library that another host may lack, or makes cmake fetch a git tag."""
     disabled_in_ik_llama: tuple[str, ...] = ()
     all_quants: str = ""
     """Option that compiles flash attention for every pair of KV cache types; empty without such an option."""
     architecture: Form | None = None
     """Architecture to compile for; None if programs run on all devices."""
     other_names: tuple[str, ...] = ()
-    """Names that people use for it: vendors and toolkits."""
+    """Other names of the backend: vendors and toolkits."""
     any_vendor: bool = False
     """Whether it drives devices that their vendors' backends also drive."""
     device_files: tuple[str, ...] = ()
@@ -130,18 +130,18 @@ class Backend(NamedTuple):
     """Kernel driver whose parameters limit the memory of its devices; empty if there are several."""
     visibility_variable: VisibilityVariable | None = None
     bus_order: tuple[str, str] | None = None
-    """Variable and value that make it number devices in the order of the bus, as we do."""
+    """Variable and value that make the backend number devices in bus order, as we do."""
     environment: Mapping[str, str] = {}
     """Environment of services."""
     pads_rows: bool = False
     """Whether MATRIX_ROW_PADDING applies."""
     no_kernels: frozenset[str] = frozenset()
-    """Types of tensors that it cannot multiply, or may not: GGML_OP_MUL_MAT in its supports_op, the same in builds 11063 and 11434. This matters for
+    """Types of tensors that it may not be able to multiply: GGML_OP_MUL_MAT in its supports_op, the same in builds 11063 and 11434. This matters for
     workers because ggml-rpc claims to compute everything."""
     maps_weights: bool = False
-    """Whether it maps weights from the file, in a buffer that is larger than its tensors."""
+    """Whether it maps weights from the file into a buffer that is larger than the tensors."""
     largest_buffer: int = 0
-    """Size in bytes above which it splits an allocation into several buffers; 0 is no limit."""
+    """Size in bytes above which it splits an allocation into several buffers; 0 for no limit."""
 
 
 def cuda_architecture(capability: str) -> str:
@@ -260,7 +260,7 @@ BY_NAME: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN
 PREFERRED_ORDER = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: BY_NAME[name].preference))
 """Backends with devices, in the order of ``auto``."""
 UNIVERSAL = next(record for record in BY_NAME.values() if record.any_vendor)
-"""Backend that computes on cards of every vendor."""
+"""Backend that supports cards of every vendor."""
 NAMES_BY_ALIAS = {name: record.name for record in BY_NAME.values() for name in record.other_names}
 IK_LLAMA_BACKENDS = tuple(record.name for record in BY_NAME.values() if record.in_ik_llama)
 
@@ -276,7 +276,7 @@ def device_files(backend: str) -> list[str]:
 
 
 def visibility(backend: str) -> VisibilityVariable | None:
-    """Return the variable that hides devices of this backend from llama-server; None if they need not be hidden."""
+    """Return the variable that hides devices of this backend from llama-server; None if hiding is unnecessary."""
     visibility_variable = BY_NAME[backend].visibility_variable
     return visibility_variable if visibility_variable and visibility_variable.hides_devices else None
 
@@ -306,7 +306,7 @@ def is_enabled(value: str) -> bool:
 
 
 def exclusion_options(unusable_features: Collection[str], cmake_options: Mapping[str, str]) -> dict[str, str]:
-    """Return options that exclude instructions which the processor announces but programs cannot use.
+    """Return options that exclude instructions that the processor announces, but programs cannot use.
 
     :param unusable_features: unusable instructions of the processor in its facts.
     :param cmake_options: the operator's options. Their flags follow ours and override them; if GGML_AMX_INT8 is set, nothing is excluded.

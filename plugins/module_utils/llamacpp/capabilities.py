@@ -30,7 +30,7 @@ PACKAGED_SINCE = {"debian": 14}
 """Distribution → its first version whose llama.cpp package has RPC."""
 
 PROTOCOLS = [(11063, "7.0.0"), (11435, None), (11450, "8.0.0"), (11740, None)]
-"""First build → RPC protocol, None if unknown. Sources: the trees of 11063 and 11434, and the programs of 11669 and 11739; 8.0.0 began with 11450 (#26610)."""
+"""RPC protocol by first build, None if unknown. Sources: the trees of 11063 and 11434, and the programs of 11669 and 11739; 8.0.0 began with 11450 (#26610)."""
 IK_LLAMA_PROTOCOL = "3.5.2"
 
 MAX_BACKENDS = 16
@@ -78,14 +78,14 @@ qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 step35 
 
 
 class Appearance(NamedTuple):
-    """Two reviewed builds between which something new appeared: the last without it, and the first with it."""
+    """Two reviewed builds between which an architecture appeared: the last build without it, and the first with it."""
 
     newest_build_without: int
     oldest_build_with: int | None
 
 
 def appearance_of(architecture: str, fork: str) -> Appearance | None:
-    """Return when an architecture appeared; None if all supported builds have it."""
+    """Return the appearance of an architecture; None if all supported builds have it."""
     if architecture in (ARCHITECTURES if fork == MAINLINE else _IK_LLAMA_ARCHITECTURES.split()):
         return None
     newest_build_without = OLDEST_BUILDS[fork]
@@ -98,7 +98,7 @@ def appearance_of(architecture: str, fork: str) -> Appearance | None:
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
 DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER_NAME}
-"""Name of a worker for ``--device``."""
+"""Name of a worker's device for ``--device``."""
 
 
 def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
@@ -115,7 +115,7 @@ REMOVED_TEXT = "argument has been removed"
 
 
 def parse_help(text: str) -> dict[str, bool]:
-    """Return option → whether it takes a value, from a program's help text."""
+    """Return the options in a program's help text, and whether each takes a value."""
     help_options: dict[str, bool] = {}
     for entry in re.split(r"\n(?= {0,16}--?[A-Za-z])", "\n" + text):
         heading = OPTION_HEADING.match(entry)
@@ -138,7 +138,7 @@ def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str
             rejected_options += [f"{switch} {argument}"] if switch else []
             continue
         word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument
-        if word not in help_options and not (program == options.SERVER and options.unlisted(word, fork)):
+        if word not in help_options and not (program == options.SERVER and options.is_unlisted(word, fork)):
             rejected_options.append(argument)
         if help_options.get(word):
             next(arguments, None)

@@ -10,9 +10,9 @@ from typing import NamedTuple
 FOLDER = Path(__file__).resolve().parents[3] / "roles" / "llama_build" / "files"
 """Folder of the patches on the controller."""
 PATCHED_FILE = "ggml/src/ggml-rpc/ggml-rpc.cpp"
-PREFIX = "fast_load-"
+PATH_PREFIX = "fast_load-"
 CACHE_SUFFIX = "-fast"
-"""Suffix of a patched worker's cache folder: its files have another hash in their names than llama.cpp's."""
+"""Suffix of a patched worker's cache folder: the hash in its file names differs from llama.cpp's."""
 
 
 class FastLoadPatch(NamedTuple):
@@ -25,9 +25,9 @@ class FastLoadPatch(NamedTuple):
 
 
 PATCHES = {
-    "7.0.0": FastLoadPatch(f"{PREFIX}7.patch", "8d5a99d59b51382e8848b1e5c0385eff61beacf7ab49b3f49055977dc25fee47")
+    "7.0.0": FastLoadPatch(f"{PATH_PREFIX}7.patch", "8d5a99d59b51382e8848b1e5c0385eff61beacf7ab49b3f49055977dc25fee47")
 }
-"""RPC protocol of a build of llama.cpp → its patch. The patch for protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570) and to b11434."""
+"""Patch for each RPC protocol of llama.cpp. The patch for protocol 7 applies to llama-cpp-python 0.3.36 (0c1e570) and to b11434."""
 EXAMPLE = "llama-cpp-python 0.3.36"
 
 

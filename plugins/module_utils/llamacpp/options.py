@@ -15,13 +15,13 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 SERVER, WORKER = "llama-server", "rpc-server"
-"""Programs; the worker's program is named as in old releases."""
+"""Programs; the worker's program has the name from old releases."""
 
 VALUE, LIST, SWITCH = "value", "list", "switch"
 """Forms: an option with a value, with comma-separated values, or without a value."""
 
 EXTRA_MEMORY = "unplanned"
-"""Mark of options that put unplanned data into the memory of devices."""
+"""Marker of options that put unplanned data into the memory of devices."""
 SPECULATION = "speculation"
 """Name of the option for the method of speculation."""
 DRAFT_TEXT = "speculation (a draft model, or layers for multi-token prediction)"
@@ -46,12 +46,12 @@ class Spelling(NamedTuple):
     form: str = VALUE
     means: str = ""
     is_written: bool = True
-    unlisted: tuple[str, ...] = ()
+    unlisted_words: tuple[str, ...] = ()
     since: int = 0
 
     def names(self) -> Iterator[str]:
         """Yield the words that the help of the program lists."""
-        return (word for word in self.words if word not in self.unlisted)
+        return (word for word in self.words if word not in self.unlisted_words)
 
 
 class Option(NamedTuple):
@@ -64,7 +64,7 @@ class Option(NamedTuple):
     :param remedy: alternative to the option, if no variable sets it.
     :param adds: unplanned data that it adds to devices.
     :param secret: whether its value is a secret, which neither a command line nor a definition may contain.
-    :param optional_above: minimum planned value at which this tuning option may be omitted, because llama-server's default then fits into the memory: the
+    :param optional_above: minimum planned value at which this tuning option may be omitted, because llama-server's default then fits into memory: the
         plan reserves half of the free memory for conversations, llama-server 8192 MiB. None if omitting it would change answers or safety.
     """
 
@@ -82,7 +82,7 @@ class Option(NamedTuple):
 
     @property
     def owned(self) -> bool:
-        """Whether only the plan may set it."""
+        """Return whether only the plan may set this option."""
         return bool(self.variable or self.remedy)
 
     def spelled(self, fork: str) -> list[Spelling]:
@@ -96,18 +96,18 @@ class Option(NamedTuple):
         return {word for spelling in self.spellings for word in spelling.words}
 
     def instead(self) -> str:
-        """Return the remedy for giving it."""
+        """Return the alternative to setting this option."""
         return f"set {self.variable} instead" if self.variable else self.remedy
 
 
 class UnknownOption(ValueError):
-    """A fork has no spelling for a value of an option."""
+    """Error for a value of an option that a fork cannot express."""
 
 
 def _spell(
-    fork: str, words: str, form: str = VALUE, means: str = "", is_written: bool = True, unlisted: str = ""
+    fork: str, words: str, form: str = VALUE, means: str = "", is_written: bool = True, unlisted_words: str = ""
 ) -> Spelling:
-    return Spelling(fork, _split(words), form, means, is_written, _split(unlisted))
+    return Spelling(fork, _split(words), form, means, is_written, _split(unlisted_words))
 
 
 def _pair(words: str, form: str = VALUE, means: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
@@ -153,7 +153,7 @@ TABLE: tuple[Option, ...] = (
         "gpu-layers",
         (
             _llama("--n-gpu-layers -ngl --gpu-layers"),
-            _ik("--n-gpu-layers -ngl --gpu-layers", unlisted="--n-gpu-layers"),
+            _ik("--n-gpu-layers -ngl --gpu-layers", unlisted_words="--n-gpu-layers"),
         ),
         "llama_server_gpu_layers",
     ),
@@ -329,7 +329,7 @@ TABLE: tuple[Option, ...] = (
         (
             _llama("--gpu-layers-draft -ngld --n-gpu-layers-draft"),
             _llama("--spec-draft-ngl", is_written=False),
-            _ik("--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted="--n-gpu-layers-draft"),
+            _ik("--gpu-layers-draft -ngld --n-gpu-layers-draft", unlisted_words="--n-gpu-layers-draft"),
         ),
     ),
     Option(
@@ -401,7 +401,7 @@ _VARIABLE = re.compile(
 )
 """Pattern for variables that replace options, except for client settings."""
 COMPLETE_HELP = {MAINLINE}
-"""Forks whose llama-server lists all its options, and whether they take a value."""
+"""Forks whose llama-server lists all options in its help, and whether they take a value."""
 
 
 def normalize(word: str) -> str:
@@ -425,8 +425,8 @@ def identity(word: str) -> str:
     for spelling in option.spelled(MAINLINE) if option else ():
         if name in spelling.words:
             return option.name if option and spelling.means else spelling.words[0]
-    positive = re.sub("^--no-", "--", name)
-    return _ALIASES.get(name) or _ALIASES.get(positive, positive)
+    positive_name = re.sub("^--no-", "--", name)
+    return _ALIASES.get(name) or _ALIASES.get(positive_name, positive_name)
 
 
 def exclusive_option(program: str, word: str) -> Option | None:
@@ -499,17 +499,17 @@ def supported_values(name: str, fork: str) -> list[str]:
     return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
 
 
-def render_listed(name: str, value: str, listed: Collection[str]) -> list[str]:
+def render_listed(name: str, value: str, listed_words: Collection[str]) -> list[str]:
     """Return an option and its value for a program with a known help; empty if the help lacks the option.
 
     :param listed: words of the help; if it is empty, the first word of the option is used.
     """
     words = [word for spelling in _OPTIONS[name].spellings for word in spelling.words]
-    word = next((word for word in words if word in listed), "" if listed else words[0])
+    word = next((word for word in words if word in listed_words), "" if listed_words else words[0])
     return [word, value] if word else []
 
 
-def words_instead(help_options: Mapping[str, bool], fork: str) -> dict[str, str]:
+def replacement_words(help_options: Mapping[str, bool], fork: str) -> dict[str, str]:
     """Return planned word that a build's llama-server lacks → a synonym that it has, or nothing if the option only tunes. Words of options with
     EXTRA_MEMORY are not synonyms.
 
@@ -531,7 +531,7 @@ def words_instead(help_options: Mapping[str, bool], fork: str) -> dict[str, str]
     return replacements
 
 
-def may_be_left_out(word: str, values: Sequence[str]) -> bool:
+def may_be_omitted(word: str, values: Sequence[str]) -> bool:
     """Return whether an option can be omitted: answers stay the same, and its default fits into memory if these values are planned."""
     option = by_word(word)
     minimum = option.optional_above if option else None
@@ -539,8 +539,8 @@ def may_be_left_out(word: str, values: Sequence[str]) -> bool:
     return minimum is not None and min(numbers, default=minimum) >= minimum
 
 
-def listed(program: str, fork: str, build: int) -> dict[str, bool]:
-    """Return word of the table that the help of this build's program lists → whether it takes a value."""
+def listed_options(program: str, fork: str, build: int) -> dict[str, bool]:
+    """Return the words of the table that the help of this build's program lists, and whether each takes a value."""
     return {
         word: spelling.form != SWITCH
         for option in TABLE
@@ -551,7 +551,7 @@ def listed(program: str, fork: str, build: int) -> dict[str, bool]:
     }
 
 
-def unlisted(word: str, fork: str) -> bool:
-    """Return whether llama-server of this fork accepts a word that its help does not list."""
+def is_unlisted(word: str, fork: str) -> bool:
+    """Return whether this fork's llama-server accepts a word that its help does not list."""
     option = by_word(word)
-    return option is not None and any(word in spelling.unlisted for spelling in option.spelled(fork))
+    return option is not None and any(word in spelling.unlisted_words for spelling in option.spelled(fork))

@@ -13,9 +13,9 @@ from typing import NamedTuple
 REPOSITORY = "ggml-org/llama.cpp"
 URL = f"https://github.com/{REPOSITORY}/releases/download"
 FIRST_BUILD = 11081
-"""First build whose archives have the names below. 11070 had other names for CUDA 13 (13.3), and builds before 10995 lack CUDA on Linux."""
+"""First build whose archives have these names. 11070 had other names for CUDA 13 (13.3), and builds before 10995 lack CUDA on Linux."""
 TESTED = 11669
-"""Build for ``llama_release: auto``: that of Debian's package 0.7.0, with which clusters were tested."""
+"""Build for ``llama_release: auto``: the build in Debian's package 0.7.0, with which clusters were tested."""
 REMEDY = "compile with source: git, or set another llama_backend for that host"
 GFX = {
     *(f"gfx{name}" for name in ("908", "90a", "942", "950", 1010, 1011, 1012, 1150, 1151, 1152, 1200, 1201)),
@@ -25,7 +25,7 @@ GFX = {
 
 
 class Asset(NamedTuple):
-    """One kind of archive."""
+    """A kind of archive."""
 
     system: str
     architectures: tuple[str, ...]

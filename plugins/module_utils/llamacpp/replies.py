@@ -22,13 +22,13 @@ REPLY_BYTES = 1 << 20
 OTHER_CERTIFICATE = "the server does not present the configured certificate: run site.yml to restart it"
 TIMEOUT_TEXT = "no complete answer within"
 KEY_TEXT = ("utf-8", "surrogateescape")
-"""Encoding with which the bytes of any API key become text and bytes again."""
+"""Encoding that converts any API key from bytes to text and back."""
 
 
 def first_certificate(text: str) -> bytes:
-    """Return the first certificate of a file in PEM form, in DER form.
+    """Return the first certificate in a PEM file as DER.
 
-    :raises ValueError: there is none.
+    :raises ValueError: the file contains no certificate.
     """
     block = re.search(f"{ssl.PEM_HEADER}.*?{ssl.PEM_FOOTER}", text, re.DOTALL)
     if not block:
@@ -40,7 +40,7 @@ TEXTLESS_PATHS = {
     **dict.fromkeys(("--reranking", "--rerank"), "/v1/rerank"),
     **dict.fromkeys(("--embeddings", "--embedding"), "/v1/embeddings"),
 }
-"""Option of a llama-server that generates no text → the path that it serves instead."""
+"""Path that a llama-server with each option serves instead of generating text."""
 
 
 def textless_path(argv: Sequence[str]) -> str | None:
@@ -53,15 +53,15 @@ def question_without_text(text: str) -> dict[str, Any]:
     return {"input": text, "query": text, "documents": [text]}
 
 
-def free_port() -> int:
-    """Return a port of loopback on which nothing listens."""
+def find_free_port() -> int:
+    """Return a free port on loopback."""
     with socket.socket() as listener:
         listener.bind((names.LOOPBACK, 0))
         return int(listener.getsockname()[1])
 
 
 class Reply(NamedTuple):
-    """HTTP reply. Without one ``status`` is 0 and ``text`` is the reason."""
+    """HTTP reply. Without a reply, ``status`` is 0 and ``text`` is the reason."""
 
     status: int
     text: str
@@ -112,7 +112,7 @@ def ask(
         timer = threading.Timer(seconds, _close_sockets, (sockets,))
         timer.daemon = True
         timer.start()
-        reason = objection() or (_secure(connection, sockets, certificate) if certificate else None)
+        reason = objection() or (_start_tls(connection, sockets, certificate) if certificate else None)
         if reason:
             return Reply(0, reason)
         connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
@@ -130,19 +130,19 @@ def ask(
         connection.close()
 
 
-def _secure(connection: http.client.HTTPConnection, sockets: list[socket.socket], certificate: bytes) -> str | None:
-    """Start TLS on an open connection. Return an error if the server does not prove this certificate, else None.
+def _start_tls(connection: http.client.HTTPConnection, sockets: list[socket.socket], certificate: bytes) -> str | None:
+    """Start TLS on an open connection. Return an error if the server does not present this certificate, otherwise None.
 
     :param sockets: list that receives the TLS socket before the handshake.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    secured = context.wrap_socket(connection.sock, do_handshake_on_connect=False)
-    connection.sock = secured
-    sockets.append(secured)
-    secured.do_handshake()
-    if secured.getpeercert(binary_form=True) == certificate:
+    tls_socket = context.wrap_socket(connection.sock, do_handshake_on_connect=False)
+    connection.sock = tls_socket
+    sockets.append(tls_socket)
+    tls_socket.do_handshake()
+    if tls_socket.getpeercert(binary_form=True) == certificate:
         return None
     return OTHER_CERTIFICATE
 

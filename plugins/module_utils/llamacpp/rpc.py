@@ -35,18 +35,18 @@ class Handshake(NamedTuple):
     """Reply of a worker."""
 
     state: str
-    """one of the states of ``probe``"""
+    """state, as described in ``probe``"""
     detail: str
     protocol: Optional[str] = None
     devices: tuple[WorkerDevice, ...] = ()
 
 
-class Closed(Exception):
-    """The peer closed the connection before its reply was complete."""
+class ConnectionClosed(Exception):
+    """Error if the peer closes the connection before its reply is complete."""
 
 
-class Foreign(Exception):
-    """The peer sent something that is no reply of an RPC worker."""
+class InvalidReply(Exception):
+    """Error if the peer's reply is not that of an RPC worker."""
 
 
 class Connection:
@@ -78,9 +78,9 @@ class Connection:
             try:
                 part = self.socket.recv(size - len(received))
             except ConnectionError as error:
-                raise Closed from error
+                raise ConnectionClosed from error
             if not part:
-                raise Closed
+                raise ConnectionClosed
             received += part
         return received
 
@@ -89,7 +89,7 @@ class Connection:
         try:
             self.socket.sendall(data)
         except ConnectionError as error:
-            raise Closed from error
+            raise ConnectionClosed from error
 
     def ask(self, command: int, payload: bytes, reply_sizes: tuple[int, ...]) -> bytes:
         """Send a command and return its reply, which must have one of these sizes."""
@@ -97,14 +97,14 @@ class Connection:
         start = self._receive(8)
         (size,) = struct.unpack("<Q", start)
         if size not in reply_sizes:
-            raise Foreign(f"its reply to command {command} starts with {start!r}, unlike any reply of an RPC worker")
+            raise InvalidReply(f"its reply to command {command} starts with {start!r}, unlike replies of RPC workers")
         return self._receive(size)
 
 
 def _devices(connection: Connection) -> tuple[WorkerDevice, ...]:
     (count,) = struct.unpack("<I", connection.ask(DEVICE_COUNT, b"", (4,)))
     if count > MAX_DEVICES:
-        raise Foreign(f"it reports {count} devices")
+        raise InvalidReply(f"it reports {count} devices")
     devices = []
     for index in range(count):
         free, total = struct.unpack("<QQ", connection.ask(GET_DEVICE_MEMORY, struct.pack("<I", index), (16,)))
@@ -112,14 +112,14 @@ def _devices(connection: Connection) -> tuple[WorkerDevice, ...]:
     return tuple(devices)
 
 
-def _converse(address: str, port: int, deadline: float, hello: bytes) -> Handshake:
+def _exchange(address: str, port: int, deadline: float, hello: bytes) -> Handshake:
     with Connection(address, port, deadline) as connection:
         reply = connection.ask(HELLO, hello, (3, 28))
         version = tuple(reply[:3])
         try:
             devices = _devices(connection)
-        except Closed as error:
-            raise Foreign("it answered the handshake, then closed the connection when asked for its devices") from error
+        except ConnectionClosed as error:
+            raise InvalidReply("it closed the connection when asked for its devices") from error
     return Handshake("ok", "", ".".join(map(str, version)), devices)
 
 
@@ -165,18 +165,18 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
         # A worker of ik_llama.cpp (protocol 3) closes the connection after a HELLO with a payload, a worker of llama.cpp after one without.
         for hello in (HELLO_PLAIN_TCP, b""):
             try:
-                reply = _converse(address, port, deadline, hello)
+                reply = _exchange(address, port, deadline, hello)
                 break
-            except Closed:
+            except ConnectionClosed:
                 connected = True
         else:
             return Handshake("not_rpc", "it closed the connection after every known handshake")
-    except Foreign as error:
+    except InvalidReply as error:
         return Handshake("not_rpc", str(error))
     except ConnectionRefusedError:
         if connected:
-            return Handshake("not_rpc", "it closed the connection after the handshake and now refuses new ones")
-        return Handshake("refused", "nothing listens there")
+            return Handshake("not_rpc", "it closed the connection after the handshake, and now refuses connections")
+        return Handshake("refused", "no program listens on this port")
     except socket.timeout:
         return Handshake(
             "silent",
@@ -185,7 +185,7 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
     except OSError as error:
         return Handshake("unreachable", f"the connection failed or was lost: {error.strerror or error}")
     if protocol and reply.protocol and not is_compatible(protocol, reply.protocol):
-        detail = f"it uses protocol {reply.protocol}, the head uses {protocol}"
+        detail = f"it uses protocol {reply.protocol}, but the head uses {protocol}"
         return reply._replace(state="protocol_mismatch", detail=detail)
     if not reply.devices:
         return reply._replace(state="no_device", detail="the worker has no device")

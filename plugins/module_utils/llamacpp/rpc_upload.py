@@ -30,12 +30,12 @@ CHUNK_BYTES = 4 * rpc.MIB
 
 FIRST_SAMPLE = 256 * 1024
 """Bytes of the first sample: tensors of the known-answer model differ only in their first rows."""
-SAMPLES, SAMPLE_BYTES = 7, 4096
+SAMPLE_COUNT, SAMPLE_BYTES = 7, 4096
 """Number of further samples, and their size in bytes; the last one is the end of the tensor."""
 
 
 class TransferError(Exception):
-    """The upload to a worker failed; the message ends a sentence that names the worker."""
+    """Failure of an upload to a worker; the message is the end of a sentence that names the worker."""
 
 
 PROTOCOLS = ("7", "8")
@@ -51,14 +51,14 @@ def cache_of(environment: Mapping[str, str]) -> str:
     return f"{environment['LLAMA_CACHE']}/rpc"
 
 
-def rows(size: int) -> int:
+def count_rows(size: int) -> int:
     """Return the number of rows of a byte tensor, whose dimensions are limited to 32 bits."""
     return -(-size >> 30)
 
 
 def _tensor(buffer: int, base: int, size: int) -> bytes:
     """Return struct rpc_tensor for ``size`` bytes at the start of a buffer."""
-    count = rows(size)
+    count = count_rows(size)
     row = -(-size // count)
     shape = struct.pack("<4I", row, count, 1, 1)
     steps = struct.pack("<4I", 1, row, *(min(size, (1 << 32) - 1),) * 2)
@@ -84,27 +84,27 @@ def set_tensor_head(buffer: int, base: int, size: int) -> bytes:
 class UploadConnection:
     """Connection for uploads to a worker, which frees all memory of the upload when the connection is closed."""
 
-    def __init__(self, address: str, port: int, largest: int, seconds: float) -> None:
+    def __init__(self, address: str, port: int, largest_size: int, seconds: float) -> None:
         """Connect to the worker and allocate a buffer.
 
         :param largest: bytes of the largest tensor.
         :param seconds: time limit for all tensors.
-        :raises TransferError: it cannot be reached, or answers unexpectedly.
+        :raises TransferError: the worker cannot be reached, or answers unexpectedly.
         """
         with _connection_errors():
             self.connection = rpc.Connection(address, port, time.monotonic() + seconds)
             try:
-                self._begin(largest)
+                self._allocate(largest_size)
             except BaseException:
                 self.connection.socket.close()
                 raise
 
-    def _begin(self, largest: int) -> None:
+    def _allocate(self, largest_size: int) -> None:
         self.connection.ask(rpc.HELLO, rpc.HELLO_PLAIN_TCP, (3, 28))
-        request = FIRST_DEVICE + struct.pack("<Q", largest + rows(largest))
+        request = FIRST_DEVICE + struct.pack("<Q", largest_size + count_rows(largest_size))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
-        if not self.buffer or size < largest:
-            raise TransferError(f"does not have enough memory for its largest tensor ({largest // rpc.MIB} MiB)")
+        if not self.buffer or size < largest_size:
+            raise TransferError(f"does not have enough memory for its largest tensor ({largest_size // rpc.MIB} MiB)")
         (self.base,) = struct.unpack("<Q", self.connection.ask(BUFFER_GET_BASE, struct.pack("<Q", self.buffer), (8,)))
 
     def __enter__(self) -> UploadConnection:
@@ -121,26 +121,26 @@ class UploadConnection:
         with _connection_errors():
             self.connection.send(set_tensor_head(self.buffer, self.base, size))
             stream.seek(offset)
-            remaining = size
-            while remaining:
-                chunk = stream.read(min(CHUNK_BYTES, remaining))
+            bytes_left = size
+            while bytes_left:
+                chunk = stream.read(min(CHUNK_BYTES, bytes_left))
                 if not chunk:
                     raise TransferError(
                         "received only part of a tensor: the model file was truncated during the transfer"
                     )
                 self.connection.send(chunk)
-                remaining -= len(chunk)
+                bytes_left -= len(chunk)
             self.connection.ask(GET_ALIGNMENT, FIRST_DEVICE, (8,))
 
 
 @contextmanager
 def _connection_errors() -> Iterator[None]:
-    """Turn errors of a connection into the end of a sentence."""
+    """Convert errors of a connection to the end of a sentence."""
     try:
         yield
-    except rpc.Closed as error:
+    except rpc.ConnectionClosed as error:
         raise TransferError("closed the connection: see its log") from error
-    except (rpc.Foreign, OSError) as error:
+    except (rpc.InvalidReply, OSError) as error:
         raise TransferError(f"does not answer like a worker: {error}") from error
 
 
@@ -149,11 +149,11 @@ def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:
 
     :raises EOFError: the file is shorter.
     """
-    ends = [size * (index + 1) // SAMPLES for index in range(SAMPLES)]
-    places = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE_BYTES, 0), min(SAMPLE_BYTES, end)) for end in ends)]
+    ends = [size * (index + 1) // SAMPLE_COUNT for index in range(SAMPLE_COUNT)]
+    samples = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE_BYTES, 0), min(SAMPLE_BYTES, end)) for end in ends)]
     digest = hashlib.sha256(str(size).encode())
-    for begin, count in places:
-        stream.seek(offset + begin)
+    for start, count in samples:
+        stream.seek(offset + start)
         data = stream.read(count)
         if len(data) != count:
             raise EOFError

@@ -34,9 +34,9 @@ class Toolkit(NamedTuple):
 
     title: str
     command: str
-    """Command whose version is the toolkit's."""
+    """Command that reports the toolkit's version."""
     declared: str
-    """Version that a declared host is assumed to have."""
+    """Version that declared hosts are assumed to have."""
     vendor: str = ""
     """Source of the toolkit if a distribution lacks it."""
     patterns: tuple[str, ...] = ()
@@ -48,14 +48,14 @@ class Toolkit(NamedTuple):
     compiler_query: str = ""
     """Argument with which the command prints the folder of its compiler."""
     components: Mapping[str, bool] = {}
-    """Part with a separate prefix next to the compiler's folder → whether its major version must be the compiler's."""
+    """Whether the major version must match the compiler's, for each component with a separate prefix next to the compiler's folder."""
     minimum: str = ""
     """Oldest version that compiles llama.cpp; empty if only the architecture matters."""
     environment: Mapping[str, str] = {}
     """Environment of a build, with ``{prefix}``, ``{compiler}``, ``{beside}`` (folder of all components), ``{packages}`` and ``{libraries}`` (installed
     paths, joined by colons)."""
     not_of_system: tuple[str, ...] = ()
-    """Variables of ``environment`` that are not set for a toolkit of the distribution."""
+    """Variables of ``environment`` that are not set for the distribution's toolkit."""
     host_compiler: str = ""
     """Further variable for the compiler of the host."""
     runtime_variables: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ TOOLKITS: Mapping[str, Toolkit] = {
         runtime_variables=("LD_LIBRARY_PATH",),
     ),
 }
-"""Backend → its toolkit."""
+"""Toolkit of each backend."""
 SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKITS.items() if toolkit.patterns}
 """Toolkits of which a host may have several under different prefixes."""
 BACKEND_LIBRARIES: Mapping[str, tuple[Library, ...]] = {
@@ -150,7 +150,7 @@ BACKEND_LIBRARIES: Mapping[str, tuple[Library, ...]] = {
         ),
     ),
 }
-"""Backend → libraries for its builds."""
+"""Libraries for the builds of each backend."""
 OPENSSL = Library(
     "openssl",
     "",
@@ -163,7 +163,7 @@ OPENSSL = Library(
 IBVERBS = Library("ibverbs", "infiniband/verbs.h")
 """Library for RDMA. Its development package includes the runtime library."""
 RUNTIME_LIBRARIES = {"libgomp": "", "libssl": "", "libvulkan": VULKAN, "vulkan-driver": VULKAN}
-"""Runtime library of prebuilt programs → the backend that needs it, empty for all. The Vulkan loader needs the driver's file."""
+"""Backend that needs each runtime library of prebuilt programs; empty for all. The Vulkan loader needs the driver's file."""
 _SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
 _RUNTIME_FILES = {
     **{
@@ -179,12 +179,12 @@ LIBRARIES = {
     **{name: Library(name, files=files) for name, files in _RUNTIME_FILES.items()},
 }
 DECLARED_TOOLS = {toolkit.command: toolkit.declared for toolkit in TOOLKITS.values()}
-"""Command of a toolkit → version that a declared host is assumed to have."""
+"""Version of each toolkit's command that declared hosts are assumed to have."""
 VENDORS = {
     **{toolkit.command: toolkit.vendor for toolkit in TOOLKITS.values() if toolkit.vendor},
     **{library.name: library.vendor for library in LIBRARIES.values() if library.vendor},
 }
-"""Tool or library → its source if a distribution lacks it."""
+"""Source of each tool or library if a distribution lacks it."""
 
 
 def command(backend: str) -> str:

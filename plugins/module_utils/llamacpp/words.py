@@ -16,12 +16,12 @@ CPU, VULKAN, HIP, CUDA, METAL, SYCL = BACKENDS = ("cpu", "vulkan", "hip", "cuda"
 AMDGPU = "amdgpu"
 """Kernel driver of AMD's devices."""
 REPLACEMENTS_FILE = "words-instead.json"
-"""File in the folder of a build: option that its llama-server lacks → its replacement, empty for none."""
+"""File in a build's folder with a replacement for each option that its llama-server lacks; empty for none."""
 
 
-def backend_of(identity: str) -> str | None:
+def backend_of(build_id: str) -> str | None:
     """Return the backend in the id of a build; None for other names."""
-    match = re.fullmatch(rf".+-({'|'.join(BACKENDS)})-[0-9a-f]{{8}}", identity)
+    match = re.fullmatch(rf".+-({'|'.join(BACKENDS)})-[0-9a-f]{{8}}", build_id)
     return match.group(1) if match else None
 
 
@@ -29,9 +29,9 @@ def command_line_of_build(argv: Sequence[str]) -> list[str]:
     """Return a planned command line of llama-server with the options of its build."""
     path = Path(argv[0]).parent.parent / REPLACEMENTS_FILE
     replacements = json.loads(path.read_text()) if path.is_file() else {}
-    words, keeps = [], True
+    words, is_kept = [], True
     for word in argv:
         if re.match("--?[A-Za-z]", word):
-            keeps = bool(replacements.get(word, word))
-        words += [replacements.get(word, word)] * keeps
+            is_kept = bool(replacements.get(word, word))
+        words += [replacements.get(word, word)] * is_kept
     return words

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Downloads the files of a model onto this host with curl, one after the other.
+"""Downloads the files of a model to this host with curl, one after another.
 
 A file grows as NAME.part in its folder, and gets its name when its size and its sha256 are right. The record in the folder is written last. Recorded
 files that were not changed since are not read again.
@@ -34,9 +34,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
 
 PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
-"""Seconds before each attempt in a row that brings less than PROGRESS_BYTES; after the last one the download fails."""
+"""Seconds before each consecutive attempt with less than PROGRESS_BYTES of progress; after the last attempt the download fails."""
 PROGRESS_BYTES = 64 << 10
-"""New bytes that make another connection worthwhile."""
+"""Minimum progress of a connection that justifies another attempt."""
 CURL_OPTIONS = (
     *("silent", "show-error", "fail", "location", "globoff", "max-redirs = 5", "connect-timeout = 60"),
     *(
@@ -48,11 +48,11 @@ CURL_OPTIONS = (
     ),
 )
 HTTP_ERROR, WRITE_ERROR, RANGE_ERROR = 22, 23, 33
-"""Exit statuses of curl: the server answered with an error, the disk is full, or the server sends whole files only."""
+"""Exit statuses of curl: the server answered with an error, the disk is full, or the server only sends whole files."""
 TOO_LONG_STATUSES = (63, -signal.SIGXFSZ)
-"""Exit statuses of curl after more bytes than planned; before 8.4 it does not count those without a Content-Length."""
+"""Exit statuses of curl after more bytes than planned; before 8.4 curl does not count bytes without a Content-Length."""
 TEMPORARY_ERRORS = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
-"""Exit statuses after which the same request may succeed: names, connections and time limits."""
+"""Exit statuses after which the same request may succeed: failed lookups, connections and time limits."""
 
 
 class ModelArguments(NamedTuple):
@@ -70,23 +70,23 @@ class ModelArguments(NamedTuple):
 
 def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None:
     """:raises Refusal: the missing bytes of all files do not fit on the disk."""
-    place, needed_bytes = (
+    existing_folder, needed_bytes = (
         files.existing_ancestor(folder),
         sum((pending.file.bytes or 0) - pending.present_bytes for pending in pending_files),
     )
-    room = os.statvfs(place)
-    free_bytes = room.f_bavail * room.f_frsize
+    file_system = os.statvfs(existing_folder)
+    free_bytes = file_system.f_bavail * file_system.f_frsize
     if needed_bytes > free_bytes:
         raise Refusal(
-            f"The model's files need {amount(needed_bytes)} more on {errors.mount_point(str(place))}, which has {amount(free_bytes)} left: free "
-            f"{amount(needed_bytes - free_bytes)} there, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
+            f"The model's files need {amount(needed_bytes)} more on {errors.mount_point(str(existing_folder))}, which has {amount(free_bytes)} free: free "
+            f"another {amount(needed_bytes - free_bytes)}, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
         )
 
 
 def download_files(plans: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
     """Download all files and write the records.
 
-    :param seconds: how long to wait for another download.
+    :param seconds: time to wait for another download.
     :raises Refusal: a file cannot be downloaded, or the disk is too small; partial files are kept.
     """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -103,11 +103,11 @@ def download_files(plans: Sequence[ModelFilePlan], folder: Path, token: Optional
 
 
 def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
-    """Download a file and give it its name.
+    """Download a file and give it its final name.
 
-    :raises Refusal: its source does not send it, or sends something else than planned.
+    :raises Refusal: its source does not send the file, or sends unexpected content.
     """
-    path, part = Path(file.path), model_files.part_of(file)
+    path, part = Path(file.path), model_files.part_path(file)
     if model_files.size_of(path) == file.bytes and (model_files.is_copied(file) or file.sha256):
         if file.sha256 in (None, files.sha256(path)):
             return
@@ -135,7 +135,7 @@ def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
 
 
 def _difference(file: ModelFilePlan, part: Path) -> str:
-    """Return how the download differs from the plan; empty if it does not."""
+    """Return the difference of a download from the plan; empty without a difference."""
     size = model_files.size_of(part)
     if size != file.bytes:
         return f"has {size} bytes instead of the planned {file.bytes}"
@@ -144,27 +144,27 @@ def _difference(file: ModelFilePlan, part: Path) -> str:
 
 
 def _fetch_part(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> None:
-    """Download the missing bytes, with a new connection as long as bytes arrive.
+    """Download the missing bytes, with new connections as long as there is progress.
 
     :raises Refusal: the server does not send them.
     """
     planned_bytes = file.bytes or 0
     failures, largest_size = 0, model_files.size_of(part) or 0
     while (model_files.size_of(part) or 0) < planned_bytes:
-        problem, may_pass = _run_curl(file, part, token, lock)
+        problem, may_succeed = _run_curl(file, part, token, lock)
         if not problem:
             return
         size = model_files.size_of(part) or 0
         failures = 0 if size - largest_size >= PROGRESS_BYTES else failures + 1
         largest_size = max(largest_size, size)
-        if not may_pass or failures >= len(PAUSES):
+        if not may_succeed or failures >= len(PAUSES):
             remainder = f" {amount(size)} of {amount(planned_bytes)} were kept for the next run." * part.exists()
             raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{remainder}".rstrip("."))
         time.sleep(PAUSES[failures])
 
 
 def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> tuple[str, bool]:
-    """Return why a connection failed (empty if it did not), and whether another one may succeed. Only curl gets the token, by its input."""
+    """Return why a connection failed (empty on success), and whether another attempt may succeed. curl receives the token on its standard input."""
     try:
         curl = subprocess.run(
             ["curl", "--disable", "--config", "-"],
@@ -225,5 +225,5 @@ def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
 
 
 def _token_server(plans: Iterable[ModelFilePlan]) -> Optional[str]:
-    """Return a URL of the only server that may get the token: the server of the first file."""
+    """Return a URL of the only server that may receive the token: the server of the first file."""
     return next((file.url for file in plans if not model_files.is_copied(file)), None)

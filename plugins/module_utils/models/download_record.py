@@ -32,7 +32,7 @@ class StoredFile(NamedTuple):
     """A file as it was when it was complete."""
 
     name: str
-    """Name at its source; in the folder it has only the last part."""
+    """Name at its source; the folder's file has only the last part of it."""
     bytes: Size
     sha256: Optional[Sha256]
     modified: Annotated[int, Number(-validation.MAX_INT)]
@@ -41,7 +41,7 @@ class StoredFile(NamedTuple):
 
 class DownloadRecord(NamedTuple):
     files: tuple[StoredFile, ...]
-    """Parts in their order."""
+    """Files, with parts in order."""
 
 
 def base_name(name: str) -> str:
@@ -54,7 +54,7 @@ def name_of_url(url: str) -> str:
 
 
 def problem_of_name(name: str) -> Optional[str]:
-    """Return why a file cannot have this name on the head; None if it can."""
+    """Return the reason why a file cannot have this name on the head, or None."""
     is_outside = name.startswith("/") or ".." in name.split("/")
     if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not is_outside:
         return None
@@ -62,14 +62,14 @@ def problem_of_name(name: str) -> Optional[str]:
 
 
 def read_record(folder: Path) -> DownloadRecord:
-    """Return the record of a folder on this host; an empty one without a usable record."""
+    """Return the record of a folder on this host; an empty record if it is missing or invalid."""
     with suppress(OSError, ValueError):
         return typed_json.parse(DownloadRecord, reading.read_object(folder / RECORD_FILE, RECORD_BYTES))
     return DownloadRecord(())
 
 
-def is_whole(folder: Path, file: StoredFile) -> bool:
-    """Return whether a file exists as its record describes it, unchanged."""
+def is_complete(folder: Path, file: StoredFile) -> bool:
+    """Return whether a file exists, unchanged since it was recorded."""
     with suppress(OSError):
         path = folder / base_name(file.name)
         status = os.stat(path)

@@ -20,36 +20,36 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 def report(
     folders: Sequence[str], paths: Sequence[str], ollama_names: Sequence[str], account: str | None
 ) -> dict[str, Any]:
-    """Return what this host knows of models.
+    """Return the host's report on models.
 
-    :param account: account that reads them; None for the account of this process.
+    :param account: account that reads the models; None for the account of this process.
     :returns: folder → ``files`` of its record, ``whole``, and the entry of its first file; path → entry: ``bytes`` and ``summary``, or ``error``,
         and ``closed``; name of an Ollama model → role → ``path`` and its entry.
     """
     return {
-        "folders": {folder: entry for folder in folders if (entry := _download(folder, account))},
-        "paths": {path: _file(path, account) for path in paths},
+        "folders": {folder: entry for folder in folders if (entry := _download_entry(folder, account))},
+        "paths": {path: _entry(path, account) for path in paths},
         "ollama": {
-            name: {role: {"path": str(path), **_file(str(path), account)} for role, path in ollama.blobs(name).items()}
+            name: {role: {"path": str(path), **_entry(str(path), account)} for role, path in ollama.blobs(name).items()}
             for name in ollama_names
         },
     }
 
 
-def _download(folder: str, account: str | None) -> dict[str, Any] | None:
-    """Return the record of a folder, whether its files are complete, and the entry of the first one; None without a record."""
-    place = Path(folder)
-    files = download_record.read_record(place).files
+def _download_entry(folder: str, account: str | None) -> dict[str, Any] | None:
+    """Return the record of a folder, whether its files are complete, and the entry of the first file; None without a record."""
+    path = Path(folder)
+    files = download_record.read_record(path).files
     if not files:
         return None
-    entry = {"files": typed_json.dump(files), "whole": all(download_record.is_whole(place, file) for file in files)}
-    return {**entry, **_file(str(place / download_record.base_name(files[0].name)), account)}
+    entry = {"files": typed_json.dump(files), "whole": all(download_record.is_complete(path, file) for file in files)}
+    return {**entry, **_entry(str(path / download_record.base_name(files[0].name)), account)}
 
 
-def _file(path: str, account: str | None) -> dict[str, Any]:
-    """Return the size, header and obstacle of a file, or ``error``, which ends a sentence that begins with the path."""
+def _entry(path: str, account: str | None) -> dict[str, Any]:
+    """Return the size, header and obstacle of a file, or ``error``, the end of a sentence that begins with the path."""
     try:
-        unreadable_path = closed_path(account, path) if account else None
+        unreadable_path = find_unreadable_part(account, path) if account else None
         model = gguf.read_path(path)
         summary = projector.summarize(model) if projector.is_projector(model) else header_summary.summarize(model)
         return {"bytes": summary["bytes"], "closed": unreadable_path, "summary": summary}
@@ -61,8 +61,8 @@ def _file(path: str, account: str | None) -> dict[str, Any]:
         return {"error": f"cannot be read ({validation.printable(error.strerror or error)})"}
 
 
-def closed_path(account: str, path: str) -> str | None:
-    """Return the first part of a path that an account may not pass or read, or None. A missing account gets the rights of others."""
+def find_unreadable_part(account: str, path: str) -> str | None:
+    """Return the first part of a path that an account cannot enter or read, or None. A missing account has the permissions of others."""
     try:
         user = pwd.getpwnam(account)
         groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}

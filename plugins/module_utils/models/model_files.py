@@ -24,13 +24,13 @@ LOCK = ".fetching"
 
 
 class PendingFile(NamedTuple):
-    """A file that is incomplete or unchecked, and its present bytes."""
+    """A file that is incomplete or unchecked, with its present bytes."""
 
     file: ModelFilePlan
     present_bytes: int
 
 
-def part_of(file: ModelFilePlan) -> Path:
+def part_path(file: ModelFilePlan) -> Path:
     return Path(f"{file.path}.part")
 
 
@@ -53,26 +53,26 @@ def is_known_answer(path: Path, size: int) -> bool:
 
 def _recorded_file(file: ModelFilePlan) -> StoredFile | None:
     record = download_record.read_record(Path(file.path).parent)
-    return next((stored for stored in record.files if stored.name == file.name), None)
+    return next((entry for entry in record.files if entry.name == file.name), None)
 
 
 def pending_files(plans: Iterable[ModelFilePlan]) -> list[PendingFile]:
     """Return files that are incomplete or unchecked."""
-    return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_whole(file, _recorded_file(file))]
+    return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_complete(file, _recorded_file(file))]
 
 
-def _is_whole(file: ModelFilePlan, stored: StoredFile | None) -> bool:
+def _is_complete(file: ModelFilePlan, entry: StoredFile | None) -> bool:
     """Return whether the file exists as recorded and as planned."""
-    if not stored or stored.bytes != file.bytes or file.sha256 not in (None, stored.sha256):
+    if not entry or entry.bytes != file.bytes or file.sha256 not in (None, entry.sha256):
         return False
-    return download_record.is_whole(Path(file.path).parent, stored)
+    return download_record.is_complete(Path(file.path).parent, entry)
 
 
 def _present_bytes(file: ModelFilePlan) -> int:
-    """Return usable bytes. Without a checksum, bytes of an earlier run are not usable."""
+    """Return the number of usable bytes. Without a checksum, bytes of an earlier run are not usable."""
     if file.sha256 is None:
         return 0
-    whole_bytes, part_bytes, planned_bytes = size_of(file.path), size_of(part_of(file)) or 0, file.bytes or 0
+    whole_bytes, part_bytes, planned_bytes = size_of(file.path), size_of(part_path(file)) or 0, file.bytes or 0
     return planned_bytes if whole_bytes == planned_bytes else part_bytes if part_bytes <= planned_bytes else 0
 
 
@@ -86,8 +86,8 @@ class Differences(NamedTuple):
 def differences(plans: Sequence[ModelFilePlan]) -> Differences:
     result = Differences([], [])
     for file in (pending_file.file for pending_file in pending_files(plans)):
-        stored = _recorded_file(file)
-        has_other_digest = stored is not None and file.sha256 not in (None, stored.sha256)
+        entry = _recorded_file(file)
+        has_other_digest = entry is not None and file.sha256 not in (None, entry.sha256)
         (
             result.unchecked_files
             if size_of(file.path) == file.bytes and not has_other_digest

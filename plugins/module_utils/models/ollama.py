@@ -23,7 +23,7 @@ MEDIA_TYPES = {
     host_types.DRAFT: "application/vnd.ollama.image.model",
     host_types.MMPROJ: "application/vnd.ollama.image.projector",
 }
-"""Role of a file → media type of its blob."""
+"""Media type of the blob for each role of a file."""
 
 
 class ManifestLayer(NamedTuple):
@@ -45,12 +45,12 @@ def file_name(model_name: str) -> str:
 
 
 def folders() -> list[Path]:
-    """Return folders that may contain Ollama's models on this host."""
+    """Return the folders that may contain Ollama's models on this host."""
     user_folders = [*filter(None, [os.environ.get("OLLAMA_MODELS")]), os.path.expanduser("~/.ollama/models")]
     return [Path(folder) for folder in (*user_folders, *FOLDERS)]
 
 
-def names() -> Iterator[str]:
+def model_names() -> Iterator[str]:
     for folder in folders():
         for path in sorted((folder / "manifests").glob("*/*/*/*")):
             *parts, tag = path.relative_to(folder / "manifests").parts

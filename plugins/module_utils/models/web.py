@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Requests to web servers: headers of models by HTTP ranges, and small answers.
+"""Requests to web servers: headers of models with range requests, and small answers.
 
 No server is trusted: each reply is compared with its request before its body is read.
 """
@@ -32,14 +32,14 @@ STATUS_TEXTS = {
     429: "was requested too often (HTTP 429): wait a few minutes, or set llama_model_token_file",
 }
 TEMPORARY_STATUSES = (408, 429)
-"""Statuses that disappear after a while, in addition to server errors."""
+"""Temporary statuses, in addition to server errors."""
 
 
 class RemoteError(gguf.GGUFError):
-    """The server does not send what is needed. The message ends a sentence that begins with the URL, and names a remedy.
+    """Failure of a server to send the data. The message is the end of a sentence that begins with the URL, and names a remedy.
 
     :param status: HTTP status; 0 without a valid reply.
-    :param passes: whether the same request may succeed a moment later.
+    :param passes: whether the same request may soon succeed.
     :param reason: cause named by Hugging Face.
     """
 
@@ -49,7 +49,7 @@ class RemoteError(gguf.GGUFError):
 
 
 def explain_error(error: RemoteError, token: str | None) -> str:
-    """Return the message of an error that a token may solve."""
+    """Return the message of an error for which a token may be the remedy."""
     if error.status not in (401, 403):
         return str(error)
     licence = "and accept the model's licence on its page with the account that owns the token"
@@ -89,7 +89,7 @@ def _redirect_target(url: str, location: str | None) -> str:
     return target
 
 
-def _error_of(error: Exception) -> RemoteError:
+def _as_remote_error(error: Exception) -> RemoteError:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError(
@@ -107,30 +107,30 @@ def _error_of(error: Exception) -> RemoteError:
 
 
 @contextmanager
-def _errors_as_sentence() -> Iterator[None]:
+def _convert_errors() -> Iterator[None]:
     """Raise failures of requests as RemoteError."""
     try:
         yield
     except RemoteError:
         raise
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise _error_of(error) from error
+        raise _as_remote_error(error) from error
 
 
 def open_url(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
     """Return a server's answer to GET with its body unread. Follow redirects without reading their bodies.
 
-    :param silence: seconds that the server may be silent, instead of SECONDS_OF_SILENCE.
+    :param silence: seconds that the server may be silent, instead of SILENCE_SECONDS.
     :raises RemoteError: the server does not answer, refuses, or takes too long.
     """
     target = url
     for _redirect in range(MAX_REDIRECTS + 1):
-        with _errors_as_sentence():
+        with _convert_errors():
             if urlsplit(target).scheme not in ("http", "https"):
-                raise RemoteError("is not the URL of a web server: use one that begins with http:// or https://")
+                raise RemoteError("is not the URL of a web server: use a URL that begins with http:// or https://")
             try:
-                is_origin = same_server(target, url)
-                permission = {"Authorization": f"Bearer {token}"} if token and is_origin else {}
+                may_authorize = same_server(target, url)
+                permission = {"Authorization": f"Bearer {token}"} if token and may_authorize else {}
                 client = Request(
                     follow_redirects="none", decompress=False, use_netrc=False, timeout=silence or SILENCE_SECONDS
                 )
@@ -146,9 +146,9 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
 def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
     """Return a small answer as a whole.
 
-    :raises RemoteError: as ``answer``, and if the answer is longer.
+    :raises RemoteError: as for ``open_url``, and if the answer is longer.
     """
-    with _errors_as_sentence(), open_url(url, headers, token) as reply:
+    with _convert_errors(), open_url(url, headers, token) as reply:
         data = reading.read_reply(reply, limit + 1)
     if len(data) > limit:
         raise RemoteError(f"is longer than {limit >> 10} KiB, the limit for such an answer: use another server")
@@ -180,7 +180,7 @@ class RemoteFile:
 
     def _range(self, offset: int, count: int) -> bytes:
         headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
-        with _errors_as_sentence(), open_url(self.url, headers, self.token) as reply:
+        with _convert_errors(), open_url(self.url, headers, self.token) as reply:
             size, expected = _range_of(reply, offset, count)
             if self.size not in (None, size):
                 raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
@@ -194,19 +194,19 @@ class RemoteFile:
 def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     """Return the size of the file and of the body of a reply to a range request.
 
-    :raises RemoteError: it is not a reply to that request.
+    :raises RemoteError: the reply does not match the request.
     """
     if reply.headers.get_content_type() == "text/html":
         raise RemoteError(
             "is a web page, not a file: use the download URL (on Hugging Face, /resolve/ instead of /blob/)"
         )
-    text = reply.headers.get("Content-Range", "")
-    match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", text)
+    content_range = reply.headers.get("Content-Range", "")
+    match = re.fullmatch(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19})", content_range)
     is_compressed = reply.headers.get("Content-Encoding", "identity") != "identity"
     first_byte, last_byte, size = map(int, match.groups()) if match else (-1, -1, -1)
     if reply.status != 206 or is_compressed or first_byte != offset or last_byte != min(offset + count, size) - 1:
         raise RemoteError(
-            f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.short(text)} to bytes {offset} to "
+            f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.short(content_range)} to bytes {offset} to "
             f"{offset + count - 1}): use a server that supports range requests, or download the file and set its path"
         )
     return size, last_byte - first_byte + 1
@@ -216,14 +216,14 @@ def read_model(url: str, token: str | None = None) -> gguf.ModelHeader:
     """Return the headers of a model.
 
     :param url: URL of its file, or of its first part; the other parts are in the same folder.
-    :param token: bearer token for its server, but not for redirects to others.
-    :raises GGUFError: the file cannot be read or served; the message ends a sentence that begins with its URL.
+    :param token: bearer token for its server, but not for redirects to other servers.
+    :raises GGUFError: the file cannot be read or served; the message is the end of a sentence that begins with its URL.
     """
     if token and not re.fullmatch(r"[!-~]+", token):
         raise RemoteError(
             f"is requested with a token that has spaces, line breaks or non-ASCII characters: correct {TOKEN_FILE}"
         )
-    with _errors_as_sentence():
+    with _convert_errors():
         first_name = unquote(urlsplit(url).path.rpartition("/")[2])
     return gguf.read_headers(first_name, lambda name: RemoteFile(sibling_url(url, name), token))
 

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import LastPlan
 
 RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "stopped", "foreign", "different"
-"""States of a planned service: running as planned; its launcher waits for workers; stopped; another program has its port; running with another command
+"""States of a planned service: running as planned; its launcher waits for workers; stopped; another program uses its port; running with another command
 line or environment."""
 Name = Annotated[str, Text()]
 PathText = Annotated[str, Text(max_length=4096)]
@@ -22,11 +22,11 @@ class ServiceState(NamedTuple):
     state: Annotated[str, STATES]
     pid: Optional[Annotated[int, Number()]]
     addresses: tuple[Name, ...]
-    """addresses that listen on its port"""
+    """addresses that listen on the service's port"""
     clients: tuple[Name, ...]
-    """addresses connected to its port"""
+    """addresses connected to the service's port"""
     fallback: Absent[Name] = None
-    """name of the fallback that runs"""
+    """name of the running fallback"""
 
 
 class PortProbe(NamedTuple):
@@ -62,7 +62,7 @@ class Difference(NamedTuple):
     """A difference from the plan."""
 
     kind: Kind
-    """kind for programs to decide by"""
+    """kind on which programs can decide"""
     subject: Annotated[str, Text(max_length=4096)]
     """name or path of the object that differs"""
     text: Annotated[str, Text(max_length=8192)]
@@ -77,23 +77,23 @@ class Drift(NamedTuple):
     defined: tuple[PathText, ...]
     """names of services that have a definition"""
     unplanned: tuple[PathText, ...]
-    """names of those that are not planned"""
+    """names of defined services that are not planned"""
     missing_builds: tuple[PathText, ...]
-    """ids of planned builds that are missing, damaged or made by another builder"""
+    """ids of planned builds that are missing, damaged or from another builder"""
     running_releases: tuple[PathText, ...]
-    """ids of the releases whose programs run"""
+    """ids of the releases whose programs are running"""
     changed_files: tuple[PathText, ...]
     changed_models: tuple[PathText, ...]
-    """files of the model that are missing or have other content"""
+    """files of the model that are missing or have different content"""
     redefined: tuple[Name, ...]
-    """services that do not run as defined by the plan"""
+    """services whose definition, or running process, does not match the plan"""
     port_probes: tuple[PortProbe, ...]
-    """attempts that had a result"""
+    """attempts with a result"""
     last: Optional[LastPlan]
-    """last plan that the host took"""
+    """last plan that the host accepted"""
     differences: tuple[Difference, ...]
-    """all changes of an apply"""
+    """all changes that site.yml would make"""
     archives: Mapping[PathText, Annotated[str, Text("[0-9a-f]{64}")]] = {}
-    """id of each installed build of upstream's programs → SHA-256 of their archive"""
+    """id of each installed build of upstream's programs → SHA-256 of its archive"""
     tunnel_keys: Absent[Mapping[PathText, tuple[Name, ...]]] = None
     """key file of a tunnel → ids of its keys, none if others can read it; missing without tunnels"""

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A host's part of the plan, as the planner makes it and modules read it. Sizes are in MiB unless their names say otherwise."""
+"""A host's part of the plan, which the planner makes and modules read. Sizes are in MiB unless their names say otherwise."""
 
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 Line = Annotated[str, Text(max_length=4096)]
 PathText = Annotated[str, Text(r"(/|~/).*", 4096)]
 Word = Annotated[str, Text(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")]
-"""Text of which file names are made: never a folder."""
+"""Text that becomes part of file names: never a folder."""
 Block = Annotated[str, Text(r"(?s).*", 16 << 20)]
 """Text with several lines: a definition, or the content of a file."""
 PlanId = Annotated[str, Text(r"[0-9a-f]{16}", 16)]
@@ -34,7 +34,7 @@ Seconds = Annotated[int, Number(1, 7 * 86400)]
 Backend = Annotated[str, BACKENDS]
 ServiceManager = Annotated[str, tuple(service_managers.MANAGERS)]
 Scope = Annotated[str, ("auto", "system", "user")]
-"""Owner of the installation, as an operator sets it: the system or the connecting user."""
+"""Owner of the installation, set by the operator: the system or the connecting user."""
 
 
 class KnownAnswerPlan(NamedTuple):
@@ -66,7 +66,7 @@ class ModelFilePlan(NamedTuple):
     bytes: Optional[Size] = None
     """size; null if unknown"""
     sha256: Optional[Sha256] = None
-    """SHA-256 that its source gives; null if it gives none"""
+    """SHA-256 according to its source; null if the source has none"""
     revision: Optional[str] = None
     """commit of its repository; null without one"""
 
@@ -79,7 +79,7 @@ class AccountPlan(NamedTuple):
     groups: tuple[Word, ...]
     """groups that it joins"""
     home: str
-    """its home, which is not created"""
+    """its home, which the run does not create"""
 
 
 class FolderPlan(NamedTuple):
@@ -110,9 +110,9 @@ class BuildPlan(NamedTuple):
     release: str
     """id of its release"""
     backend: Backend
-    """backend that it is compiled for"""
+    """backend for which it is compiled"""
     kind: str
-    """hash of everything that hosts sharing a build have in common"""
+    """hash of all properties that hosts must share to use the same build"""
     cmake_options: Mapping[str, str]
     """option of cmake → value"""
     environment: Mapping[str, str]
@@ -133,13 +133,13 @@ class PrefillTensor(NamedTuple):
     """Tensors of one name that a worker caches."""
 
     name: str
-    """name, with `*` in place of the layer"""
+    """name, with `*` instead of the layer"""
     bytes: int
     """size of one tensor"""
     layers: Optional[tuple[int, ...]]
-    """layers that have it; null outside the layers"""
+    """layers that contain it; null outside the layers"""
     model: PathText
-    """file of the model that has them"""
+    """file of the model that contains them"""
 
 
 class CachePrefill(NamedTuple):
@@ -155,17 +155,17 @@ class WorkerPlan(NamedTuple):
     """A declared worker."""
 
     name: Word
-    """name in the names of its services"""
+    """name, which is part of the names of its services"""
     used: bool
     """whether it has layers"""
     endpoint: Endpoint
     """address and port at which the head reaches it"""
     listens: Endpoint
-    """address and port on its own host: `endpoint`, unless a tunnel ends there"""
+    """address and port on its own host: `endpoint`, unless the head uses a tunnel"""
     tunnel: Absent[Endpoint]
-    """address and port at which its tunnel begins on its host, kept by its launcher; missing without `llama_transport`"""
+    """address and port of its tunnel on its host, which its launcher runs; missing without `llama_transport`"""
     rdma: Absent[bool]
-    """true if the head reaches it by RDMA; missing otherwise"""
+    """true if the head reaches it over RDMA; missing otherwise"""
     backend: Backend
     """backend of its device"""
     device: str
@@ -177,7 +177,7 @@ class WorkerPlan(NamedTuple):
     cache_mib: int
     """requested size of its cache"""
     cache_why: str
-    """reason for this"""
+    """reason why it has a cache or none"""
     prefill: Optional[CachePrefill]
     """tensors for its cache before the head loads; null if impossible or unnecessary"""
     protocol: Optional[Protocol]
@@ -217,7 +217,7 @@ class LinkPlan(NamedTuple):
 
 
 class ServiceFallback(NamedTuple):
-    """A command line of the head while a worker is away."""
+    """A command line of the head while a worker is absent."""
 
     name: str
     """`without` in `fallbacks`"""
@@ -226,12 +226,12 @@ class ServiceFallback(NamedTuple):
 
 
 class ServicePlan(NamedTuple):
-    """A service, as its service manager needs it."""
+    """A service in the form that its service manager needs."""
 
     name: Word
     """name in the service manager"""
     kind: Annotated[str, ("worker", "head")]
-    """program that it runs"""
+    """kind of program that it runs"""
     temporary: bool
     """whether it only proves a release"""
     description: str
@@ -249,15 +249,15 @@ class ServicePlan(NamedTuple):
     homes: Optional[tuple[str, ...]]
     """visible paths that lead into home directories; empty: none, null: all"""
     after: tuple[str, ...]
-    """services that start before it"""
+    """services that must start before it"""
     devices: tuple[str, ...]
     """device files that it may open"""
     credentials: Mapping[str, str]
     """name → file, passed on by systemd"""
     allow: tuple[Annotated[str, Text(f"(localhost|{NETWORK})")], ...]
-    """addresses it may exchange packets with, for systemd's IPAddressAllow; empty: all"""
+    """addresses with which it may exchange packets, for systemd's IPAddressAllow; empty: all"""
     fallbacks: Absent[tuple[ServiceFallback, ...]] = None
-    """command lines of llama-server while workers are away; missing for a worker"""
+    """command lines of llama-server while workers are absent; missing for a worker"""
     children: Absent[tuple[tuple[str, ...], ...]] = None
     """command lines that it starts itself, for several models"""
     protocol: Optional[Protocol] = None
@@ -276,11 +276,11 @@ class FilePlan(NamedTuple):
     sha256: Absent[Sha256] = None
     """SHA-256 of its content; missing for the known-answer model"""
     mode: Absent[Mode] = None
-    """mode; missing for the known-answer model, which the head makes itself"""
+    """mode; missing for the known-answer model, which the head generates"""
     source: Absent[str] = None
     """file on the controller to copy"""
     content: Absent[Block] = None
-    """text to write, in place of source"""
+    """text to write, instead of source"""
 
 
 class HostPlan(NamedTuple):
@@ -291,7 +291,7 @@ class HostPlan(NamedTuple):
     prefix: PathText
     """folder of the installation"""
     cache: PathText
-    """folder for files that outlive the installation"""
+    """folder for files that survive the installation"""
     state: PathText
     """folder for the launcher's records"""
     python: Optional[str]
@@ -305,7 +305,7 @@ class HostPlan(NamedTuple):
     accounts: tuple[AccountPlan, ...]
     """accounts of the installation"""
     folders: tuple[FolderPlan, ...]
-    """folders of the installation; those without an owner stay as they are"""
+    """folders of the installation; folders without an owner are not changed"""
     tuning: KernelTuning
     """kernel settings"""
     runtime: Optional[str]
@@ -325,9 +325,9 @@ class HostPlan(NamedTuple):
     firewall_manager: Optional[Annotated[str, names.FIREWALLS]]
     """`firewalld`, `ufw` or `nftables`; null if none is active"""
     unit_closes: bool
-    """whether the workers' definitions close their ports to all but the head, and do so on this host"""
+    """whether the workers' definitions can close their ports to all hosts except the head"""
     port_probes: tuple[Endpoint, ...]
-    """endpoints closed to this host, to which it tries to connect"""
+    """endpoints that should be closed to this host, to which it tries to connect"""
     links: tuple[LinkPlan, ...]
     """`llama_links` of the host"""
     services: tuple[ServicePlan, ...]
@@ -335,9 +335,9 @@ class HostPlan(NamedTuple):
     build_account: Optional[Word]
     """account that compiles and tries programs; null for the connecting user, missing in a refused plan"""
     host_settings: bool
-    """whether the run sets links, firewall and kernel parameters (needs root and systemd); missing in a refused plan"""
+    """whether the run configures links, the firewall and kernel parameters (requires root and systemd); missing in a refused plan"""
     metrics: Absent[PathText] = None
-    """folder for metrics; missing without"""
+    """folder for metrics; missing without metrics"""
     id: Absent[PlanId] = None
     """id of the plan; missing in a plan that is not applied"""
     files: Annotated[tuple[FilePlan, ...], ABSENT] = ()

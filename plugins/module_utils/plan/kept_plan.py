@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The record that a host keeps of a plan: its own part, as it was applied."""
+"""The record of a plan on a host: the host's own part, as it was applied."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
@@ -21,7 +21,7 @@ class KeptPlan(NamedTuple):
     hosts: tuple[HostName, ...]
     release: Line
     declared: Line
-    """value of llama_release that selects its release"""
+    """value of llama_release that selects the plan's release"""
     model: Mapping[str, Any]
     """`model` of the plan"""
     host: HostPlan
@@ -29,16 +29,16 @@ class KeptPlan(NamedTuple):
     head: Optional[Mapping[str, Any]] = None
     """`head` of the plan, on the head only"""
     variables: Mapping[str, str] = {}
-    """variables that differ from their defaults → value as JSON; llama_release as in `declared`"""
+    """JSON value of each variable that differs from its default; llama_release as in `declared`"""
 
 
 class LastPlan(NamedTuple):
-    """The last plan that a host took, as it reports it."""
+    """The last plan that a host accepted, according to the host."""
 
     id: PlanId
     release: Line
     declared: Line
     served: bool
-    """whether it serves; otherwise it was only begun"""
+    """whether it serves; otherwise it was only applied in part"""
     variables: Mapping[str, str] = {}
     """variables as in the kept plan"""

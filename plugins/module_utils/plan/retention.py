@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Releases that stay installed on a host, and those that go."""
+"""Decides which releases stay installed on a host, and which are removed."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Collection, Mapping
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
-KEPT_RELEASES = 2
-"""Releases of each backend that stay installed, including the planned one: returning to them needs no build."""
+RETAINED_RELEASES = 2
+"""Number of releases of each backend that stay installed, including the planned release."""
 
 
 def unneeded_releases(planned_ids: Collection[str], times: Mapping[str, float], unused: Collection[str]) -> list[str]:
-    """Return unfinished builds, and unused releases beyond the last ones of their backend, oldest first. A backend that is no longer planned keeps one
-    release less.
+    """Return unfinished builds, and unused releases beyond the newest of their backend, oldest first. A backend that is no longer planned keeps one
+    release fewer.
 
     :param times: id of an installed release → time of its folder.
     """
-    finished = sorted(
+    finished_releases = sorted(
         (name for name in {*times, *planned_ids} if not name.startswith(".")),
         key=lambda name: (name not in planned_ids, name in unused, -times.get(name, 0)),
     )
-    surplus: list[str] = []
-    for backend in dict.fromkeys(map(words.backend_of, finished)):
-        releases = [name for name in finished if words.backend_of(name) == backend]
-        count = KEPT_RELEASES - (not any(name in planned_ids for name in releases))
-        surplus += [name for name in releases[count:] if name in unused]
-    return sorted(name for name in unused if name.startswith(".")) + sorted(surplus, key=lambda name: times[name])
+    old_releases: list[str] = []
+    for backend in dict.fromkeys(map(words.backend_of, finished_releases)):
+        releases = [name for name in finished_releases if words.backend_of(name) == backend]
+        count = RETAINED_RELEASES - (not any(name in planned_ids for name in releases))
+        old_releases += [name for name in releases[count:] if name in unused]
+    return sorted(name for name in unused if name.startswith(".")) + sorted(old_releases, key=lambda name: times[name])

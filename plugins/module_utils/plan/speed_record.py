@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record of the cluster's last measured speed, and the plan that it corrects, with its fallbacks and other shapes.
+"""Record of the cluster's last measured speed, which corrects a plan with its fallbacks and other shapes.
 
 Only predicted speeds of generation change, after the plan is complete: neither layers nor command lines depend on a measurement.
 """
@@ -15,12 +15,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 MAX_FACTOR = 5.0
 """Largest factor by which a measurement corrects a plan. Beyond it, something else is wrong."""
 SAME_RELEASE_FACTOR, OTHER_RELEASE_FACTOR = 1.12, 1.2
-"""Uncertainty of a corrected speed of the measured model, with the measured release and with another.
+"""Uncertainty of a corrected speed of the measured model, with the measured release and with another release.
 Four of five published figures of a machine lie within 1.10 and 1.12 of the prediction from another figure (tests/benchmarks/published_speeds.csv)."""
 NEGLIGIBLE_FACTOR = 1.1
 """A measurement this close to the corrected speed is not recorded."""
 
-Speed = Annotated[float, Number(0.0001, 10**9, allows_fractions=True)]
+TokensPerSecond = Annotated[float, Number(0.0001, 10**9, allows_fractions=True)]
 Name = Annotated[str, Text(max_length=255)]
 
 
@@ -32,9 +32,9 @@ class SpeedRecord(NamedTuple):
     model: Name
     devices: tuple[Name, ...]
     """devices that held the model"""
-    measured: Speed
+    measured: TokensPerSecond
     """tokens per second of generation"""
-    planned: Speed
+    planned: TokensPerSecond
     """planned tokens per second without any correction"""
 
 
@@ -47,15 +47,15 @@ def read_record(data: Any) -> Optional[SpeedRecord]:
 
 
 def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
-    """Return the record of a speed that was measured with a plan; None if it shows nothing new about generation by these devices."""
+    """Return the record of a speed that was measured with a plan; None if it provides no new information about these devices."""
     estimate = plan.estimate
     planned_speed, correction = estimate.generation_tokens_per_s, estimate.correction
-    speculates = {"--spec-type", "--model-draft"}.intersection(plan.head.argv)  # which the plan ignores
-    if not speed or not planned_speed or plan.model.known_answer or speculates:
+    uses_speculation = {"--spec-type", "--model-draft"}.intersection(plan.head.argv)  # the plan ignores speculation
+    if not speed or not planned_speed or plan.model.known_answer or uses_speculation:
         return None
     factor = correction.factor if correction else 1.0
-    same_model = correction and (correction.release, correction.model) == (plan.release.ref, plan.model.name)
-    if same_model and 1 / NEGLIGIBLE_FACTOR <= speed / planned_speed <= NEGLIGIBLE_FACTOR:
+    is_same_model = correction and (correction.release, correction.model) == (plan.release.ref, plan.model.name)
+    if is_same_model and 1 / NEGLIGIBLE_FACTOR <= speed / planned_speed <= NEGLIGIBLE_FACTOR:
         return None
     date = time.strftime("%Y-%m-%d")
     record = SpeedRecord(date, plan.release.ref, plan.model.name, _devices(estimate), speed, planned_speed / factor)
@@ -67,23 +67,23 @@ def correct_plan(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
     if not record:
         return plan
     models = [
-        model._replace(estimate=_corrected(model.estimate, plan.release.ref, model.model.name, record))
+        model._replace(estimate=_correct_estimate(model.estimate, plan.release.ref, model.model.name, record))
         for model in plan.head.models or ()
     ]
     head = plan.head._replace(models=tuple(models)) if models else plan.head
     estimate = (
         plan.estimate
         if plan.model.known_answer
-        else _corrected(plan.estimate, plan.release.ref, plan.model.name, record)
+        else _correct_estimate(plan.estimate, plan.release.ref, plan.model.name, record)
     )
     fallbacks = plan.fallbacks
     if estimate.correction:
-        fallbacks = tuple(_scaled(fallback, estimate.correction.factor) for fallback in fallbacks)
+        fallbacks = tuple(_scale(fallback, estimate.correction.factor) for fallback in fallbacks)
     return plan._replace(head=head, estimate=estimate, fallbacks=fallbacks)
 
 
-def _scaled(value: Any, factor: float) -> Any:
-    """Return the value with its speed of generation times a factor; a range stays as wide."""
+def _scale(value: Any, factor: float) -> Any:
+    """Return the value with its generation speed multiplied by a factor; the width of a range does not change."""
     if value is None or value.generation_tokens_per_s is None:
         return value
     changes: dict[str, Any] = {"generation_tokens_per_s": float(f"{value.generation_tokens_per_s * factor:.3g}")}
@@ -97,7 +97,7 @@ def _devices(estimate: Estimate) -> tuple[str, ...]:
     return tuple(sorted(f"{device.device} of {device.host}" for device in estimate.devices))
 
 
-def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord) -> Estimate:
+def _correct_estimate(estimate: Estimate, release: str, model: str, record: SpeedRecord) -> Estimate:
     is_measured = model == record.model and _devices(estimate) == record.devices
     if estimate.generation_tokens_per_s is None or not is_measured:
         return estimate
@@ -105,18 +105,16 @@ def _corrected(estimate: Estimate, release: str, model: str, record: SpeedRecord
     uncertainty = SAME_RELEASE_FACTOR if record.release == release else OTHER_RELEASE_FACTOR
 
     def range_of(bounds: SpeedRange) -> SpeedRange:
-        """Around the same middle, and no wider than before."""
-        middle = (bounds.low * bounds.high) ** 0.5
-        factor_of_range = min(uncertainty, bounds.high / middle)
-        return SpeedRange(
-            float(f"{middle * factor / factor_of_range:.2g}"), float(f"{middle * factor * factor_of_range:.2g}")
-        )
+        """Return the corrected range, no wider than before."""
+        mean = (bounds.low * bounds.high) ** 0.5
+        spread = min(uncertainty, bounds.high / mean)
+        return SpeedRange(float(f"{mean * factor / spread:.2g}"), float(f"{mean * factor * spread:.2g}"))
 
-    return _scaled(estimate, factor)._replace(
+    return _scale(estimate, factor)._replace(
         generation_range=estimate.generation_range and range_of(estimate.generation_range),
-        at_context=tuple(_scaled(speed, factor) for speed in estimate.at_context),
-        best_single_host=_scaled(estimate.best_single_host, factor),
-        users=_scaled(estimate.users, factor),
-        shapes=tuple(_scaled(shape._replace(users=_scaled(shape.users, factor)), factor) for shape in estimate.shapes),
+        at_context=tuple(_scale(speed, factor) for speed in estimate.at_context),
+        best_single_host=_scale(estimate.best_single_host, factor),
+        users=_scale(estimate.users, factor),
+        shapes=tuple(_scale(shape._replace(users=_scale(shape.users, factor)), factor) for shape in estimate.shapes),
         correction=Correction(round(factor, 3), record.date, record.model, record.release),
     )

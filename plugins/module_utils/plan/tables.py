@@ -8,23 +8,23 @@ import textwrap
 from collections.abc import Sequence
 
 PAGE_WIDTH = 100
-"""Columns of the page."""
+"""Width of the page in columns."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Return columns as wide as they must be; the last one is not padded."""
+    """Return the rows with aligned columns; the last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
         "  " + "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[-1]]).rstrip() for row in rows
     )
 
 
-def wrap(start: str, text: str) -> list[str]:
+def wrap(indent: str, text: str) -> list[str]:
     return textwrap.wrap(
         text,
         PAGE_WIDTH,
-        initial_indent=start,
-        subsequent_indent=" " * (len(start) - len(start.lstrip()) + 2),
+        initial_indent=indent,
+        subsequent_indent=" " * (len(indent) - len(indent.lstrip()) + 2),
         break_long_words=False,
         break_on_hyphens=False,
     )

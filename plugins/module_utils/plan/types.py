@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan, made once by the planner and never changed. Sizes are in MiB unless their names say otherwise."""
+"""The plan, which the planner makes once and which never changes. Sizes are in MiB unless their names say otherwise."""
 
 from collections.abc import Mapping
 from typing import Annotated, NamedTuple, Optional
@@ -44,7 +44,7 @@ class ReleasePlan(NamedTuple):
     source: Annotated[str, ("git", "pypi", "archive", "prebuilt", "binary", "package")]
     """kind of source"""
     ref: str
-    """name of the release in ids"""
+    """name of the release, used in ids"""
     build: int
     """build number of llama.cpp, which decides what the release supports"""
     commit: str
@@ -52,7 +52,7 @@ class ReleasePlan(NamedTuple):
     protocol: Optional[str]
     """version of the RPC protocol; null if unknown"""
     id: str
-    """hash of everything that makes builds differ"""
+    """hash of all properties that affect its builds"""
     version: Absent[str] = None
     """version of llama-cpp-python, or of the distribution's package"""
     checksum: Absent[Annotated[str, Text("sha256:[0-9a-f]{64}")]] = None
@@ -62,7 +62,7 @@ class ReleasePlan(NamedTuple):
     url: Absent[str] = None
     """URL of the archive; for `prebuilt` the folder of all releases, unless it is GitHub's"""
     checksums: Absent[Mapping[str, Annotated[str, Text("sha256:[0-9a-f]{64}")]]] = None
-    """archive of `prebuilt` → its SHA-256, as far as the operator gives them"""
+    """SHA-256 of each archive of `prebuilt` for which the operator has set one"""
     why: Absent[str] = None
     """reason why `auto` picked this release"""
     repository: Absent[str] = None
@@ -74,16 +74,16 @@ class ReleasePlan(NamedTuple):
     patches: Annotated[tuple[PatchPlan, ...], ABSENT] = ()
     """patches in the order in which they are applied"""
     fork: Annotated[str, ABSENT] = MAINLINE
-    """`ik_llama.cpp`, and `build` is its number then; missing for llama.cpp"""
+    """`ik_llama.cpp`, whose number is then in `build`; missing for llama.cpp"""
 
     @property
     def mainline(self) -> bool:
-        """Return whether it is llama.cpp itself, whose build numbers decide which traps apply."""
+        """Return whether the release is llama.cpp itself, whose build numbers decide which traps apply."""
         return self.fork == MAINLINE
 
     @property
     def loads_fast(self) -> bool:
-        """Return whether the collection's patch for loading is among its patches."""
+        """Return whether its patches include the collection's patch for faster loading."""
         return any(fast_load.is_ours(patch.sha256) for patch in self.patches)
 
 
@@ -95,11 +95,11 @@ class ModelPlan(NamedTuple):
     name: str
     """name for people"""
     architecture: str
-    """architecture as the file names it"""
+    """architecture according to the file"""
     layers: int
     """number of layers"""
     large_tensor_bytes: tuple[int, ...]
-    """sizes of the tensors that workers cache, each size once"""
+    """distinct sizes of the tensors that workers cache"""
     known_answer: Optional[KnownAnswerPlan]
     """size of the known-answer model; null for any other"""
     source: str
@@ -107,9 +107,9 @@ class ModelPlan(NamedTuple):
     revision: Optional[str]
     """commit of the repository; null without one"""
     files: tuple[ModelFilePlan, ...]
-    """files, also of llama_model_mmproj and llama_model_draft, parts in their order; empty for the known-answer model"""
+    """files, including llama_model_mmproj and llama_model_draft, with parts in order; empty for the known-answer model"""
     chat_template: Absent[bool] = None
-    """whether its file has a chat template; missing if that is not known"""
+    """whether its file has a chat template; missing if unknown"""
 
 
 class HeadMemory(NamedTuple):
@@ -129,7 +129,7 @@ class ExternalWorkerPlan(NamedTuple):
     name: str
     """name in `placement`"""
     host: str
-    """host as the inventory calls it; it is not part of this cluster"""
+    """host, by its name in the inventory; it is not part of this cluster"""
     endpoint: Endpoint
     """address and port at which the head reaches it"""
     backend: Backend
@@ -137,7 +137,7 @@ class ExternalWorkerPlan(NamedTuple):
     memory_mib: int
     """declared memory of its device"""
     protocol: Optional[str]
-    """declared version of its RPC protocol, or that of the head; null if neither is known"""
+    """declared version of its RPC protocol, or else the head's version; null if both are unknown"""
     used: bool
     """whether it has layers"""
 
@@ -156,7 +156,7 @@ class DevicePlacement(NamedTuple):
     layers: int
     """number of layers"""
     output: bool
-    """whether the output layer is there"""
+    """whether it holds the output layer"""
     weights_mib: float
     """size of the tensors"""
     kv_mib: float
@@ -164,17 +164,17 @@ class DevicePlacement(NamedTuple):
     compute_mib: float
     """upper bound of the compute buffers"""
     auxiliary_mib: float
-    """size of those `auxiliary_models` that are on this device"""
+    """size of the `auxiliary_models` on this device"""
     total_mib: float
-    """sum of the four"""
+    """sum of these four sizes"""
     capacity_mib: float
-    """memory less the reserve"""
+    """memory minus the reserve"""
     reason: str
     """reason for this share, after the rate at which the device reads weights and the source of that rate"""
     exact: tuple[Annotated[str, ("weights_mib", "kv_mib")], ...]
     """sizes that are exact; the others are upper bounds"""
     without: tuple[str, ...]
-    """auxiliary models that llama-server places itself, and that no size contains"""
+    """auxiliary models that llama-server places itself, and that no size includes"""
 
 
 class AuxiliaryModelPlan(NamedTuple):
@@ -195,9 +195,9 @@ class AuxiliaryModelPlan(NamedTuple):
     compute_mib: float
     """upper bound of the compute buffers"""
     total_mib: float
-    """sum of the three"""
+    """sum of these three sizes"""
     in_memory_mib: float
-    """size of those weights that are in the head's memory in addition to the device's"""
+    """size of the weights that are in the head's memory in addition to the device's memory"""
     assumed: bool
     """whether compute_mib is assumed, as it is for a projector"""
 
@@ -212,7 +212,7 @@ class UncountedModel(NamedTuple):
 
 
 class SpeedRange(NamedTuple):
-    """Range of tokens per second, with two digits: four of five measurements of other machines fell into theirs."""
+    """Range of tokens per second, with two digits: four of five measurements of other machines fell within their ranges."""
 
     low: float
     """lower end"""
@@ -231,14 +231,14 @@ class FallbackHead(NamedTuple):
 
 
 class FallbackPlan(NamedTuple):
-    """A placement on which the head can serve while a worker, or a host with several workers, is away."""
+    """A placement on which the head can serve while a worker, or a host with several workers, is absent."""
 
     without: str
-    """`HOST:WORKER`, or `HOST` if all of its workers are left out"""
+    """`HOST:WORKER`, or `HOST` if all of its workers are excluded"""
     endpoint: Endpoint
     """endpoint of that worker, or of the first worker of that host"""
     placement: tuple[DevicePlacement, ...]
-    """placement without it, as `placement`"""
+    """placement without it, like `placement`"""
     head: FallbackHead
     """command line of llama-server"""
     workers: tuple[Endpoint, ...]
@@ -250,7 +250,7 @@ class FallbackPlan(NamedTuple):
 
 
 class NoFallback(NamedTuple):
-    """A worker, or a host with several, without which nothing can be served."""
+    """A worker, or a host with several workers, without which nothing can be served."""
 
     without: str
     """name as in `fallbacks`"""
@@ -276,18 +276,18 @@ class DeviceEstimate(NamedTuple):
     source: Annotated[str, ("table", "assumed")]
     """`table` (found by name and architecture) or `assumed` for devices of its kind"""
     ms_per_token: float
-    """milliseconds that it computes for a token"""
+    """milliseconds that it needs to compute a token"""
 
 
 class SingleHostEstimate(NamedTuple):
-    """Host that would run the model fastest alone; the host with the most memory if none holds it."""
+    """Host that would run the model fastest alone; the host with the most memory if no host can hold the model."""
 
     host: str
     """name of the host"""
     fits: bool
-    """whether its devices and its processor hold the model"""
+    """whether its devices and its processor can hold the model"""
     gpu_layers: Optional[int]
-    """`llama_server_gpu_layers` that it would need; null if all units fit on its devices, or it has none"""
+    """`llama_server_gpu_layers` that it would need; null if all units fit on its devices, or it has no devices"""
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second of generation, or null"""
     prompt_tokens_per_s: Optional[float]
@@ -297,13 +297,13 @@ class SingleHostEstimate(NamedTuple):
     prompt_range: Optional[SpeedRange]
     """predicted range of prompts"""
     faster: bool
-    """whether its predicted generation for all users is faster than the plan's by more than the uncertainty"""
+    """whether its predicted generation speed for all users exceeds the plan's by more than the uncertainty"""
     override_tensor: Absent[str] = None
     """entry of `llama_server_override_tensor` that it would need; missing unless its processor has to hold experts"""
 
 
 class LinkEstimate(NamedTuple):
-    """Cost of a worker with layers, apart from computing."""
+    """Overhead of a worker with layers, in addition to computing."""
 
     host: str
     """host of the worker"""
@@ -320,7 +320,7 @@ class LinkEstimate(NamedTuple):
     measured: bool
     """whether the round trip was measured; otherwise it is assumed for links of this kind"""
     ms_per_token: float
-    """milliseconds per token that the worker takes apart from computing"""
+    """milliseconds per token that the worker takes in addition to computing"""
 
 
 class ContextSpeed(NamedTuple):
@@ -335,12 +335,12 @@ class ContextSpeed(NamedTuple):
 
 
 class UsersEstimate(NamedTuple):
-    """Speed of users who ask at the same time, all of them together."""
+    """Total speed of users who ask at the same time."""
 
     users: int
     """number of users: `llama_users`"""
     at_once: int
-    """requests that are computed at the same time, at most `llama_server_parallel` of each server; others wait"""
+    """requests that are computed at the same time, at most `llama_server_parallel` on each server; others wait"""
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second of generation, after the planned prompts; null if the model generates no text"""
     generation_range: Optional[SpeedRange]
@@ -355,15 +355,15 @@ class ShapeEstimate(NamedTuple):
     """A way in which the cluster could serve the model."""
 
     kind: Annotated[str, ("host", "replicas", "split")]
-    """`host`: one of these hosts alone. `replicas`: one server on each. `split`: the model split over them"""
+    """`host`: one of these hosts alone. `replicas`: one server on each host. `split`: the model split over the hosts"""
     hosts: tuple[str, ...]
-    """names of the hosts; alone they are alike"""
+    """names of the hosts; with `host`, these hosts are equivalent"""
     fits: bool
-    """whether they hold the model"""
+    """whether they can hold the model"""
     chosen: bool
     """whether the plan has this shape"""
     free_mib: int
-    """free memory of the devices with layers in MiB, the least of several servers; below 0 what is missing"""
+    """free memory of the devices with layers in MiB, the minimum of several servers; missing memory if negative"""
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second of generation for one user with an empty context, or null"""
     generation_range: Optional[SpeedRange]
@@ -380,7 +380,7 @@ class PromptEstimate(NamedTuple):
     """Speed of a long prompt, and the batches in which it is computed."""
 
     tokens: int
-    """number of its tokens: a quarter of the context"""
+    """number of tokens: a quarter of the context"""
     tokens_per_s: float
     """predicted tokens per second"""
     speed_range: SpeedRange
@@ -388,16 +388,16 @@ class PromptEstimate(NamedTuple):
     batch: int
     """number of tokens that llama-server takes at a time"""
     micro_batch: int
-    """number of those tokens that a device computes together"""
+    """number of these tokens that a device computes at once"""
     pipelined: bool
-    """whether llama.cpp's pipeline is on; workers compute different micro-batches at the same time without it too"""
+    """whether llama.cpp's pipeline is enabled; workers compute different micro-batches at the same time even without it"""
 
 
 class Correction(NamedTuple):
     """Factor from the cluster's last measurement with the same devices, which corrects the generation speeds of this estimate."""
 
     factor: float
-    """measured tokens per second of generation, divided by the planned ones"""
+    """measured tokens per second of generation, divided by the planned value"""
     date: str
     """date of the measurement"""
     model: str
@@ -420,23 +420,23 @@ class Estimate(NamedTuple):
     load_s: Optional[float]
     """predicted seconds until all weights are on their devices, if no worker has cached them"""
     limited_by: Optional[str]
-    """largest share of a token's time, like `memory of HOST`, `steps of the graph on HOST` or `link to HOST`"""
+    """largest share of a token's time, such as `memory of HOST`, `steps of the graph on HOST` or `link to HOST`"""
     prompt_limited_by: Optional[str]
-    """largest share of a prompt's time, like `memory of HOST`, `computing on HOST` or `link to HOST`"""
+    """largest share of a prompt's time, such as `memory of HOST`, `computing on HOST` or `link to HOST`"""
     load_limited_by: Optional[str]
-    """largest share of the loading time, like `disk of HOST` or `link to HOST`"""
+    """largest share of the loading time, such as `disk of HOST` or `link to HOST`"""
     rates: Optional[Annotated[str, ("table", "assumed")]]
-    """least certain source of the rates of devices with layers"""
+    """least certain source among the rates of devices with layers"""
     devices: tuple[DeviceEstimate, ...]
     """rates of the devices with layers"""
     best_single_host: SingleHostEstimate
-    """host that would run the model fastest alone; the host with the most memory if none holds it"""
+    """host that would run the model fastest alone; the host with the most memory if no host can hold the model"""
     network_ms_per_token: float
-    """milliseconds per token that the workers take apart from computing: the sum of `links[].ms_per_token`"""
+    """milliseconds per token that the workers take in addition to computing: the sum of `links[].ms_per_token`"""
     links: tuple[LinkEstimate, ...]
-    """cost of each worker with layers"""
+    """overhead of each worker with layers"""
     at_context: tuple[ContextSpeed, ...] = ()
-    """speeds with all of a request's context filled; empty if the model does not fit"""
+    """speeds at the end of a request's context; empty if the model does not fit"""
     prompt: Optional[PromptEstimate] = None
     """speed of a prompt of a quarter of the context; null if the model does not fit"""
     users: Optional[UsersEstimate] = None
@@ -448,23 +448,23 @@ class Estimate(NamedTuple):
 
 
 class ProvenDevice(NamedTuple):
-    """A device that a proof asks."""
+    """A device that a proof tests."""
 
     id: PlanId
-    """hash of everything that its result depends on"""
+    """hash of everything that affects its result"""
     name: str
     """host and worker or device"""
 
 
 class ProofPlan(NamedTuple):
-    """Layers of the model as a small model of their own, which each device and the head's processor compute before the server starts."""
+    """Some layers of the model as a small model, which each device and the head's processor compute before the server starts."""
 
     layers: tuple[int, ...]
-    """their numbers; empty if there is no proof"""
+    """numbers of these layers; empty if there is no proof"""
     bytes: int
-    """size of a file of them, which the head stores during the proof"""
+    """size of a file with these layers, which the head stores during the proof"""
     every_kind: bool
-    """whether the model has no other kind of layer"""
+    """whether the layers include every kind in the model"""
     experts: bool
     """whether a layer has experts, or the model has none"""
     context: int
@@ -472,9 +472,9 @@ class ProofPlan(NamedTuple):
     seconds: int
     """predicted seconds of the head's processor, before the server stops if memory allows"""
     outage_s: int = 0
-    """predicted seconds of the devices, in which the server answers nobody"""
+    """predicted seconds of the devices, during which the server does not answer"""
     devices: tuple[ProvenDevice, ...] = ()
-    """devices that are asked, each alone"""
+    """devices that are tested one by one"""
     reason: Absent[str] = None
     """why there is no proof, as the end of a sentence"""
 
@@ -483,12 +483,12 @@ class ProofPlan(NamedTuple):
 
         :param layers: number of the model's layers.
         """
-        missing = "" if self.every_kind else ", not every kind of layer" if self.experts else ", none with experts"
-        return f"{len(self.layers)} of {layers} layers{missing}"
+        note = "" if self.every_kind else ", not every kind of layer" if self.experts else ", none with experts"
+        return f"{len(self.layers)} of {layers} layers{note}"
 
 
 class ServedModel(NamedTuple):
-    """One of several models, as if it were the only one: keys are those of the head and of the plan."""
+    """One of several models, as if it were the only model, with keys of the head and of the plan."""
 
     name: str
     """name by which clients request it"""
@@ -497,13 +497,13 @@ class ServedModel(NamedTuple):
     model: ModelPlan
     """its files"""
     argv: tuple[str, ...]
-    """command line of its llama-server, which the router completes"""
+    """command line of its llama-server, to which the router adds options"""
     context: int
     """number of tokens"""
     context_per_request: int
     """number of tokens for each of the concurrent requests"""
     load_mode: Optional[str]
-    """way in which the file is read"""
+    """how the file is read"""
     devices: tuple[str, ...]
     """devices of the head, without RPC"""
     cpu: HeadMemory
@@ -513,11 +513,11 @@ class ServedModel(NamedTuple):
     checkpoints_mib: int
     """memory of the head for checkpoints"""
     placement: tuple[DevicePlacement, ...]
-    """share of each device while it is loaded"""
+    """share of each device while this model is loaded"""
     auxiliary_models: tuple[AuxiliaryModelPlan, ...]
     """its projector and draft model"""
     auxiliary_uncounted: tuple[UncountedModel, ...]
-    """those whose size is unknown"""
+    """auxiliary models whose size is unknown"""
     estimate: Estimate
     """predicted speed; `load_s` is the time to change to this model"""
     idle_seconds: Absent[Seconds] = None
@@ -525,7 +525,7 @@ class ServedModel(NamedTuple):
     proof: Absent[ProofPlan] = None
     """proof of the devices, as in `head`"""
     reading: Absent[PlanId] = None
-    """key of the record of how well it reads, as in `head`"""
+    """key of its record of reading plain text, as in `head`"""
 
 
 class ConversationsPlan(NamedTuple):
@@ -561,9 +561,9 @@ class HeadPlan(NamedTuple):
     url: str
     """URL for clients"""
     own_url: Annotated[str, Text(r"https?://[0-9.]+:[0-9]+")]
-    """URL at which the head itself asks the server"""
+    """URL with which the head itself reaches the server"""
     address: str
-    """address that it binds to"""
+    """address to which it binds"""
     port: Port
     """number of the port"""
     allowed: tuple[str, ...]
@@ -575,25 +575,25 @@ class HeadPlan(NamedTuple):
     tls_key_file: Optional[PathText]
     """file with the certificate's key"""
     start_timeout: Seconds
-    """seconds until it must answer; five times the predicted load unless the inventory sets it"""
+    """seconds until it must answer; five times the predicted loading time unless the inventory sets it"""
     fallback_after: Optional[Seconds]
-    """seconds that a worker must be away before the head serves without it; null if it never does"""
+    """seconds that a worker must be absent before the head serves without it; null if the head always waits"""
     context: int
     """number of tokens: llama_server_context, or the model's trained context if that is smaller"""
     context_per_request: int
     """number of tokens for each of the concurrent requests"""
     load_mode: Optional[Annotated[str, ("mmap", "none", "dio", "mlock", "mmap+mlock", "auto")]]
-    """way in which the model is read; null is llama-server's default"""
+    """how the model is read; null for llama-server's default"""
     devices: tuple[str, ...]
-    """devices of the head that it uses, without RPC"""
+    """devices of the head that llama-server uses, without RPC"""
     backends: tuple[str, ...]
     """backends of these devices"""
     cpu: HeadMemory
     """parts of the model that stay in the memory of the head"""
     prompt_cache_mib: int = 0
-    """memory of the head for conversations that left their slot; 0 if none are cached"""
+    """memory of the head for conversations that have left their slot; 0 if none are cached"""
     checkpoints_mib: int = 0
-    """memory of the head for checkpoints of windows and states, all slots together"""
+    """memory of the head for checkpoints of windows and states, for all slots together"""
     idle_seconds: Absent[Seconds] = None
     """seconds without a request after which it unloads its model; missing if it never does"""
     conversations: Absent[ConversationsPlan] = None
@@ -603,9 +603,9 @@ class HeadPlan(NamedTuple):
     proof: Absent[ProofPlan] = None
     """how `llama_proof` proves the devices; missing for the known-answer model, for a model that generates no text, and without devices"""
     reading: Absent[PlanId] = None
-    """key under which the head records how well the model reads plain text; missing if it generates none"""
+    """key under which the head records how well the model reads plain text; missing if the model generates no text"""
     models: Absent[tuple[ServedModel, ...]] = None
-    """models of `llama_models`: `argv` is the router's then, and other keys about one model describe the first; missing if one model is served"""
+    """models of `llama_models`: then `argv` belongs to the router, and other keys describe the first model; missing with a single model"""
 
 
 class AdvisoryPlan(NamedTuple):
@@ -620,11 +620,11 @@ class AdvisoryPlan(NamedTuple):
     hosts: tuple[str, ...]
     """all affected hosts; empty for the cluster"""
     message: str
-    """effect and place"""
+    """effect, and affected hosts"""
     remedy: str
     """variable to set, or action to take"""
     reference: str
-    """place of its description"""
+    """reference to its description"""
     accepted: bool
     """whether the operator accepts it"""
 
@@ -633,13 +633,13 @@ class Plan(NamedTuple):
     """The whole intended state."""
 
     schema: Annotated[int, Number(1, 1)]
-    """1; keys are added but never renamed while it stays the same"""
+    """1; while it does not change, keys may be added, but are never renamed"""
     cluster: str
     """name of the group"""
     refused: bool
     """whether the plan must not be applied"""
     reasons: tuple[str, ...]
-    """reasons for the refusal: one sentence each, with variable, value and remedy"""
+    """reasons for the refusal: a sentence each, with variable, value and remedy"""
     fits: bool
     """whether the model fits on the devices"""
     release: ReleasePlan
@@ -659,11 +659,11 @@ class Plan(NamedTuple):
     auxiliary_models: tuple[AuxiliaryModelPlan, ...]
     """llama_model_mmproj and llama_model_draft with their devices, if their sizes are known"""
     auxiliary_uncounted: tuple[UncountedModel, ...]
-    """those whose size is unknown"""
+    """auxiliary models whose size is unknown"""
     links: tuple[str, ...]
     """names of the hosts whose links to the head can be measured"""
     fallbacks: tuple[FallbackPlan, ...]
-    """placements without a used worker, or without a host with several, if the model fits on the rest; `llama_server_fallback` makes the head use them"""
+    """placements without a used worker, or a host with several workers, if the model fits on the other devices; enabled by `llama_server_fallback`"""
     no_fallback: tuple[NoFallback, ...]
     """used workers, and hosts with several of them, without which nothing can be served"""
     estimate: Estimate
@@ -674,7 +674,7 @@ class Plan(NamedTuple):
     """hash under which hosts keep their parts; missing in a plan that is not applied"""
 
     def per_model(self) -> "tuple[Plan, ...]":
-        """Return the plan of each model as if it were the only one: this plan if it is."""
+        """Return the plan of each model as if it were the only model; this plan with a single model."""
         return tuple(self._plan_of(model) for model in self.head.models or ()) or (self,)
 
     def _plan_of(self, model: ServedModel) -> "Plan":
@@ -685,7 +685,7 @@ class Plan(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Reasons why there is no plan, in place of one."""
+    """Reasons why there is no plan, instead of a plan."""
 
     schema: Annotated[int, Number(1, 1)]
     """1"""
@@ -696,4 +696,4 @@ class Refused(NamedTuple):
     fits: Annotated[bool, (False,)]
     """false"""
     reasons: tuple[str, ...]
-    """one sentence each, with variable, value and remedy"""
+    """a sentence for each reason, with variable, value and remedy"""

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Folder and socket of a proof, and the removal of what a killed proof left."""
+"""Folder and socket of a proof, and the removal of files of a killed proof."""
 
 from __future__ import annotations
 

@@ -14,24 +14,24 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-SHORT = {
+SHORT_PROMPTS = {
     "prompts of 2 to 8 tokens": (2, 3, 4, 5, 6, 7, 8),
     "prompts of 9 to 64 tokens": (9, 16, 17, 31, 32, 33, 48, 64),
     "prompts of 65 to 513 tokens": (65, 96, 128, 129, 192, 256, 257, 513),
 }
-"""Group → lengths of prompts, chosen around the lengths at which devices change from one kernel to another."""
-LONGEST_SHORT = 513
-VARIANT_LENGTH = 257
+"""Lengths of prompts in each group, chosen around the lengths at which devices switch between kernels."""
+MAX_SHORT_LENGTH = 513
+MAX_VARIANT_LENGTH = 257
 """Length of the longest prompt that variants of the processor answer."""
-LONG = (1025, *range(1026, 1034), 1100, 1300, 2049, 2100, 3000, 4097, *range(4098, 4110), 4200)
-"""Lengths at which one long prompt is asked while it grows. A step of one is a single token."""
+LONG_LENGTHS = (1025, *range(1026, 1034), 1100, 1300, 2049, 2100, 3000, 4097, *range(4098, 4110), 4200)
+"""Lengths at which a growing long prompt is sent. A step of 1 is a single token."""
 CONTEXT = 4352
-"""Tokens that the longest prompt and its answer need, in blocks of 256."""
+"""Number of tokens of the longest prompt and its answer, in blocks of 256."""
 LISTED_TOKENS, COMPARED_TOKENS = 64, 32
-"""Number of likeliest tokens that a side lists, and number of the processor's tokens to find among them."""
-SMALLEST = -80.0
-"""Logarithm of a probability below which single precision cannot be told from zero."""
-TIMES, GROUP_FLOOR, POSITION_FLOOR = 3.0, 0.05, 0.25
+"""Number of likeliest tokens that a side lists, and number of the processor's tokens to look up among them."""
+MIN_LOG = -80.0
+"""Logarithm of a probability below which single precision cannot be distinguished from zero."""
+BOUND_FACTOR, GROUP_FLOOR, POSITION_FLOOR = 3.0, 0.05, 0.25
 """Bound as a multiple of the processor's own largest distance, and the smallest bounds of a group and of its third worst position. The H200's correct
 kernels reach 0.041 and 0.09 on noise that the processor's variants compute alike."""
 Answer = Mapping[int, float]
@@ -44,24 +44,24 @@ class Question(NamedTuple):
     group: str
     length: int
     start: int
-    """place of its first token"""
+    """position of its first token"""
     text: bool
     """whether it is plain text"""
-    grows: bool = False
-    """whether it continues the prompt before"""
+    continues: bool = False
+    """whether it continues the previous prompt"""
 
 
 class Tokens(NamedTuple):
-    """Tokens of which prompts are made."""
+    """Tokens for prompts."""
 
     prefix: tuple[int, ...]
-    """what the model expects at the beginning of a text"""
+    """tokens that the model expects at the beginning of a text"""
     text: tuple[int, ...]
     random: tuple[int, ...]
 
     def prompt(self, question: Question) -> list[int]:
-        source = itertools.cycle(self.text if question.text else self.random)
-        body = itertools.islice(source, question.start, question.start + question.length)
+        tokens = itertools.cycle(self.text if question.text else self.random)
+        body = itertools.islice(tokens, question.start, question.start + question.length)
         return [*self.prefix, *body][: question.length]
 
 
@@ -71,24 +71,24 @@ class Bounds(NamedTuple):
     group: float = GROUP_FLOOR
     """for three of four positions of a group"""
     position: float = POSITION_FLOOR
-    """for the third worst of a group"""
+    """for the third worst position of a group"""
 
 
 class Distance(NamedTuple):
-    """How far a device is from the processor where it is farthest, measured in parts of its bound."""
+    """Largest distance of a device from the processor, relative to the bound."""
 
     value: float
     bound: float
     place: str
-    """group, for people"""
+    """readable name of the group"""
 
 
 def list_questions(context: int) -> list[Question]:
     """Return the questions that fit into a context."""
     questions: list[Question] = []
-    for group, lengths in SHORT.items():
+    for group, lengths in SHORT_PROMPTS.items():
         questions += [Question(group, length, 37 * index, index % 2 == 0) for index, length in enumerate(lengths)]
-    for last_length, length in zip((0, *LONG), LONG):
+    for last_length, length in zip((0, *LONG_LENGTHS), LONG_LENGTHS):
         kind = "single tokens" if length == last_length + 1 else "prompts"
         questions.append(
             Question(f"{kind} beyond {1024 if length < 4096 else 4096} tokens", length, 0, True, bool(last_length))
@@ -100,7 +100,7 @@ def count_tokens(questions: Iterable[Question]) -> int:
     """Return the number of tokens that a side computes."""
     count = previous = 0
     for question in questions:
-        count += question.length - (previous if question.grows else 0)
+        count += question.length - (previous if question.continues else 0)
         previous = question.length
     return count
 
@@ -109,7 +109,7 @@ def count_pairs(questions: Iterable[Question]) -> int:
     """Return the number of pairs of tokens for which a side computes attention."""
     count = previous = 0
     for question in questions:
-        start = previous if question.grows else 0
+        start = previous if question.continues else 0
         count += (question.length**2 - start**2) // 2
         previous = question.length
     return count
@@ -117,11 +117,11 @@ def count_pairs(questions: Iterable[Question]) -> int:
 
 def variant_questions(questions: Iterable[Question]) -> list[Question]:
     """Return the questions that variants of the processor answer."""
-    return [question for question in questions if question.length <= VARIANT_LENGTH]
+    return [question for question in questions if question.length <= MAX_VARIANT_LENGTH]
 
 
 def random_tokens(vocabulary: int) -> tuple[int, ...]:
-    """Return random tokens, without those at the ends of a vocabulary, many of which are not words."""
+    """Return random tokens, excluding the ends of a vocabulary, where many tokens are not words."""
     generator = random.Random(45)
     minimum, maximum = vocabulary // 4, max(vocabulary // 4 + 1, vocabulary * 7 // 8)
     return tuple(generator.randrange(minimum, maximum) for _index in range(1024))
@@ -130,15 +130,15 @@ def random_tokens(vocabulary: int) -> tuple[int, ...]:
 def parse_answer(reply: Any) -> Answer:
     """Return the answer in llama-server's reply.
 
-    :raises ValueError, TypeError, KeyError, IndexError: the reply has another form.
+    :raises ValueError, TypeError, KeyError, IndexError: the reply is invalid.
     """
     entries = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED_TOKENS]
-    numbers = itertools.takewhile(lambda entry: entry["logprob"] is not None and entry["logprob"] > SMALLEST, entries)
-    return {int(entry["id"]): float(entry["logprob"]) for entry in numbers}
+    finite = itertools.takewhile(lambda entry: entry["logprob"] is not None and entry["logprob"] > MIN_LOG, entries)
+    return {int(entry["id"]): float(entry["logprob"]) for entry in finite}
 
 
 def distance(reference: Answer, answer: Answer) -> float:
-    """Return the mean difference of the processor's likeliest tokens, in parts of the range of their logarithms. A token that is not listed counts 1.
+    """Return the mean difference of the processor's likeliest tokens, relative to the range of their logarithms. A token that is not listed counts as 1.
 
     :param reference: the processor's answer.
     """
@@ -153,7 +153,7 @@ def distance(reference: Answer, answer: Answer) -> float:
 def distances(
     questions: Sequence[Question], reference: Sequence[Answer], answers: Sequence[Answer]
 ) -> dict[str, list[float]]:
-    """Return group → the distance at each of its positions, in ascending order."""
+    """Return the distances at the positions of each group, in ascending order."""
     groups: dict[str, list[float]] = {}
     for question, reference_answer, answer in zip(questions, reference, answers):
         groups.setdefault(question.group, []).append(distance(reference_answer, answer))
@@ -161,15 +161,15 @@ def distances(
 
 
 def quartile(values: Sequence[float]) -> float:
-    """Return the distance that three of four positions reach.
+    """Return the distance that three quarters of the positions reach.
 
-    :param values: in ascending order.
+    :param values: distances in ascending order.
     """
     return values[len(values) // 4]
 
 
 def third_largest(values: Sequence[float]) -> float:
-    """Return the distance that three positions reach, or all if there are fewer: up to two may differ because experts are chosen otherwise.
+    """Return the distance that three positions reach, or all if there are fewer: up to two may differ because experts are chosen differently.
 
     :param values: in ascending order.
     """
@@ -177,19 +177,19 @@ def third_largest(values: Sequence[float]) -> float:
 
 
 def bounds(questions: Sequence[Question], reference: Sequence[Answer], variants: Iterable[Sequence[Answer]]) -> Bounds:
-    """Return the bounds that follow from the processor's own variants.
+    """Return the bounds derived from the processor's own variants.
 
-    :param variants: their answers to the first of the questions.
+    :param variants: answers of the variants to the first questions.
     """
     groups = [values for variant in variants for values in distances(questions, reference, variant).values()]
     return Bounds(
-        max([GROUP_FLOOR, *(TIMES * quartile(values) for values in groups)]),
-        max([POSITION_FLOOR, *(TIMES * third_largest(values) for values in groups)]),
+        max([GROUP_FLOOR, *(BOUND_FACTOR * quartile(values) for values in groups)]),
+        max([POSITION_FLOOR, *(BOUND_FACTOR * third_largest(values) for values in groups)]),
     )
 
 
 def farthest_distance(groups: Mapping[str, Sequence[float]], limits: Bounds) -> Distance:
-    """Return the largest distance in parts of its bound."""
+    """Return the largest distance relative to its bound."""
     candidates = [Distance(quartile(values), limits.group, group) for group, values in groups.items()]
     candidates += [
         Distance(third_largest(values), limits.position, f"some of the {group}") for group, values in groups.items()

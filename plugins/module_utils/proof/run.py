@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proof on the head: the file of the layers, a llama-server for the processor and for each device, and the record of verdicts."""
+"""Proof on the head: writes the file with the layers, runs a llama-server for the processor and for each device, and records verdicts."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
 HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 12.0
 LAUNCHER_SECONDS = 30
-"""Time in which the launcher of the programs answers after its start."""
+"""Time limit for the programs' launcher to answer after its start."""
 WORKER_SECONDS = 45
-"""Time in which a worker that was just started answers."""
+"""Time limit for a worker to answer after its start."""
 RESTART_SECONDS = 15
-"""Time in which a worker that crashed is back. Behind a tunnel it never seems to be away, because the tunnel accepts on the head."""
-FREE_DISK = 1024 * MIB
-FREE_MEMORY = 1536 * MIB
-"""Memory that stays available while the processor computes beside a server: KV cache, buffers and the system."""
-LOG_BYTES, RECORD_BYTES, VERDICTS, REFERENCES = 65536, 1 << 20, 64, 4
+"""Time in which a crashed worker restarts. Behind a tunnel it never seems to be absent, because the tunnel accepts connections on the head."""
+RESERVED_DISK = 1024 * MIB
+RESERVED_MEMORY = 1536 * MIB
+"""Memory to keep available while the processor computes next to a server: KV cache, buffers and the system."""
+LOG_BYTES, RECORD_BYTES, MAX_VERDICTS, MAX_REFERENCES = 65536, 1 << 20, 64, 4
 ONE_CHARACTER = 'root ::= "1"'
-"""Grammar of a token that is a whole character: llama-server lists no tokens beside half a character. It lists those that are likeliest without a grammar."""
-UNREACHABLE, LOST = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
-LATE = re.compile(f"was not healthy|{replies.TIMEOUT_TEXT}")
-PLACE = "[.][a-z]+:[0-9]+: "
-"""How llama.cpp names the line of its source at which it aborts. Lines of its other threads may come later."""
-REASON_LINE = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{PLACE}"
-"""Pattern of a log line with a reason, in any case. No frame of a backtrace matches it."""
-REASON_PATTERNS = (PLACE, "error loading model", REASON_LINE)
-Owner = Callable[[int], bool]
-"""Whether only processes of this account listen on a port."""
+"""Grammar for a whole character: llama-server lists no tokens next to half a character. It lists the tokens that are likeliest without the grammar."""
+UNREACHABLE_PATTERN, LOST_PATTERN = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
+LATE_PATTERN = re.compile(f"was not healthy|{replies.TIMEOUT_TEXT}")
+ABORT_PATTERN = "[.][a-z]+:[0-9]+: "
+"""Pattern for the source line at which llama.cpp aborts. Lines of other threads may follow."""
+REASON_LINE = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{ABORT_PATTERN}"
+"""Pattern for a log line with a reason, regardless of case. No line of a backtrace matches it."""
+REASON_PATTERNS = (ABORT_PATTERN, "error loading model", REASON_LINE)
+OwnsPort = Callable[[int], bool]
+"""Function that returns whether only processes of this account listen on a port."""
 
 
 class Failure(Exception):
-    """A side, or its model, gives no answers. The text has the reason and the most telling line of llama-server's log."""
+    """Failure of a side, or of its model, to answer. The text has the reason and the most relevant line of llama-server's log."""
 
 
 class Reference(NamedTuple):
@@ -76,28 +76,28 @@ class Reference(NamedTuple):
     bounds: Bounds
 
 
-def prepare_reference(work: ProofWork, owner: Owner) -> bool:
-    """Write the model and compute the reference beside the server that still runs, if there is memory for it; return whether both are there."""
-    if _available_memory() < work.bytes + FREE_MEMORY:
+def prepare_reference(work: ProofWork, owner: OwnsPort) -> bool:
+    """Write the model and compute the reference while the server is running, if there is enough memory; return whether both exist."""
+    if _available_memory() < work.bytes + RESERVED_MEMORY:
         return False
     folder = _clean_folder(work)
     with suppress(Failure), _launcher(work):
-        _reference(work, folder, owner)
+        _prepare_reference(work, folder, owner)
         return True
     _clean_folder(work)
     return False
 
 
-def prove(work: ProofWork, owner: Owner) -> Any:
+def prove(work: ProofWork, owner: OwnsPort) -> Any:
     """Return a Proof as JSON."""
     start_time = time.monotonic()
     folder = Path(work.folder, FOLDER)
     try:
-        if not (_model(work, folder).exists() and _read_reference(work, folder)):
+        if not (_model_path(work, folder).exists() and _read_reference(work, folder)):
             _clean_folder(work)
         with _launcher(work), ThreadPoolExecutor(len(work.devices)) as threads:
-            reference = _reference(work, folder, owner)
-            verdicts = threads.map(lambda side: _judge(work, folder, owner, reference, side), work.devices)
+            reference = _prepare_reference(work, folder, owner)
+            verdicts = threads.map(lambda side: _judge_side(work, folder, owner, reference, side), work.devices)
             proof = Proof(0, devices=tuple(verdicts))
             if len(reference.answers) < len(questions.list_questions(work.context)):
                 _reference_path(work, folder).unlink()  # the head may be less busy next time
@@ -109,7 +109,7 @@ def prove(work: ProofWork, owner: Owner) -> Any:
 
 
 def read_record(path: Path) -> Record:
-    """Return the verdicts that the head keeps; none if they cannot be read."""
+    """Return the verdicts recorded on the head; none if they cannot be read."""
     try:
         return typed_json.parse(Record, reading.read_object(path, RECORD_BYTES))
     except (OSError, ValueError):
@@ -117,21 +117,21 @@ def read_record(path: Path) -> Record:
 
 
 def keep_verdicts(path: Path, proof: Proof) -> None:
-    """Add verdicts to the record. Those of a plan to which a cluster may go back stay.
+    """Add verdicts to the record. Verdicts of a plan to which the cluster may return stay.
 
     :raises OSError: the record cannot be written.
     """
-    record = read_record(path).with_verdicts(proof.devices, VERDICTS)
+    record = read_record(path).with_verdicts(proof.devices, MAX_VERDICTS)
     replace_file(path, json.dumps(typed_json.dump(record)) + "\n", 0o644)
 
 
 def _clean_folder(work: ProofWork) -> Path:
-    """Return the folder of the proof with nothing but the last references: models, also those of a proof that was killed, are large."""
+    """Remove everything from the folder of the proof except the last references, because models are large; return the folder."""
     folder = Path(work.folder, FOLDER)
     folder.mkdir(mode=0o700, exist_ok=True)
     references = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in {*folder.iterdir()} - {*references[-REFERENCES:]}:
-        if path.is_dir():  # caches of drivers: it is llama-server's home
+    for path in {*folder.iterdir()} - {*references[-MAX_REFERENCES:]}:
+        if path.is_dir():  # drivers' caches, because this folder is llama-server's home
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
@@ -143,7 +143,7 @@ def _reference_path(work: ProofWork, folder: Path) -> Path:
     return folder / f"{work.processor.id}-{Path(work.model).stat().st_mtime_ns}.json"
 
 
-def _model(work: ProofWork, folder: Path) -> Path:
+def _model_path(work: ProofWork, folder: Path) -> Path:
     return folder / f"{work.processor.id}.gguf"
 
 
@@ -161,12 +161,12 @@ def _read_reference(work: ProofWork, folder: Path) -> Reference | None:
     return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*bounds))
 
 
-def _reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
-    """Return the processor's answers and the bounds that follow from its variants. Write the model and the reference unless they are there.
+def _prepare_reference(work: ProofWork, folder: Path, owner: OwnsPort) -> Reference:
+    """Return the processor's answers, and the bounds derived from its variants. Write the model and the reference if they are missing.
 
-    :raises Failure: there is nothing to compare with.
+    :raises Failure: there is no reference for a comparison.
     """
-    if not _model(work, folder).exists():
+    if not _model_path(work, folder).exists():
         _write_model(work, folder)
     reference = _read_reference(work, folder)
     if not reference:
@@ -178,29 +178,29 @@ def _reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
 def _write_model(work: ProofWork, folder: Path) -> None:
     """Write the layers as a model.
 
-    :raises Failure: the disk is too full, or the model is not one.
+    :raises Failure: the disk is too full, or the file is not a model.
     """
     free_bytes = shutil.disk_usage(work.folder).free
-    if free_bytes < work.bytes + FREE_DISK:
+    if free_bytes < work.bytes + RESERVED_DISK:
         raise Failure(
-            f"{work.folder} has {free_bytes // MIB} MiB free, too little for a file with {len(work.layers)} layers ({work.bytes // MIB} MiB): free some space"
+            f"{work.folder} has {free_bytes // MIB} MiB free, too little for a file with {len(work.layers)} layers ({work.bytes // MIB} MiB): free disk space"
         )
     try:
         partial_file = folder / "partial"
         layer_sample.write_sample(work.model, partial_file, work.layers)
-        partial_file.replace(_model(work, folder))
+        partial_file.replace(_model_path(work, folder))
     except gguf.GGUFError as error:
         raise Failure(f"{work.model} {error}") from None
     except OSError as error:
         raise Failure(f"a file with layers of {work.model} cannot be written: {printable(error)}") from None
 
 
-def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference:
-    """Let the processor answer, and its variants.
+def _compute_reference(work: ProofWork, folder: Path, owner: OwnsPort) -> Reference:
+    """Collect the answers of the processor and of its variants.
 
-    :raises Failure: it computes no numbers.
+    :raises Failure: the processor does not compute numbers.
     """
-    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model(work, folder)))))
+    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model_path(work, folder)))))
     prompts = questions.list_questions(work.context)
     name = f"{work.processor.name} with {len(work.layers)} layers"
     try:
@@ -226,24 +226,24 @@ def _compute_reference(work: ProofWork, folder: Path, owner: Owner) -> Reference
     return Reference(tokens, reference, bounds)
 
 
-def _judge(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
-    """Return the verdict on a device; if it is incorrect, with the first settings that help."""
-    verdict = _compare(work, folder, owner, reference, side)
-    if verdict.is_correct or not work.remedies or LATE.search(verdict.failure or ""):
+def _judge_side(work: ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: Side) -> Verdict:
+    """Return the verdict on a device; if it computes incorrectly, with the first settings that help."""
+    verdict = _compare_side(work, folder, owner, reference, side)
+    if verdict.is_correct or not work.remedies or LATE_PATTERN.search(verdict.failure or ""):
         return verdict
     for remedy in work.remedies:
-        if _compare(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).is_correct:
+        if _compare_side(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).is_correct:
             return verdict._replace(remedy=f"with {remedy.setting}, it computes correctly")
     return verdict._replace(
         remedy=f"none of these settings helps: {'; '.join(remedy.setting for remedy in work.remedies)}"
     )
 
 
-def _compare(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> Verdict:
+def _compare_side(work: ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: Side) -> Verdict:
     verdict = Verdict(side.id, side.name, work.micro_batch)
     prompts = questions.list_questions(work.context)
     try:
-        answers = _answers(work, folder, owner, reference, side)
+        answers = _collect_answers(work, folder, owner, reference, side)
     except Failure as failure:
         return verdict._replace(failure=str(failure))
     groups = questions.distances(prompts, reference.answers, answers)
@@ -253,7 +253,7 @@ def _compare(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
     return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place, longest=longest)
 
 
-def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, side: Side) -> list[Answer]:
+def _collect_answers(work: ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: Side) -> list[Answer]:
     """Return the answers of a device, whose worker may have just been started.
 
     :raises Failure: it does not answer all questions.
@@ -265,29 +265,29 @@ def _answers(work: ProofWork, folder: Path, owner: Owner, reference: Reference, 
                 prompts = questions.list_questions(work.context)[: len(reference.answers)]
                 return server.answers(prompts, reference.tokens)
         except Failure as failure:
-            lost_match = LOST.search(str(failure))
-            if lost_match and not is_retry:  # an abort repeats itself, a broken connection does not
+            lost_match = LOST_PATTERN.search(str(failure))
+            if lost_match and not is_retry:  # an abort would happen again, unlike a broken connection
                 time.sleep(RESTART_SECONDS)
                 deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
-            elif not UNREACHABLE.search(str(failure)) or time.monotonic() > deadline:
+            elif not UNREACHABLE_PATTERN.search(str(failure)) or time.monotonic() > deadline:
                 raise
             time.sleep(1)
 
 
 class _Server(NamedTuple):
-    """A llama-server of one side, which the launcher runs."""
+    """The llama-server of a side, which the launcher runs."""
 
     connection: socket.socket
-    """to the launcher, which sends the exit status"""
+    """connection to the launcher, which sends the exit status"""
     log: Path
     address: str
     patience: int
-    owner: Owner
+    owner: OwnsPort
 
     def wait(self) -> None:
-        """Wait until it is healthy.
+        """Wait until the server is healthy.
 
-        :raises Failure: it crashes, or it is not healthy in time.
+        :raises Failure: the server crashes, or is not healthy in time.
         """
         deadline = time.monotonic() + self.patience
         while self._ask("/health", HEALTH_SECONDS).status != 200:
@@ -296,7 +296,7 @@ class _Server(NamedTuple):
             time.sleep(PAUSE_SECONDS)
 
     def status(self, seconds: float = 0) -> int | None:
-        """Wait so long for the exit status, and return it; None while it runs."""
+        """Wait for the exit status, and return it; None if the program is still running."""
         if not select.select([self.connection], [], [], seconds)[0]:
             return None
         with suppress(OSError, ValueError):
@@ -304,13 +304,13 @@ class _Server(NamedTuple):
         return -signal.SIGKILL  # with its launcher
 
     def tokens(self, vocabulary: int) -> Tokens:
-        """Return the tokens of prompts, text in the model's own vocabulary.
+        """Return the tokens for prompts, in the model's own vocabulary.
 
-        :raises Failure: it gives none.
+        :raises Failure: the server does not convert the text.
         """
         lists = []
-        for special in (False, True):
-            question = {"content": plain_text.TEXT, "add_special": special}
+        for adds_special in (False, True):
+            question = {"content": plain_text.TEXT, "add_special": adds_special}
             reply = self._ask("/tokenize", self.patience, question)
             with suppress(ValueError, KeyError, TypeError):
                 lists.append([int(token) for token in reading.parse(reply.text)["tokens"]])
@@ -323,18 +323,18 @@ class _Server(NamedTuple):
     def answers(self, prompts: Sequence[Question], tokens: Tokens, seconds: float = math.inf) -> list[Answer]:
         """Return the answers to questions.
 
-        :param seconds: time after which no further long prompts are asked.
-        :raises Failure: it does not answer them.
+        :param seconds: time after which no further long prompts are sent.
+        :raises Failure: the server does not answer them.
         """
         answers, deadline = [], time.monotonic() + seconds
         for question in prompts:
-            if question.length > questions.LONGEST_SHORT and time.monotonic() > deadline:
+            if question.length > questions.MAX_SHORT_LENGTH and time.monotonic() > deadline:
                 break
-            answers.append(self._answer(tokens.prompt(question), question.grows))
+            answers.append(self._answer(tokens.prompt(question), question.continues))
         return answers
 
-    def _answer(self, prompt: Sequence[int], grows: bool) -> Answer:
-        question = {"prompt": [*prompt], "cache_prompt": grows, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
+    def _answer(self, prompt: Sequence[int], continues: bool) -> Answer:
+        question = {"prompt": [*prompt], "cache_prompt": continues, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
         reply = self._ask("/v1/completions", self.patience, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
@@ -342,7 +342,7 @@ class _Server(NamedTuple):
         raise self.failure(f"answered a prompt of {len(prompt)} tokens with {printable(reply.text, 200)!r}")
 
     def _ask(self, path: str, seconds: float, question: Any = None) -> replies.Reply:
-        """Ask this process: a program of another account may listen on a port that it has not taken yet."""
+        """Send a request to this process: until it listens, a program of another account may use its port."""
 
         def objection() -> str | None:
             _host, colon, port = self.address.rpartition(":")
@@ -351,17 +351,17 @@ class _Server(NamedTuple):
         return replies.ask(self.address, path, seconds, question, objection=objection)
 
     def failure(self, default_text: str) -> Failure:
-        """Return how it crashed, or else the given behaviour, with the most telling line of its log."""
-        lines = reading.end_of(self.log, LOG_BYTES).splitlines()
-        shown_lines = lines[-1:]
+        """Return how the server crashed, or else the default text, with the most relevant line of its log."""
+        lines = reading.read_end(self.log, LOG_BYTES).splitlines()
+        reasons = lines[-1:]
         for pattern in REASON_PATTERNS:
             matches = [line for line in lines if re.search(pattern, line, re.IGNORECASE)]
             if matches:
-                shown_lines = matches
+                reasons = matches
                 break
         status = self.status()
         text = default_text if status is None else f"crashes {progress.describe_exit(status)}"
-        return Failure(printable(f"{text}: {shown_lines[-1].strip() if shown_lines else 'its log is empty'}", 600))
+        return Failure(printable(f"{text}: {reasons[-1].strip() if reasons else 'its log is empty'}", 600))
 
 
 @contextmanager
@@ -373,14 +373,14 @@ def _launcher(work: ProofWork) -> Iterator[None]:
     devnull: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(work.launcher, preexec_fn=progress.die_with_parent, **devnull) if work.launcher else None
     try:
-        with _connection(work):
+        with _connect(work):
             yield
     finally:
         if process:
             progress.stop_process(process, STOP_SECONDS)
 
 
-def _connection(work: ProofWork) -> socket.socket:
+def _connect(work: ProofWork) -> socket.socket:
     """Return a connection to the launcher.
 
     :raises Failure: it does not answer.
@@ -399,17 +399,17 @@ def _connection(work: ProofWork) -> socket.socket:
 
 
 @contextmanager
-def _serve(work: ProofWork, folder: Path, owner: Owner, side: Side) -> Iterator[_Server]:
-    """Run a healthy llama-server that no other account can reach, and stop it.
+def _serve(work: ProofWork, folder: Path, owner: OwnsPort, side: Side) -> Iterator[_Server]:
+    """Run a healthy llama-server that no other account can reach, and stop it afterwards.
 
-    :raises Failure: it does not become healthy.
+    :raises Failure: the server does not become healthy.
     """
-    with tempfile.TemporaryDirectory(prefix="", dir=folder) as private_folder, _connection(work) as connection:
-        address = f"{private_folder}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.free_port()}"
+    with tempfile.TemporaryDirectory(prefix="", dir=folder) as private_folder, _connect(work) as connection:
+        address = f"{private_folder}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.find_free_port()}"
         host, _colon, port = address.rpartition(":")
-        place = ["--host", host, "--port", port] if host else ["--host", address]
-        argv = words.command_line_of_build([*side.argv, "--model", str(_model(work, folder)), *place])
-        environment = {"PATH": commands.SEARCH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
+        address_options = ["--host", host, "--port", port] if host else ["--host", address]
+        argv = words.command_line_of_build([*side.argv, "--model", str(_model_path(work, folder)), *address_options])
+        environment = {"PATH": commands.SEARCH_PATH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private_folder, "log")
         connection.sendall(json.dumps([argv, environment, str(log)]).encode() + b"\n")
         server = _Server(connection, log, address, work.patience, owner)

@@ -18,9 +18,9 @@ class Side(NamedTuple):
     """A device that computes the layers, or the head's processor."""
 
     id: PlanId
-    """hash of everything that its result depends on, except the size of a micro-batch"""
+    """hash of everything that affects its result, except the size of a micro-batch"""
     name: Line
-    """host and device, for people"""
+    """readable name: host and device"""
     argv: tuple[str, ...]
     """command line of llama-server, without model and address"""
 
@@ -31,24 +31,24 @@ class Remedy(NamedTuple):
     setting: Line
     """variables and their values"""
     words: tuple[str, ...]
-    """words after the command line of a side"""
+    """words to append to a side's command line"""
 
 
 class ProofWork(NamedTuple):
-    """Work of the head. Its runner adds model and address to the command lines."""
+    """Work of the head, whose runner adds model and address to the command lines."""
 
     model: PathText
     layers: tuple[Annotated[int, Number(0, 512)], ...]
     """numbers of the layers that are computed"""
     bytes: Size
-    """size of a file of these"""
+    """size of a file with these layers"""
     folder: PathText
-    """folder of that file while the proof runs"""
+    """folder for this file while the proof runs"""
     account: Optional[Word]
     """account of the services"""
     environment: Mapping[str, str]
     launcher: tuple[str, ...]
-    """command line of the launcher that runs the command lines; empty if a service runs it"""
+    """command line of the launcher that runs the servers; empty if a service runs the launcher"""
     sockets: bool
     """whether llama-server listens on Unix sockets"""
     context: Annotated[int, Number(1, 1 << 20)]
@@ -56,35 +56,35 @@ class ProofWork(NamedTuple):
     micro_batch: Count
     """tokens that a device computes together"""
     limit_s: Seconds
-    """time after which the processor answers no further long prompts, so that a slow one holds nobody up"""
+    """time after which the processor answers no further long prompts, so that a slow processor does not delay the run"""
     patience: Seconds
-    """time in which a server has to be healthy, and to answer each question"""
+    """time limit for a server to be healthy, and for each answer"""
     processor: Side
     variants: tuple[tuple[str, ...], ...]
-    """words after the processor's command line with which it computes in another correct way"""
+    """words to append to the processor's command line, with which it computes in another correct way"""
     devices: tuple[Side, ...]
     remedies: tuple[Remedy, ...] = ()
     """settings to try on a device that computes incorrectly"""
 
 
 class Verdict(NamedTuple):
-    """How a device computes, compared with the head's processor."""
+    """Result of comparing a device with the head's processor."""
 
     id: PlanId
-    """that of its side"""
+    """id of its side"""
     name: Line
     micro_batch: Count
-    """that of the work"""
+    """micro-batch of the work"""
     distance: Figure = 0.0
-    """largest distance from the processor, in parts of its bound"""
+    """largest distance from the processor, relative to its bound"""
     bound: Figure = 0.0
-    """largest distance that counts as correct there"""
+    """largest distance that counts as correct for these prompts"""
     place: Line = ""
     """prompts with that distance"""
     longest: Absent[Count] = None
-    """tokens of the longest prompt that was compared, if the processor had no time for all prompts"""
+    """tokens of the longest compared prompt, if the processor had no time for all prompts"""
     failure: Absent[Line] = None
-    """how llama-server crashed, with the line of its log"""
+    """how llama-server crashed, with a line of its log"""
     remedy: Absent[Line] = None
     """settings that help, if some were tried"""
 
@@ -94,7 +94,7 @@ class Verdict(NamedTuple):
         return not self.failure and self.distance <= self.bound
 
     def sentence(self) -> str:
-        """Return the verdict for people."""
+        """Return the verdict as a sentence."""
         figures = f"distance {self.distance:.3f}, allowed {self.bound:.3f}"
         result = (
             f"computes correctly ({figures})"
@@ -113,7 +113,7 @@ class Proof(NamedTuple):
     seconds: Count
     """duration"""
     untested: Absent[Line] = None
-    """why nothing could be compared"""
+    """reason why nothing could be compared"""
     devices: tuple[Verdict, ...] = ()
 
     def failures(self) -> list[str]:
@@ -122,12 +122,12 @@ class Proof(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The verdicts that the head keeps, the newest last, so that a device is not proven twice."""
+    """Verdicts on the head, the newest last, so that a device is not proven twice."""
 
     verdicts: tuple[Verdict, ...]
 
     def valid_verdicts(self, work: ProofWork) -> dict[str, Verdict]:
-        """Return id → verdict of the work's devices that computed correctly with micro-batches at least as large."""
+        """Return by id the verdicts of the work's devices that computed correctly with micro-batches at least as large."""
         ids = {side.id for side in work.devices}
         return {
             verdict.id: verdict

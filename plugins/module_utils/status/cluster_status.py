@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Status of a cluster, from its plan and the hosts' reports. Reads and changes nothing."""
+"""Status of a cluster, from its plan and the hosts' reports. This module reads and changes nothing on hosts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import expected_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import load_goal
 
 HARMLESS_KINDS = ("unneeded",)
-"""Kinds of differences that leave a cluster healthy: leftovers that could be removed."""
+"""Kinds of differences that do not make a cluster unhealthy: leftovers that could be removed."""
 RUNNING_STATES = ("running", "waiting")
 """States of a service whose process runs as planned."""
 SERVING_STATES = ("serving", ASLEEP, "fallback")
 
 
 class StatusAnswer(NamedTuple):
-    """Answer of a host to the question for its status."""
+    """Answer of a host about its status."""
 
     condition: types.Condition | None = None
     drift: Drift | None = None
-    """Differences from its part of the plan; None if it was not compared."""
+    """Differences from the host's part of the plan; None if the host was not compared."""
     reason: str = ""
-    """Reason why there is no condition."""
+    """Reason for a missing condition."""
     reachable: bool = True
 
 
@@ -166,7 +166,7 @@ def _cluster(
         asleep_s=max(0, clock - record.since) if state == ASLEEP else None,
         without=record.without if state == "fallback" else (),
         waiting_for=record.waiting_for,
-        load=loading.progress_of(record.load, expected_of(plan if is_single_model else None)) if record.load else None,
+        load=loading.progress_of(record.load, load_goal(plan if is_single_model else None)) if record.load else None,
     )
 
 
@@ -175,7 +175,7 @@ def serious_differences(host: types.HostStatus) -> list[Difference]:
     return [entry for entry in host.differences or () if entry.kind not in HARMLESS_KINDS]
 
 
-def _problems_of_host(host: types.HostStatus) -> Iterator[str]:
+def _host_problems(host: types.HostStatus) -> Iterator[str]:
     if host.said:
         yield f"{host.name} {'could not be examined' if host.reachable else 'does not answer'}: {host.said}"
         return
@@ -191,9 +191,9 @@ def _problems_of_host(host: types.HostStatus) -> Iterator[str]:
 def problems_of(
     cluster: types.ClusterStatus, hosts: Sequence[types.HostStatus], refusal: str = "", other_plan: str = ""
 ) -> tuple[str, ...]:
-    """Return the reasons why a cluster is not healthy, each without a full stop."""
+    """Return the reasons why a cluster is not healthy, without full stops."""
     problems = []
-    bare_hosts = [host.name for host in hosts if not host.said and not host.installed]
+    empty_hosts = [host.name for host in hosts if not host.said and not host.installed]
     if cluster.state == "fallback":
         problems.append(serving.describe_absence(cluster.without))
     elif cluster.state == "unknown":
@@ -204,9 +204,9 @@ def problems_of(
         problems.append(f"the balancer sends no requests to {cluster.head}: {cluster.balancer}")
     if refusal:
         problems.append(f"the inventory has no plan: {refusal}")
-    if bare_hosts and cluster.state != "not installed":
-        problems.append(f"nothing is installed on {', '.join(bare_hosts)}")
-    problems += [problem for host in hosts if host.name not in bare_hosts for problem in _problems_of_host(host)]
+    if empty_hosts and cluster.state != "not installed":
+        problems.append(f"nothing is installed on {', '.join(empty_hosts)}")
+    problems += [problem for host in hosts if host.name not in empty_hosts for problem in _host_problems(host)]
     if cluster.verified and not cluster.verified.passed:
         failures = "; ".join(cluster.verified.failed)
         problems.append(f"the last verification failed{f': {failures}' * bool(failures)}")
@@ -224,8 +224,8 @@ def make_status(
 ) -> types.Status:
     """Return the status of a cluster.
 
-    :param other_plan: sentence about a plan that runs instead of the inventory's, as after a rollback.
-    :param balancer: status of its server at the balancer; None without a balancer.
+    :param other_plan: sentence about a plan that runs instead of the inventory's, for example after a rollback.
+    :param balancer: status of the cluster's server on the balancer; None without a balancer.
     """
     head = plan.head.host if plan else next(iter(heads), None)
     hosts = tuple(_host(host, host == head, plan, answer) for host, answer in answers.items())

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Part of a bug bundle that a host reports: logs, kernel and drivers, without secrets."""
+"""A host's part of a bug bundle: logs, kernel and drivers, without secrets."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading, redaction
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import Ask
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
-LOG_LINES, TEXT_LENGTH = 2000, 400_000
-"""Lines of a journal and characters of each text; the last ones are kept."""
-VERSIONS = "/etc/os-release /proc/version /proc/driver/nvidia/version"
+MAX_LOG_LINES, MAX_TEXT_LENGTH = 2000, 400_000
+"""Maximum number of journal lines, and maximum length of each text; only the end is kept."""
+VERSION_FILES = "/etc/os-release /proc/version /proc/driver/nvidia/version"
 DRIVERS = "amdgpu nvidia i915 xe asahi mlx5_core thunderbolt_net"
 COMMANDS = (
     "uname -a",
-    f"sh -c 'grep -s . {VERSIONS}; cd /sys/module && for name in {DRIVERS}; do grep -s . $name/version /dev/null; done; true'",
+    f"sh -c 'grep -s . {VERSION_FILES}; cd /sys/module && for name in {DRIVERS}; do grep -s . $name/version /dev/null; done; true'",
     "nvidia-smi",
     "rocminfo",
     "vulkaninfo --summary",
@@ -32,23 +32,23 @@ COMMANDS = (
 
 
 def system_texts(ask: Ask = commands.output) -> str:
-    """Return kernel, drivers and the kernel's messages of the last hour, each under its command."""
+    """Return the outputs of commands about the kernel, its drivers and its messages of the last hour, each below its command."""
     texts = [(command, ask(shlex.split(command))) for command in COMMANDS]
     return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in texts if text.strip())
 
 
-def _logs(place: places.InstallationPaths) -> Iterable[tuple[str, str]]:
-    definitions = places.defined_services(place.service_manager, place.units)
-    manager = services.manager_of(place)
+def _logs(paths: installation.InstallationPaths) -> Iterable[tuple[str, str]]:
+    definitions = installation.defined_services(paths.service_manager, paths.units)
+    manager = services.manager_of(paths)
     for service in definitions:
-        yield f"{service}.log", manager.log(service, LOG_LINES, "short-iso")
+        yield f"{service}.log", manager.log(service, MAX_LOG_LINES, "short-iso")
 
 
 def read_report(scope: str, key_file: str | None) -> dict[str, str]:
-    """Return name → text."""
+    """Return the texts of the report by name."""
     secrets: dict[str, str] = {}
     with suppress(OSError):
         keys = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
         secrets = {line.strip(): "API key" for line in keys.splitlines()}
-    texts = {"system.txt": system_texts(), **dict(_logs(places.place_of(scope)))}
-    return {name: redaction.redact(text[-TEXT_LENGTH:], secrets) for name, text in texts.items() if text}
+    texts = {"system.txt": system_texts(), **dict(_logs(installation.detect_paths(scope)))}
+    return {name: redaction.redact(text[-MAX_TEXT_LENGTH:], secrets) for name, text in texts.items() if text}

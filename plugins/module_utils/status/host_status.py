@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Current state of a host and its services, read on that host. No worker is asked: its clients are read from the kernel's sockets."""
+"""Current state of a host and its services, read on that host. Workers are not contacted: their clients are read from the kernel's socket tables."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import place as places
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation, resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services as managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, serving_record, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
@@ -28,11 +27,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 ASK_SECONDS = 1.0
-"""Longest time for an answer of llama-server: it answers at once while it loads a model, and within a batch while it computes."""
+"""Time limit for an answer from llama-server: it answers at once while it loads a model, and within a batch while it computes."""
 
 
-def _verification(path: Path) -> VerificationStatus | None:
-    """Return the record of the last verification on the head, with the age of its file; None if it is missing or has another form."""
+def _read_verification(path: Path) -> VerificationStatus | None:
+    """Return the record of the last verification on the head, with the age of its file; None if it is missing or invalid."""
     try:
         age = max(0, int(time.time() - path.stat().st_mtime))
         return typed_json.parse(VerificationStatus, {**reading.read_object(path, evidence.RECORD_BYTES), "age_s": age})
@@ -40,17 +39,20 @@ def _verification(path: Path) -> VerificationStatus | None:
         return None
 
 
-def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan | None) -> types.HeadCondition | None:
-    """Return what launcher, verify and llama-server report on the head; None on hosts without any of these."""
-    folder = Path(place.prefix, "state")
-    record, verification = serving_record.read_record(folder), _verification(Path(place.prefix, names.VERIFICATION))
+def _head(
+    paths: installation.InstallationPaths, account: str | None, head: HeadPlan | None
+) -> types.HeadCondition | None:
+    """Return the reports of the launcher, verify and llama-server on the head; None on other hosts."""
+    folder = Path(paths.prefix, "state")
+    record = serving_record.read_record(folder)
+    verification = _read_verification(Path(paths.prefix, names.VERIFICATION_FILE))
     if not head and not record and not verification:
         return None
     is_current = bool(record and Path(f"/proc/{record.process}").exists())
     health: Health | None = None
     models: tuple[ModelStatus, ...] = ()
     if head:
-        commands = processes.account_processes(place.prefix, account)
+        commands = processes.account_processes(paths.prefix, account)
         is_current = bool(record and record.process in commands)
         client = Client(head, lambda: commands)
         health = client.health(0, ASK_SECONDS)
@@ -61,22 +63,22 @@ def _head(place: places.InstallationPaths, account: str | None, head: HeadPlan |
         health=health,
         serving=record,
         current=is_current,
-        waits_for=evidence.wait_reasons(evidence.handshakes(folder / runtime.HANDSHAKES).workers),
-        ends=evidence.exits(folder / runtime.EXITS),
+        waits_for=evidence.wait_reasons(evidence.read_handshakes(folder / runtime.HANDSHAKES).workers),
+        ends=evidence.read_exits(folder / runtime.EXITS),
         verified=verification,
         models=models,
     )
 
 
 def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -> tuple[Drift | None, types.Condition]:
-    """Return how the host differs from its part of the plan (None without a plan), and its condition."""
-    place = places.place_of(scope)
+    """Return the host's differences from its part of the plan (None without a plan), and its condition."""
+    paths = installation.detect_paths(scope)
     if host_plan:
-        _check_place(places.place_in(host_plan), place)
-    drift = state.drift(host_plan._replace(port_probes=())) if host_plan else None
+        _check_paths(installation.planned_paths(host_plan), paths)
+    drift = state.compare_host(host_plan._replace(port_probes=())) if host_plan else None
     services = drift.services if drift else {}
-    definitions = places.defined_services(place.service_manager, place.units)
-    manager = managers.manager_of(place)
+    definitions = installation.defined_services(paths.service_manager, paths.units)
+    manager = managers.manager_of(paths)
     clock = time.time()
     start_times = {name: processes.start_time(service.pid) for name, service in services.items()}
     return drift, types.Condition(
@@ -87,20 +89,20 @@ def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -
             for name, start_time in start_times.items()
         },
         restarts=manager.restarts(definitions),
-        resources=resources.read_resources([place.prefix, place.cache]),
-        head=_head(place, host_plan.account if host_plan else None, head),
+        resources=resources.read_resources([paths.prefix, paths.cache]),
+        head=_head(paths, host_plan.account if host_plan else None, head),
     )
 
 
-def _check_place(planned_place: places.InstallationPaths, actual_place: places.InstallationPaths) -> None:
-    """Check the place of the installation. The plan comes from facts that lay on the head, and root runs programs and removes files below the
+def _check_paths(planned_paths: installation.InstallationPaths, actual_paths: installation.InstallationPaths) -> None:
+    """Check the paths of the installation. The plan comes from facts stored on the head, and root runs programs and removes files below the
     prefix: a compromised head must not choose it.
 
-    :raises Refusal: the plan and this host have the installation in different places.
+    :raises Refusal: the installation has different paths in the plan and on this host.
     """
-    for key, planned_value, actual_value in zip(places.InstallationPaths._fields, planned_place, actual_place):
+    for key, planned_value, actual_value in zip(installation.InstallationPaths._fields, planned_paths, actual_paths):
         if planned_value != actual_value:
             raise Refusal(
                 f"{key} is {validation.show(planned_value)} in the facts cached on the head, but {actual_value} on this host: run site.yml to gather facts "
-                "again. If this persists, treat the head as compromised (docs/security.md)"
+                "again. If the paths still differ, treat the head as compromised (docs/security.md)"
             )

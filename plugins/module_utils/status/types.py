@@ -39,11 +39,11 @@ class HeadCondition(NamedTuple):
     health: Optional[Health]
     """answer of llama-server; null if its address is unknown"""
     serving: Optional[ServingRecord]
-    """record of the launcher; null if it left none that can be read"""
+    """record of the launcher; null if it is missing or unreadable"""
     current: bool
     """whether that launcher runs"""
     waits_for: tuple[Line, ...]
-    """workers that did not complete the handshake, a sentence for each"""
+    """sentences about workers that did not complete the handshake"""
     ends: Exits
     """exits of llama-server"""
     verified: Optional[VerificationStatus]
@@ -56,16 +56,16 @@ UNKNOWN_CONDITION = HeadCondition(None, None, False, (), Exits(0, "", ()), None)
 
 
 class Condition(NamedTuple):
-    """State of a host, read there."""
+    """State of a host, read on the host."""
 
     now: int
-    """its clock, seconds since 1970"""
+    """time on its clock, in seconds since 1970"""
     service_states: Mapping[str, Annotated[str, ("running", "failed", "stopped")]]
     """service → its state in the service manager"""
     uptimes_s: Mapping[str, Optional[int]]
     """planned service → seconds since its process started"""
     restarts: Mapping[str, int]
-    """service → restarts by its manager, if it counts them"""
+    """service → restarts by its manager, if the manager counts them"""
     resources: resources.Resources
     """memory and disks"""
     head: Optional[HeadCondition] = None
@@ -86,7 +86,7 @@ class WorkerStatus(NamedTuple):
     used: Optional[bool]
     """whether the head uses it"""
     state: str
-    """running, stopped, failed, waiting; different: with another command line or environment; foreign: another program has its port"""
+    """running, stopped, failed, waiting; different: with another command line or environment; foreign: another program uses its port"""
     uptime_s: Optional[int]
     """seconds since its process started"""
     restarts: Optional[int]
@@ -103,11 +103,11 @@ class HostStatus(NamedTuple):
     is_head: bool
     """whether it is the head"""
     said: str
-    """reason why nothing is known about it; empty if it answered"""
+    """reason why its state is unknown; empty if it answered"""
     reachable: bool
     """whether it answered"""
     installed: bool
-    """whether a service of the collection is defined there"""
+    """whether a service of the collection is defined on it"""
     workers: tuple[WorkerStatus, ...]
     """its workers"""
     resources: Optional[resources.Resources]
@@ -144,7 +144,7 @@ class ClusterStatus(NamedTuple):
     state: str
     """serving, asleep, fallback, loading, waiting, starting, stopped, failed, silent, running (a head without a plan), unknown or not installed"""
     detail: str
-    """explanation by the server or its launcher of a state other than serving"""
+    """explanation of a state other than serving, by the server or its launcher"""
     head: Optional[str]
     """name of the head"""
     url: Optional[str]
@@ -154,7 +154,7 @@ class ClusterStatus(NamedTuple):
     planned: Optional[ReleaseStatus]
     """planned release; null without a plan"""
     running_builds: tuple[str, ...]
-    """ids of the builds whose programs run, on all hosts that were compared"""
+    """ids of the builds whose programs are running, on all hosts that were compared"""
     as_planned: Optional[bool]
     """whether all hosts are as planned; null if unknown"""
     uptime_s: Optional[int] = None
@@ -166,9 +166,9 @@ class ClusterStatus(NamedTuple):
     asleep_s: Optional[int] = None
     """seconds since llama-server fell asleep; null if it is awake"""
     without: tuple[str, ...] = ()
-    """workers that the fallback leaves out"""
+    """workers that the fallback does not use"""
     waiting_for: tuple[str, ...] = ()
-    """endpoints of the workers that it waits for"""
+    """endpoints of the workers for which it waits"""
     load: Optional[loading.LoadProgress] = None
     """progress while the model is loading; null otherwise, and if the kernel does not report it"""
     verified: Optional[VerificationStatus] = None
@@ -176,7 +176,7 @@ class ClusterStatus(NamedTuple):
     models: Annotated[tuple[ModelStatus, ...], ABSENT] = ()
     """state of each of several models; missing with one model"""
     balancer: Absent[str] = None
-    """status of this replica at the balancer, in HAProxy's words; missing without a balancer"""
+    """status of this replica on the balancer, in HAProxy's words; missing without a balancer"""
 
 
 class Status(NamedTuple):
@@ -185,7 +185,7 @@ class Status(NamedTuple):
     schema: Annotated[int, Number(SCHEMA, SCHEMA)]
     """2"""
     time: int
-    """clock of the controller, seconds since 1970"""
+    """time on the controller's clock, in seconds since 1970"""
     cluster: ClusterStatus
     """state of the cluster"""
     hosts: tuple[HostStatus, ...]
@@ -193,6 +193,6 @@ class Status(NamedTuple):
     unplanned: str
     """reason why there is no plan; otherwise empty"""
     other: str
-    """plan that serves instead of the inventory's, as after a rollback; otherwise empty"""
+    """plan that serves instead of the inventory's, for example after a rollback; otherwise empty"""
     problems: tuple[str, ...]
-    """reasons why the cluster is not healthy; empty if it is"""
+    """reasons why the cluster is not healthy; empty if it is healthy"""

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Collect evidence on the head: server, workers, links, and differences of the head from its part of the plan."""
+"""Collects evidence on the head: server, workers, links, and differences of the head from its part of the plan."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 RECORD_BYTES = 1024 * 1024
-"""Limit of a file of the launcher."""
-LINE_LENGTH = 500
-"""Number of characters shown of a log line."""
+"""Size limit of the launcher's files."""
+MAX_LINE_LENGTH = 500
+"""Maximum length of a log line."""
 PROMPT = "The first three prime numbers are"
 MAX_TOKENS, ANSWER_TOKENS = 16, 64
-"""Limits of an answer and of the known answer, which may never end if it is incorrect."""
+"""Maximum tokens of an answer, and of the known answer, which may be endless if it is incorrect."""
 ANSWER_SECONDS, SHORT_ANSWER_SECONDS = 300, 60
-"""Time limit of an answer, and the one of a cluster without one of its hosts, because a frozen worker blocks the head."""
+"""Time limit of an answer, and the limit if a host of the cluster is absent, because a frozen worker blocks the head."""
 LIST_SECONDS = 5.0
 MIN_SECONDS = 1.0
 """Shortest time to wait for one of several models."""
@@ -61,71 +61,71 @@ WORKER_SECONDS = 3.0
 def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     """Return the evidence on this head.
 
-    :param seconds: how long to wait for the server.
+    :param seconds: time to wait for the server.
     """
     head, host = subject.head, subject.hosts[subject.head.host]
     folder = Path(host.state)
-    processes_now = partial(processes.account_processes, host.prefix, host.account)
-    client = Client(head, processes_now)
-    health, running = client.health(seconds), processes_now()
-    launchers = [pid for pid, argv in running.items() if argv == [*head.launcher, "--", *head.argv]]
+    find_processes = partial(processes.account_processes, host.prefix, host.account)
+    client = Client(head, find_processes)
+    health, running_processes = client.health(seconds), find_processes()
+    launchers = [pid for pid, argv in running_processes.items() if argv == [*head.launcher, "--", *head.argv]]
     record = serving_record.launcher_record(folder, launchers)
-    model, sleeps = subject.named_model, bool(record and record.state == ASLEEP)
+    model, is_asleep = subject.named_model, bool(record and record.state == ASLEEP)
     if model:
         loaded_names = (
             {status.name for status in client.models(LIST_SECONDS) if status.state == "loaded"} if not wake else ()
         )
-        sleeps = not (wake or model.name in loaded_names)
-    elif health.healthy and sleeps:
+        is_asleep = not (wake or model.name in loaded_names)
+    elif health.healthy and is_asleep:
         health = Health(
             True, "ok; the server was asleep until this check woke it" if wake else "ok; the server is asleep"
         )
-    ask = health.healthy and (wake or not sleeps)
-    if model and ask:  # this starts loading it
+    may_ask = health.healthy and (wake or not is_asleep)
+    if model and may_ask:  # this starts loading it
         reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_SECONDS))
         if reply.text.startswith(replies.TIMEOUT_TEXT):
-            health, ask = Health(False, server_client.LOADING), False
-    completion = _complete(client, subject) if ask else None
+            health, may_ask = Health(False, server_client.LOADING), False
+    completion = _ask_question(client, subject) if may_ask else None
     log = _start_log(folder, model)
     evidence = Evidence(
         health=health,
-        exits=exits(folder / runtime.EXITS),
+        exits=read_exits(folder / runtime.EXITS),
         log=_printable_lines(runtime.last_lines(log)),
-        handshakes=handshakes(folder / runtime.HANDSHAKES, launchers),
-        links=_links(host.prefix, subject.links),
-        fallback=_served_fallback(host, running),
+        handshakes=read_handshakes(folder / runtime.HANDSHAKES, launchers),
+        links=_link_measurements(host.prefix, subject.links),
+        fallback=_served_fallback(host, running_processes),
         lock=cluster_lock.read_holder(Path(host.prefix)),
-        verdicts=run.read_record(Path(host.prefix, names.PROOF)).verdicts,
-        readings=_earlier_readings(Path(host.prefix, names.READING)),
+        verdicts=run.read_record(Path(host.prefix, names.PROOFS_FILE)).verdicts,
+        readings=_read_earlier_readings(Path(host.prefix, names.READINGS_FILE)),
     )
-    hosts = {worker.endpoint: name for name, part in subject.hosts.items() for worker in part.workers}
+    hosts = {worker.endpoint: name for name, host_plan in subject.hosts.items() for worker in host_plan.workers}
     hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
     if not health.healthy:
         load = record.load if record and record.state == LOADING else None
         return evidence._replace(waits_for=wait_reasons(evidence.handshakes.workers, hosts), load=load)
     if completion and completion.error:
-        endpoints = {entry.endpoint for entry in subject.placement if entry.endpoint}
+        endpoints = {placed_device.endpoint for placed_device in subject.placement if placed_device.endpoint}
         new_handshakes = _probe_missing_workers(endpoints, evidence.handshakes.workers)
         workers = {**evidence.handshakes.workers, **new_handshakes}
         evidence = evidence._replace(
             handshakes=evidence.handshakes._replace(workers=workers),
             waits_for=wait_reasons(new_handshakes, hosts, "the model needs"),
         )
-    first_load = log.partition(server.FALLS_ASLEEP)[0]
+    first_load = log.partition(server.SLEEP_MARK)[0]
     return evidence._replace(
         server=ServerEvidence(
-            start_log.buffers(first_load),
+            start_log.parse_buffers(first_load),
             _rdma_connections(subject, host),
             completion,
             _read_text(client, subject) if completion and not completion.error else None,
             replies.has_page(client.ask("/", WORKER_SECONDS)),
             client.certificate_names() if head.tls_certificate_file else (),
         ),
-        drift=state.drift(host),
+        drift=state.compare_host(host),
     )
 
 
-def _earlier_readings(path: Path) -> tuple[Reading, ...]:
+def _read_earlier_readings(path: Path) -> tuple[Reading, ...]:
     try:
         return typed_json.parse(ReadingRecord, reading.read_object(path, RECORD_BYTES)).readings
     except (OSError, ValueError):
@@ -139,9 +139,9 @@ def _read_text(client: Client, subject: Subject) -> Reading | None:
 
 
 def _rdma_connections(subject: Subject, host: HostPlan) -> int:
-    """Count those of the llama-server that answers now. Each of several models has its own."""
+    """Return the number of RDMA connections of the llama-server that answers. Each of several models has its own process."""
     model = subject.named_model
-    option = (server.ALIAS, model.name) if model else (server.PORT, str(subject.head.port))
+    option = (server.ALIAS_OPTION, model.name) if model else (server.PORT_OPTION, str(subject.head.port))
     return sum(
         progress.rdma_connections(process)
         for process, argv in processes.account_processes(host.prefix, host.account).items()
@@ -159,10 +159,10 @@ def _start_log(folder: Path, model: ServedModel | None) -> str:
 
 
 def _printable_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(printable(line, LINE_LENGTH) for line in lines[: runtime.LAST_LINES + runtime.ERROR_LINES])
+    return tuple(printable(line, MAX_LINE_LENGTH) for line in lines[: runtime.LAST_LINES + runtime.ERROR_LINES])
 
 
-def exits(path: Path) -> Exits:
+def read_exits(path: Path) -> Exits:
     """Return the exits of llama-server that the launcher recorded."""
     try:
         record = reading.read_object(path, RECORD_BYTES)
@@ -173,10 +173,10 @@ def exits(path: Path) -> Exits:
         return Exits(0, "", ())
 
 
-def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
+def read_handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
     """Return the handshakes that the launcher recorded.
 
-    :param launchers: processes of the launcher, if known. The record of another process is outdated.
+    :param launchers: processes of the launcher, if known. A record by another process is outdated.
     """
     try:
         record = typed_json.parse(RecordedHandshakes, reading.read_object(path, RECORD_BYTES))
@@ -190,7 +190,7 @@ def handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
 
 
 def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
-    """Return new handshakes of a model's workers without a connection: the router is healthy without them, and its answer names none."""
+    """Return new handshakes with a model's unconnected workers: the router is healthy without them, and its answer does not name them."""
     connections = server.connected_endpoints(progress.parse_tcp_table(text_of(progress.TCP_TABLE)), [*endpoints])
     return {
         endpoint: rpc.probe(*rpc.place_of(endpoint), WORKER_SECONDS, workers[endpoint].protocol)
@@ -200,23 +200,23 @@ def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Han
 
 
 def wait_reasons(
-    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), verb: str = "the head waits for"
+    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), start: str = "the head waits for"
 ) -> tuple[str, ...]:
-    """Return a sentence for each worker that the head's launcher waits for, or that a model needs.
+    """Return a sentence about each worker for which the head's launcher waits, or that a model needs.
 
     :param hosts: endpoint → host, if known.
     """
     owners = {endpoint: f"{host}'s " for endpoint, host in hosts.items()}
     return tuple(
-        f"{verb} {owners.get(endpoint, '')}worker {endpoint}: {answer.state}, {answer.detail}"
+        f"{start} {owners.get(endpoint, '')}worker {endpoint}: {answer.state}, {answer.detail}"
         for endpoint, answer in sorted(workers.items())
         if answer.state != "ok"
     )
 
 
-def _links(prefix: str, names_of_hosts: Iterable[str]) -> dict[str, LinkMeasurement | None]:
+def _link_measurements(prefix: str, host_names: Iterable[str]) -> dict[str, LinkMeasurement | None]:
     links = host_facts.measured_links(prefix)
-    return {name: typed_json.parse(LinkMeasurement, links[name]) if name in links else None for name in names_of_hosts}
+    return {name: typed_json.parse(LinkMeasurement, links[name]) if name in links else None for name in host_names}
 
 
 def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFallback | None:
@@ -227,19 +227,19 @@ def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFal
     return None
 
 
-def _complete(client: Client, subject: Subject) -> Completion:
+def _ask_question(client: Client, subject: Subject) -> Completion:
     model = subject.named_model
     question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS, "n_probs": 1}
     if not subject.has_known_answer:
         question.update(prompt=PROMPT, max_tokens=MAX_TOKENS)
     argv = (model or subject.head).argv
-    embeds = replies.textless_path(argv)
-    if embeds:
+    path = replies.textless_path(argv)
+    if path:
         question = replies.question_without_text(PROMPT)
     if model:
         question["model"] = model.name
-    sleeps = server.SLEEP in argv
+    may_sleep = server.SLEEP_OPTION in argv
     patience = (SHORT_ANSWER_SECONDS if subject.unreachable_hosts else ANSWER_SECONDS) + (
-        subject.head.start_timeout if sleeps else 0
+        subject.head.start_timeout if may_sleep else 0
     )
-    return server_client.completion(client.ask(embeds or "/v1/completions", patience, question), bool(embeds))
+    return server_client.parse_completion(client.ask(path or "/v1/completions", patience, question), bool(path))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compare the reports of hosts with the plan, check by check."""
+"""Compares the reports of hosts with the plan, check by check."""
 
 from __future__ import annotations
 
@@ -35,58 +35,58 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 ROUNDING_MIB = 0.02
-"""Rounding error of a few log lines together, each with two decimal places."""
-EVIDENCE_LENGTH = 500
-"""Number of recorded characters of a check."""
+"""Total rounding error of a few log lines with two decimal places each."""
+MAX_EVIDENCE_LENGTH = 500
+"""Maximum length of a recorded check."""
 ASLEEP_NOTE = "the model is not loaded (asleep); use -e llama_verify_wake=true to test it"
 PROOF_NOTE = "; not proven in this run, because the running server occupies the workers: run stop.yml, then site.yml with the same llama_proof"
 MAX_READINGS = 16
-"""Number of recorded readings."""
+"""Maximum number of recorded readings."""
 MAX_BITS = 2.0
-"""Bits per byte of plain English. Language models need 0.8 to 1.4, guessing among equally likely tokens 3.5 to 4."""
+"""Bits per byte of plain English. Language models need 0.8 to 1.4; guessing among equally likely tokens needs 3.5 to 4."""
 MAX_RATIO = 1.07
-"""Perplexity divided by that of an earlier reading. Correct builds and devices differ by less than 1.02."""
+"""Perplexity divided by an earlier reading's. Correct builds and devices differ by a factor of less than 1.02."""
 MAX_FAILED_CHECKS = 20
-"""Number of recorded failed checks."""
+"""Maximum number of recorded failed checks."""
 
 
 class Observations(NamedTuple):
     """Observations of a cluster that its head did not report."""
 
     hosts: Mapping[str, Drift]
-    """Hosts that answered → their differences from the plan."""
+    """Differences from the plan of each host that answered."""
     probes: Mapping[str, str | None]
-    """Endpoint at the address by which the controller reaches the host → the controller's address if it could connect, else None."""
+    """Endpoint at an address that the controller can reach → the controller's address if it could connect, otherwise None."""
     changed_hosts: Collection[str] = ()
-    """Hosts that the run changed and then compared again."""
+    """Hosts that the run changed and compared again afterwards."""
     other_models: Sequence[Evidence] = ()
-    """Evidence of several models after the first."""
+    """Evidence about several models after the first."""
     unproven: bool = False
-    """Whether the operator asked for a proof that this run did not make."""
+    """Whether the operator requested a proof that this run did not make."""
 
 
 def evidence_of(head: str, data: Any) -> Evidence:
     """Return the evidence in the head's report.
 
-    :raises Refusal: it has another form. A compromised head may report anything.
+    :raises Refusal: the report is invalid. A compromised head may report anything.
     """
     evidence = typed_json.parse_report(head, "the server", Evidence, data)
     if evidence.health.healthy != bool(evidence.server):
-        raise typed_json.format_refusal(head, "the server", "server does not match its health")
+        raise typed_json.format_refusal(head, "the server", "the server's state does not match its health")
     return evidence
 
 
 def judge(plan: Plan, evidence: Evidence, observations: Observations) -> Report:
-    """Return the report on a cluster. Collecting the evidence compared its head again."""
+    """Return the report on a cluster. The evidence includes a new comparison of its head."""
     healthy, checks = evidence.health.healthy, []
     if healthy and plan.head.fallback_after is not None:
-        checks.append(_fallback(plan, evidence))
+        checks.append(_check_fallback(plan, evidence))
     plan = served_plan(plan, evidence)
-    checks += [*_releases(plan, observations), *_closed_ports(plan, observations)]
-    checks += [_link(host, measurement) for host, measurement in evidence.links.items()]
-    checks.append(_health(plan, evidence))
+    checks += [*_check_releases(plan, observations), *_check_ports(plan, observations)]
+    checks += [_check_link(host, measurement) for host, measurement in evidence.links.items()]
+    checks.append(_check_health(plan, evidence))
     if evidence.server:
-        checks += _handshakes(plan, evidence.handshakes)
+        checks += _check_handshakes(plan, evidence.handshakes)
         notes = {"computes": PROOF_NOTE} if observations.unproven else {}
         model_checks = _check_models(plan, [evidence, *observations.other_models])
         checks += [check._replace(evidence=f"{check.evidence}{notes.get(check.name, '')}") for check in model_checks]
@@ -97,17 +97,17 @@ def judge(plan: Plan, evidence: Evidence, observations: Observations) -> Report:
     return Report(SCHEMA, plan.cluster, passed, tuple(checks))
 
 
-def _health(plan: Plan, evidence: Evidence) -> Check:
+def _check_health(plan: Plan, evidence: Evidence) -> Check:
     detail = "; ".join(evidence.waits_for or [evidence.health.detail])
     return _check("health", plan.head.url, evidence.health.healthy, detail)
 
 
-def left_asleep(evidence: Evidence) -> bool:
+def was_asleep(evidence: Evidence) -> bool:
     return bool(evidence.server and not evidence.server.completion)
 
 
 def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
-    """Return the readings that the head keeps: the best of each model, so that several small losses do not add up unnoticed."""
+    """Return the readings for the head to keep: the best reading of each model, so that several small losses do not add up unnoticed."""
     best_readings = {reading.id: reading for reading in evidence[0].readings}
     for reading in [entry.server.reading for entry in evidence if entry.server and entry.server.reading]:
         reference = best_readings.pop(reading.id, reading)
@@ -116,13 +116,13 @@ def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
 
 
 def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
-    """Return the part of a report that the head keeps."""
-    failures = tuple(check.sentence()[:EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
+    """Return the part of a report for the head to keep."""
+    failures = tuple(check.sentence()[:MAX_EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
     return VerificationStatus(0, report.passed, failures, plan.release.ref, asleep)
 
 
 def serving_failure(subject: Subject, evidence: Evidence) -> str | None:
-    """Return why a started head does not serve, and the remedy; None if it is healthy and has answered."""
+    """Return the reason why a started head does not serve, and the remedy; None if it is healthy and has answered."""
     if not evidence.server:
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
         return f"llama-server is not healthy: {reasons}. {advice(subject, evidence)}".rstrip()
@@ -146,35 +146,35 @@ def _explained_completion(evidence: Evidence, server: ServerEvidence) -> Complet
 
 
 def advice(subject: Subject, evidence: Evidence) -> str:
-    """Return advice on an unhealthy server: on the workers that its launcher waits for, or else the end of its log."""
+    """Return advice on an unhealthy server: about the workers for which its launcher waits, or else the end of its log."""
     waits_for = evidence.waits_for
     if not waits_for:
         return "The last lines of its log (errors first):\n" + "\n".join(evidence.log) if evidence.log else ""
-    external = [
+    external_workers = [
         worker
         for worker in subject.external_workers
         if any(f"worker {worker.endpoint}:" in sentence for sentence in waits_for)
     ]
-    places = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external)
+    worker_names = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external_workers)
     texts = (
         [
-            f"{places} is not managed by this collection: start the worker on its host, with a release that has the head's protocol."
+            f"{worker_names} is not managed by this collection: start the worker on its host, with a release that uses the head's protocol."
         ]
-        if external
+        if external_workers
         else []
     )
-    if len(external) < len(waits_for):
+    if len(external_workers) < len(waits_for):
         texts.append(
-            f"{', '.join(subject.unreachable_hosts)} did not answer the controller either: start that host or check its network."
+            f"{', '.join(subject.unreachable_hosts)} did not answer the controller either: start the host or check its network."
             if subject.unreachable_hosts
-            else "If the worker's host answers and the process runs, the network blocks the worker's port or another head uses the worker: check firewalls "
-            "and routes between head and worker."
+            else "If the worker's host answers and the process is running, either the network blocks the worker's port, or another head uses the worker: check "
+            "firewalls and routes between head and worker."
         )
     return " ".join(texts)
 
 
 def served_plan(plan: Plan, evidence: Evidence) -> Plan:
-    """Return the plan with the placement and workers of the fallback that the head serves on."""
+    """Return the plan with the placement and workers of the fallback on which the head serves."""
     fallback = evidence.fallback.find_in(plan.fallbacks) if evidence.fallback else None
     if not fallback:
         return plan
@@ -193,26 +193,26 @@ def _check(name: str, subject: str, passed: bool | None, evidence: str) -> Check
     return Check(name, subject, status, printable(evidence))
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+def _count(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def _fallback(plan: Plan, evidence: Evidence) -> Check:
+def _check_fallback(plan: Plan, evidence: Evidence) -> Check:
     """Check whether the head serves the whole plan rather than a fallback."""
     fallback = evidence.fallback
     if not fallback:
         absences = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} absences"
         return _check("fallback", plan.head.url, True, f"not needed; planned for {absences}")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
-    text = f"the head serves without {fallback.name} since {since} UTC and will return to all workers once {fallback.name} answers"
+    text = f"the head has served without {fallback.name} since {since} UTC, and will return to all workers when {fallback.name} answers"
     return _check("fallback", plan.head.url, False, text)
 
 
-def _releases(plan: Plan, observations: Observations) -> Iterator[Check]:
+def _check_releases(plan: Plan, observations: Observations) -> Iterator[Check]:
     for name, host in plan.hosts.items():
         report = observations.hosts.get(name)
         if not report:
-            text = "the host did not answer, so nothing was changed or compared on it"
+            text = "the host did not answer, so it was neither changed nor compared"
             yield _check("release", name, False, text)
             continue
         faults = [
@@ -228,7 +228,7 @@ def _releases(plan: Plan, observations: Observations) -> Iterator[Check]:
 
 
 def _foreign_clients(host: HostPlan, report: Drift) -> Iterator[str]:
-    """Yield clients of workers other than the head, as the workers' host sees them. A worker serves one client."""
+    """Yield clients of workers that are not the head, according to the workers' host. A worker serves a single client."""
     for service in host.services:
         if service.kind == "worker":
             clients = set(report.services[service.name].clients) - _addresses_of_head(host, service)
@@ -244,27 +244,27 @@ def _addresses_of_head(host: HostPlan, service: ServicePlan) -> set[str]:
 
 
 class Attempt(NamedTuple):
-    """An attempt to connect to a worker from elsewhere than the head."""
+    """An attempt to connect to a worker from a host other than the head."""
 
     origin: str
     source: str
-    connected: bool
+    is_connected: bool
 
 
-def _attempts(plan: Plan, observations: Observations, owner: str, end: str) -> Iterator[Attempt]:
-    """Yield attempts of the controller and of other hosts, if they were made after the last change of the port's owner."""
-    if end in observations.probes:
-        source = observations.probes[end]
+def _attempts(plan: Plan, observations: Observations, port_host: str, endpoint: str) -> Iterator[Attempt]:
+    """Yield attempts by the controller and other hosts, unless the port's host changed after the attempt."""
+    if endpoint in observations.probes:
+        source = observations.probes[endpoint]
         yield Attempt("the controller", source or "", source is not None)
     for name, report in observations.hosts.items():
-        is_stale = owner in observations.changed_hosts and name not in observations.changed_hosts
-        if name in plan.hosts and end in plan.hosts[name].port_probes and not is_stale:
+        is_stale = port_host in observations.changed_hosts and name not in observations.changed_hosts
+        if name in plan.hosts and endpoint in plan.hosts[name].port_probes and not is_stale:
             yield from (
-                Attempt(name, probe.source, probe.open) for probe in report.port_probes if probe.endpoint == end
+                Attempt(name, probe.source, probe.open) for probe in report.port_probes if probe.endpoint == endpoint
             )
 
 
-def _closed_ports(plan: Plan, observations: Observations) -> Iterator[Check]:
+def _check_ports(plan: Plan, observations: Observations) -> Iterator[Check]:
     for name, host in plan.hosts.items():
         for worker in host.workers:
             yield _check(
@@ -278,7 +278,7 @@ def _closed_ports(plan: Plan, observations: Observations) -> Iterator[Check]:
 def _judge_port(
     plan: Plan, observations: Observations, name: str, host: HostPlan, worker: WorkerPlan
 ) -> tuple[bool | None, str]:
-    end = worker.tunnel or worker.endpoint
+    endpoint = worker.tunnel or worker.endpoint
     service = (
         observations.hosts[name].services.get(names.service(f"worker-{worker.name}"))
         if name in observations.hosts
@@ -287,16 +287,16 @@ def _judge_port(
     listeners = [
         address for address in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(address))
     ]
-    if not {address.rsplit(":", 1)[0] for address in (worker.listens, end)}.issuperset(listeners):
-        return False, f"it listens on {', '.join(listeners)}"
+    if not {address.rsplit(":", 1)[0] for address in (worker.listens, endpoint)}.issuperset(listeners):
+        return False, f"the worker listens on {', '.join(listeners)}"
     if not worker.tunnel and is_loopback(worker.listens) and listeners:
-        return True, "listens on loopback only"
+        return True, "the worker listens on loopback only"
     if worker.tunnel and not (host.unit_closes or host.firewall_manager):
-        return None, "reachable from the network; protected by the tunnel key only"
-    attempts = list(_attempts(plan, observations, name, end))
+        return None, "the port is reachable from the network; only the tunnel key protects it"
+    attempts = list(_attempts(plan, observations, name, endpoint))
     heads = {source for rule in host.firewall for source in rule.sources}
     for attempt in attempts:
-        if attempt.connected and attempt.source not in heads:
+        if attempt.is_connected and attempt.source not in heads:
             if _accepts_open_port(plan, name):
                 return None, "the port is open, as accepted with llama_accept_advisories (unprotected-worker)"
             return (
@@ -304,10 +304,10 @@ def _judge_port(
                 f"{attempt.origin} can connect from {attempt.source}: close the port to all hosts except the head",
             )
     for attempt in attempts:
-        if not attempt.connected:
+        if not attempt.is_connected:
             source = f" from {attempt.source}" if attempt.source else ""
             return True, f"{attempt.origin} reaches the host{source}, but not this port"
-    return None, "not tested: no other host, nor the controller, can reach this address"
+    return None, "not tested: neither another host nor the controller can reach this address"
 
 
 def _accepts_open_port(plan: Plan, host: str) -> bool:
@@ -317,10 +317,10 @@ def _accepts_open_port(plan: Plan, host: str) -> bool:
     )
 
 
-def _link(host: str, measurement: LinkMeasurement | None) -> Check:
+def _check_link(host: str, measurement: LinkMeasurement | None) -> Check:
     """Show the last measurement of a link. There is no threshold, because it would depend on the model."""
     if not measurement:
-        return _check("link", host, None, "not measured yet: the next run that reaches both hosts measures the link")
+        return _check("link", host, None, "not measured yet: the next run that reaches both hosts measures it")
     texts = []
     if measurement.mbit_per_second is not None:
         texts.append(f"{measurement.mbit_per_second:.0f} Mbit/s")
@@ -329,26 +329,26 @@ def _link(host: str, measurement: LinkMeasurement | None) -> Check:
     if measurement.detail:
         texts.append(measurement.detail)
     if measurement.round_trip_ms is None:
-        texts.append("the head's ping got no answer: run with -e llama_link_measure=true to measure again")
+        texts.append("the head's ping was not answered: run with -e llama_link_measure=true to measure again")
     elif not measurement.requested:
-        texts.append("run with -e llama_link_measure=true to use it in planning")
+        texts.append("run with -e llama_link_measure=true to use this measurement in planning")
     return _check("link", host, measurement.round_trip_ms is not None or None, ", ".join(texts))
 
 
 def _check_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
-    """:param evidence: evidence of each of several models, or of the only one."""
+    """:param evidence: evidence about each of several models, or about the only model."""
     prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
     for prefix, part, entry in zip(prefixes, plan.per_model(), evidence):
-        checks = _check_model(part, entry, entry.server) if entry.server else [_health(part, entry)]
+        checks = _check_model(part, entry, entry.server) if entry.server else [_check_health(part, entry)]
         yield from (check._replace(subject=f"{prefix}{check.subject}") for check in checks)
 
 
 def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
     url, completion = plan.head.url, _explained_completion(evidence, server)
     if completion or server.buffers:
-        yield from (_buffers(entry, server.buffers) for entry in plan.placement)
+        yield from (_check_buffers(entry, server.buffers) for entry in plan.placement)
     if completion and not evidence.fallback:
-        yield from _rdma(plan, server)
+        yield from _check_rdma(plan, server)
     yield from _proof_check(plan, evidence) if not evidence.fallback else ()
     yield _check("known answer", url, *_judge_known_answer(plan.model, completion))
     yield _check("completion", url, *_judge_completion(completion))
@@ -357,7 +357,7 @@ def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iter
 
 
 def _proof_check(plan: Plan, evidence: Evidence) -> Iterator[Check]:
-    """Yield the result of the proof before the server started. Workers serve one head at a time, so a proof is impossible now."""
+    """Yield the result of the proof before the server started. Workers serve a single head, so a proof is impossible now."""
     proof = plan.head.proof
     if not proof:
         return
@@ -365,22 +365,22 @@ def _proof_check(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     if not proof.layers:
         yield _check("computes", devices, None, f"this model's layers cannot prove the devices: {proof.reason}")
         return
-    by_id = {verdict.id: verdict for verdict in evidence.verdicts}
-    verdicts = [by_id[device.id] for device in proof.devices if device.id in by_id]
-    unproven = [device.name for device in proof.devices if device.id not in by_id]
+    verdicts_by_id = {verdict.id: verdict for verdict in evidence.verdicts}
+    verdicts = [verdicts_by_id[device.id] for device in proof.devices if device.id in verdicts_by_id]
+    unproven_devices = [device.name for device in proof.devices if device.id not in verdicts_by_id]
     texts = [verdict.sentence() for verdict in verdicts]
-    if unproven:
+    if unproven_devices:
         texts.append(
-            f"{', '.join(unproven)}: not proven; site.yml proves devices before it starts the server, unless llama_proof is never"
+            f"{', '.join(unproven_devices)}: not proven; site.yml proves devices before it starts the server, unless llama_proof is never"
         )
     texts.append(f"by {proof.coverage(plan.model.layers)}")
     # The operator may serve without a proof, so an incorrect device does not fail this check.
-    passed = bool(verdicts) and not unproven and all(verdict.is_correct for verdict in verdicts)
+    passed = bool(verdicts) and not unproven_devices and all(verdict.is_correct for verdict in verdicts)
     yield _check("computes", devices, passed or None, "; ".join(texts))
 
 
 def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvidence) -> tuple[bool | None, str]:
-    """Return whether the model reads plain text like a language model, and as well as before."""
+    """Return whether the model reads plain text like a language model, and no worse than before."""
     if not identifier:
         return None, "this model generates no text"
     reading = server.reading
@@ -396,16 +396,16 @@ def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvi
         )
         return False, text
     if not reference:
-        return True, f"{text}; no earlier reading to compare with"
+        return True, f"{text}; there is no earlier reading for comparison"
     ratio = reading.ratio(reference)
-    text += f", perplexity {ratio:.3f} times that of the best reading so far"
+    text += f", perplexity {ratio:.3f} times the best reading's so far"
     if ratio > MAX_RATIO:
         text += f", more than {MAX_RATIO:g}: the release, a device or the model file is worse than before"
     return ratio <= MAX_RATIO, text
 
 
-def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
-    """Check that no worker planned for RDMA is reached over TCP. Connections do not show which worker they belong to."""
+def _check_rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
+    """Check that the head reaches no worker planned for RDMA over TCP. Connections do not show their workers."""
     endpoints = {entry.endpoint for entry in plan.placement}
     workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.used and worker.rdma]
     rdma_endpoints = [worker.endpoint for worker in workers if worker.endpoint in endpoints]
@@ -414,14 +414,14 @@ def _rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
         text = f"{server.rdma} of {len(rdma_endpoints)} workers are reached over RDMA"
         if not passed:
             text += (
-                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: look for the last lines with «RDMA» in start.log on the "
-                "head and in these workers' logs"
+                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: see the last lines with «RDMA» in start.log on the "
+                "head, and in these workers' logs"
             )
         yield _check("rdma", plan.head.host, passed, text)
 
 
-def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
-    """Check the workers that the plan uses. Other external workers may serve another head."""
+def _check_handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
+    """Check the workers that the plan uses. Unused external workers may serve another head."""
     capacities = {entry.endpoint: entry.capacity_mib for part in plan.per_model() for entry in part.placement}
     workers: list[WorkerPlan | ExternalWorkerPlan] = [worker for host in plan.hosts.values() for worker in host.workers]
     for worker in [*workers, *plan.external_workers]:
@@ -437,12 +437,12 @@ def _handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
 def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -> tuple[bool, str]:
     """Return whether a worker answered as planned, and its answer.
 
-    :param needed_mib: MiB that the plan may put there.
+    :param needed_mib: MiB that the plan may place on the worker.
     """
     answer = handshakes.workers.get(endpoint)
     if not answer:
-        no_handshake = "the launcher on the head recorded no handshake with this worker before llama-server started"
-        return False, handshakes.error or no_handshake
+        reason = "the launcher on the head recorded no handshake with this worker before llama-server started"
+        return False, handshakes.error or reason
     if answer.state != "ok":
         return False, f"{answer.state}: {answer.detail}"
     total = sum(device.total_mib for device in answer.devices)
@@ -452,8 +452,8 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -
     return False, f"{text}, planned: 1 device with {needed_mib} MiB or more"
 
 
-def _buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[str, float]]) -> Check:
-    """Check that a device holds as much of the model and its cache as planned."""
+def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[str, float]]) -> Check:
+    """Check that a device holds the planned amounts of the model and its cache."""
     buffers = logged_buffers.get(entry.device, {})
     faults, bounds = [], ""
     for kind, key, planned_mib in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):

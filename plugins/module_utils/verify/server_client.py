@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Client of llama-server on the head: health, models and completions."""
+"""Client for llama-server on the head: health, models and completions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 HEALTH_SECONDS = 5
 KEY_BYTES = 64 * 1024
 """Limit of the files with API keys and the certificate."""
-LINE_LENGTH = 500
-"""Number of characters shown of an invalid answer."""
+MAX_TEXT_LENGTH = 500
+"""Maximum length of an invalid answer in messages."""
 LOADING = "the model is loading"
 """Health detail of a server that answers 503."""
 PARTIAL_CHAIN = 0x80000
 """X509_V_FLAG_PARTIAL_CHAIN of OpenSSL, with which a server's own certificate verifies it, as with curl."""
 MIN_LOGARITHM = -1e30
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
-"""State in an answer of /models (server-models.cpp of 0.3.36) → our state."""
+"""Our state for each state in an answer of /models (server-models.cpp of 0.3.36)."""
 
 
 def first_key(path: str | None) -> str | None:
@@ -42,12 +42,12 @@ def first_key(path: str | None) -> str | None:
 
 
 class Client:
-    """Client that reaches the server like any other."""
+    """Client that uses the server's public interface."""
 
-    def __init__(self, head: HeadPlan, processes_now: Callable[[], Collection[int]]) -> None:
-        """:param processes_now: returns the processes of the cluster. No other process gets the key, and llama-server may start after this."""
-        self._place, self._key_file = head.own_url.split("//", 1)[1], head.api_key_file
-        self._processes_now = processes_now
+    def __init__(self, head: HeadPlan, find_processes: Callable[[], Collection[int]]) -> None:
+        """:param find_processes: returns the cluster's present processes. Only they may receive the key, and llama-server may start later."""
+        self._address, self._key_file = head.own_url.split("//", 1)[1], head.api_key_file
+        self._find_processes = find_processes
         self._certificate: bytes | None = None
         self._objection, path = "", head.tls_certificate_file
         self._certificate_file = path
@@ -62,17 +62,17 @@ class Client:
             )
 
     def health(self, seconds: float, patience: float = HEALTH_SECONDS) -> Health:
-        """Wait until the server is healthy, or until the time is over. Do not wait for a server with another certificate, which it keeps until it exits.
+        """Wait until the server is healthy, or the time limit has passed. Do not wait for a server with another certificate, which it keeps until it exits.
 
         :param patience: time limit of a single answer.
         """
         deadline = time.monotonic() + seconds
         while not self._objection:
-            reply = replies.ask(self._place, "/health", patience, certificate=self._certificate)
+            reply = replies.ask(self._address, "/health", patience, certificate=self._certificate)
             if reply.status == 200:
                 return Health(True, "ok")
             if reply == (0, replies.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
-                return Health(False, LOADING if reply.status == 503 else _error(reply))
+                return Health(False, LOADING if reply.status == 503 else _error_text(reply))
             time.sleep(0.5)
         return Health(False, self._objection)
 
@@ -82,19 +82,19 @@ class Client:
         :raises OSError: the key cannot be read.
         """
         key = first_key(self._key_file)
-        address, port = self._place.rsplit(":", 1)
+        address, port = self._address.rsplit(":", 1)
 
         def objection() -> str | None:
-            """Check the listener now that the connection exists: nothing else can receive the key."""
-            if not key or processes.is_served(address, int(port), self._processes_now()):
+            """Check the listener after connecting: then only this listener can receive the key."""
+            if not key or processes.is_served(address, int(port), self._find_processes()):
                 return None
-            return f"the API key was not sent: no program of the cluster listens on {self._place}"
+            return f"the API key was not sent: no program of the cluster listens on {self._address}"
 
-        return replies.ask(self._place, path, seconds, question, key, objection, self._certificate)
+        return replies.ask(self._address, path, seconds, question, key, objection, self._certificate)
 
     def certificate_names(self) -> tuple[str, ...]:
         """Return the names and addresses in the server's certificate; none without HTTPS."""
-        address, port = self._place.rsplit(":", 1)
+        address, port = self._address.rsplit(":", 1)
         with suppress(OSError):
             context = ssl.create_default_context(cafile=self._certificate_file)
             context.check_hostname = False
@@ -105,40 +105,40 @@ class Client:
         return ()
 
     def models(self, seconds: float) -> tuple[ModelStatus, ...]:
-        """Return the models of a router; none if its reply has another form."""
+        """Return the models of a router; none if its reply is invalid."""
         try:
-            return tuple(map(_model, reading.parse(self.ask("/models", seconds).text)["data"]))
+            return tuple(map(_parse_model, reading.parse(self.ask("/models", seconds).text)["data"]))
         except (ValueError, KeyError, TypeError, AttributeError):
             return ()
 
 
-def _model(entry: Any) -> ModelStatus:
+def _parse_model(entry: Any) -> ModelStatus:
     status = entry["status"]
     state = "failed" if status.get("failed") else MODEL_STATES.get(status["value"], "unloaded")
     return ModelStatus(printable(entry["id"]), state)
 
 
-def _error(reply: replies.Reply) -> str:
+def _error_text(reply: replies.Reply) -> str:
     text = printable(reply.text)
     return f"status {reply.status}: {text}" if reply.status else text
 
 
 def _is_logarithm(entry: Any) -> bool:
-    """Return whether a token has a probability. llama-server writes null, or the lowest number, if the model computes none."""
+    """Return whether a token has a probability. llama-server writes null, or the lowest number, if the model does not compute numbers."""
     value = entry["logprob"]
     return isinstance(value, (int, float)) and MIN_LOGARITHM < value <= 0
 
 
-def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
+def parse_completion(reply: replies.Reply, is_embedding: bool = False) -> Completion:
     """Parse llama-server's reply to a question.
 
-    :param embeds: whether it makes embeddings; then tokens are those of the question.
+    :param is_embedding: whether the server makes embeddings; then the tokens of the question count.
     """
     if reply.status != 200:
-        return Completion(error=_error(reply))
+        return Completion(error=_error_text(reply))
     try:
         answer = reading.parse(reply.text)
-        if embeds:
+        if is_embedding:
             return Completion("", int(answer["usage"]["prompt_tokens"]))
         speed, choice = answer.get("timings", {}).get("predicted_per_second"), answer["choices"][0]
         return Completion(
@@ -149,5 +149,5 @@ def completion(reply: replies.Reply, embeds: bool = False) -> Completion:
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Completion(
-            error=f"this is not an answer from llama-server ({printable(error, LINE_LENGTH)}): {printable(reply.text, LINE_LENGTH)}"
+            error=f"this is not an answer from llama-server ({printable(error, MAX_TEXT_LENGTH)}): {printable(reply.text, MAX_TEXT_LENGTH)}"
         )

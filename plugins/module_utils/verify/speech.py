@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Measure how well the served model predicts plain text, token by token, through all its layers."""
+"""Measures how well the served model predicts plain text, token by token, through all its layers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Reading
 
-TOKENS, MIN_TOKENS, SECONDS = 200, 48, 60.0
-"""Number of tokens to read, smallest number that gives a result, and time limit."""
+MAX_TOKENS, MIN_TOKENS, TIME_LIMIT = 200, 48, 60.0
+"""Maximum number of tokens to read, minimum number for a result, and time limit in seconds."""
 MIN_LOGARITHM = -100.0
-"""Logarithm that replaces a lower one. llama-server writes the lowest number for a token without any probability."""
+"""Logarithm that replaces lower values. llama-server writes the lowest number for a token without any probability."""
 FORCING_BIAS = 1e4
-"""Bias that makes the server choose a token. It reports the probability before the bias."""
+"""Bias that makes the server choose a token. The server reports the probability without the bias."""
 Ask = Callable[[str, float, Mapping[str, Any]], replies.Reply]
 """Function that asks the server: path, seconds and question."""
 
@@ -27,24 +27,24 @@ def take_reading(ask: Ask, identifier: str, model: str | None) -> Reading | None
     """Let the server read plain text.
 
     :param model: name of the model, if there are several.
-    :returns: None if the server does not report token probabilities, or is too slow.
+    :returns: the reading; None if the server does not report token probabilities, or is too slow.
     """
     selection = {"model": model} if model else {}
-    logarithms, size, deadline = [], 0, time.monotonic() + SECONDS
+    logarithms, text_bytes, deadline = [], 0, time.monotonic() + TIME_LIMIT
     with suppress(ValueError, KeyError, TypeError, IndexError):
         question = {"content": plain_text.TEXT, "add_special": True, "with_pieces": True, **selection}
-        entries = reading.parse(ask("/tokenize", SECONDS, question).text)["tokens"][: TOKENS + 1]
+        entries = reading.parse(ask("/tokenize", TIME_LIMIT, question).text)["tokens"][: MAX_TOKENS + 1]
         tokens = [int(entry["id"]) for entry in entries]
-        for place in range(1, len(tokens)):
+        for index in range(1, len(tokens)):
             if time.monotonic() > deadline:
                 break
-            question = {"prompt": tokens[:place], "max_tokens": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
-            question["logit_bias"] = [[tokens[place], FORCING_BIAS]]
-            reply = ask("/v1/completions", SECONDS, {**question, **selection})
+            question = {"prompt": tokens[:index], "max_tokens": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
+            question["logit_bias"] = [[tokens[index], FORCING_BIAS]]
+            reply = ask("/v1/completions", TIME_LIMIT, {**question, **selection})
             (entry,) = reading.parse(reply.text)["choices"][0]["logprobs"]["content"]
-            if entry["id"] != tokens[place]:
+            if entry["id"] != tokens[index]:
                 return None
             logarithms.append(min(0.0, max(MIN_LOGARITHM, float(entry["logprob"]))))
-            piece = entries[place]["piece"]
-            size += len(piece.encode() if isinstance(piece, str) else piece)
-    return Reading(identifier, tuple(logarithms), size) if len(logarithms) >= MIN_TOKENS else None
+            piece = entries[index]["piece"]
+            text_bytes += len(piece.encode() if isinstance(piece, str) else piece)
+    return Reading(identifier, tuple(logarithms), text_bytes) if len(logarithms) >= MIN_TOKENS else None

@@ -7,12 +7,12 @@ from __future__ import annotations
 import re
 
 MAX_DEVICES = 256
-"""Limit of devices in a log."""
+"""Maximum number of devices in a log."""
 BUFFER_LINE = r": +(\S{1,200})(?: +(model|KV|RS|compute|rotation|layer input|DSV4 \w{1,20} state))? buffer size =\s*([0-9]{1,12}(?:\.[0-9]{1,6})?) MiB"
 
 
-def buffers(log: str) -> dict[str, dict[str, float]]:
-    """Return device → kind → MiB from the log of one start.
+def parse_buffers(log: str) -> dict[str, dict[str, float]]:
+    """Return the MiB of each kind on each device, from the log of a single start.
 
     Kinds are model, KV (including recurrent states), compute, and in newer builds rotation and layer input. ik_llama.cpp does not print the kind model.
     A processor has several devices: CPU, AMX, CPU_REPACK and the like."""

@@ -34,7 +34,7 @@ class Subject(NamedTuple):
     model: ModelPlan
     head: HeadPlan
     hosts: Mapping[str, HostPlan]
-    """name → part of the plan; a kept plan has only the head's"""
+    """each host's part of the plan; a kept plan has only the head's part"""
     external_workers: tuple[ExternalWorkerPlan, ...]
     links: tuple[str, ...]
     fallbacks: tuple[FallbackPlan, ...]
@@ -44,12 +44,12 @@ class Subject(NamedTuple):
     """hosts that do not answer the controller; not part of a plan"""
 
     def per_model(self) -> "tuple[Subject, ...]":
-        """Return a subject for each of several models; this one with a single model."""
+        """Return a subject for each of several models; this subject with a single model."""
         return tuple(
             self._replace(
-                model=entry.model, placement=entry.placement, head=self.head._replace(models=(entry,), cpu=entry.cpu)
+                model=model.model, placement=model.placement, head=self.head._replace(models=(model,), cpu=model.cpu)
             )
-            for entry in self.head.models or ()
+            for model in self.head.models or ()
         ) or (self,)
 
     @property
@@ -68,7 +68,7 @@ class Health(NamedTuple):
 
     healthy: bool
     detail: Line
-    """answer, or reason for its absence"""
+    """answer, or reason why there is none"""
 
 
 class ModelStatus(NamedTuple):
@@ -86,11 +86,11 @@ class Exits(NamedTuple):
     number: Annotated[int, Number()]
     how: Line
     log: tuple[Line, ...]
-    """last lines before that"""
+    """last lines of the log before the last exit"""
 
 
 class RecordedHandshakes(NamedTuple):
-    """Record of the launcher about its workers."""
+    """The launcher's record of its workers."""
 
     process: int
     workers: Mapping[str, Handshake]
@@ -101,7 +101,7 @@ class Handshakes(NamedTuple):
 
     workers: Mapping[str, Handshake]
     error: Optional[Line] = None
-    """why the launcher's record of them cannot be used"""
+    """reason why the launcher's record of handshakes cannot be used"""
 
 
 class LinkMeasurement(NamedTuple):
@@ -110,13 +110,13 @@ class LinkMeasurement(NamedTuple):
     mbit_per_second: Optional[float]
     round_trip_ms: Optional[float]
     detail: Line
-    """why one of them is missing"""
+    """reason why a value is missing"""
     requested: bool
     """whether the plan uses it"""
 
 
 class ServedFallback(NamedTuple):
-    """The fallback that the head serves on."""
+    """The fallback on which the head serves."""
 
     name: str
     """`without` of the plan's `fallbacks`"""
@@ -153,7 +153,7 @@ class Reading(NamedTuple):
 
 
 class ReadingRecord(NamedTuple):
-    """Readings that the head keeps, the newest last."""
+    """Readings on the head, the newest last."""
 
     readings: tuple[Reading, ...]
 
@@ -181,7 +181,7 @@ class ServerEvidence(NamedTuple):
     reading: Optional[Reading] = None
     """how well it predicts plain text; null if unknown"""
     page: bool = False
-    """whether it has its chat page"""
+    """whether it serves its chat page"""
     certificate_names: tuple[Line, ...] = ()
     """names and addresses in its certificate"""
 
@@ -196,19 +196,19 @@ class Evidence(NamedTuple):
     handshakes: Handshakes
     links: Mapping[str, Optional[LinkMeasurement]]
     waits_for: tuple[Line, ...] = ()
-    """workers that the launcher waits for, or that a failed model needs, a sentence for each"""
+    """sentences about workers for which the launcher waits, or that a failed model needs"""
     load: Optional[LoadCounters] = None
     fallback: Optional[ServedFallback] = None
     server: Optional[ServerEvidence] = None
-    """null while it is not healthy"""
+    """evidence of the server; null while it is not healthy"""
     drift: Optional[Drift] = None
     """differences of the head from its part of the plan; null if it was not compared"""
     verdicts: tuple[Verdict, ...] = ()
-    """verdicts of proofs that the head keeps"""
+    """verdicts of proofs on the head"""
     readings: tuple[Reading, ...] = ()
     """earlier readings on the head"""
     lock: Optional[Run] = None
-    """run that may change the cluster"""
+    """run that may be changing the cluster"""
 
 
 class Check(NamedTuple):

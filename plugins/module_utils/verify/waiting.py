@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Wait for a started server: time limits, progress lines, and reasons for giving up."""
+"""Waits for a started server: time limits, progress lines, and reasons for giving up."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_cli
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Evidence, Health, Subject
 
 WORKER_SECONDS = 45
-"""Time limit for a worker whose process runs to answer the head."""
+"""Time limit for a running worker to answer the head."""
 LINE_SECONDS = 10.0
 """Time between two progress lines."""
 MAX_EXITS = 3
 """Number of exits of llama-server after which verify stops waiting."""
 
 
-def expected_of(plan: Plan | Subject | None) -> loading.ExpectedBytes:
+def load_goal(plan: Plan | Subject | None) -> loading.ExpectedBytes:
     """:param plan: plan; None if unknown."""
     if not plan or not plan.placement:
         return loading.ExpectedBytes()
@@ -30,19 +30,19 @@ def expected_of(plan: Plan | Subject | None) -> loading.ExpectedBytes:
     return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], cached)
 
 
-class Waiting:
-    """State of a wait.
+class ServerWait:
+    """State of waiting for a server.
 
     :param patience: time limit in seconds.
     """
 
     def __init__(self, subject: Subject, patience: float) -> None:
         self._subject, self._patience = subject, patience
-        self._expected = expected_of(subject)
+        self._expected = load_goal(subject)
         self._exits_before: int | None = None
-        self._shown_at = 0.0
+        self._last_line_seconds = 0.0
 
-    def end(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
+    def judge_wait(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
         """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
         if self._exits_before is None:
             self._exits_before = evidence.exits.number
@@ -50,8 +50,8 @@ class Waiting:
             return evidence
         if evidence.exits.number - self._exits_before >= MAX_EXITS:
             exits = evidence.exits
-            number = exits.number - self._exits_before
-            detail = f"llama-server exited {number} times while verify waited for it, the last time {exits.how}"
+            exit_count = exits.number - self._exits_before
+            detail = f"llama-server exited {exit_count} times while verify waited for it, the last time {exits.how}"
             return evidence._replace(health=Health(False, detail), waits_for=(), log=exits.log)
         limit = self._patience
         if evidence.waits_for:
@@ -67,11 +67,11 @@ class Waiting:
             return evidence._replace(health=Health(False, "; ".join(texts)))
         return evidence
 
-    def line(self, evidence: Evidence, elapsed: float) -> str | None:
+    def progress_line(self, evidence: Evidence, elapsed: float) -> str | None:
         """Return a progress line if one is due."""
-        if elapsed - self._shown_at < LINE_SECONDS:
+        if elapsed - self._last_line_seconds < LINE_SECONDS:
             return None
-        self._shown_at = elapsed - elapsed % LINE_SECONDS
+        self._last_line_seconds = elapsed - elapsed % LINE_SECONDS
         texts = evidence.waits_for or [evidence.health.detail, *self._progress(evidence)]
         return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed:.0f} s"
 

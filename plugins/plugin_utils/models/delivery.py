@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Delivery of a model's files to a host: compare, copy files of the controller, let the host download the rest in the background, and show progress."""
+"""Delivers a model's files to a host: copies files from the controller, lets the host download other files in the background, and shows progress."""
 
 import itertools
 import os
@@ -24,99 +24,100 @@ display = Display()
 
 LIMIT_SECONDS = 14 * 86400
 SILENCE_SECONDS = 3600
-"""Time without progress: a large file is being checked, and the host itself gives up on a server earlier."""
+"""Longest time without progress: checking a large file takes long, and the host itself gives up on a server earlier."""
 LINE_SECONDS = 10
 PAUSES = (0.5, 1, 1, 2, 5)
-"""Seconds before the first polls of a download; its progress is shown every LINE_SECONDS."""
+"""Seconds before the first polls of a download. A progress line appears every LINE_SECONDS."""
 
 
 def deliver(action: Action, arguments: ModelArguments) -> dict:
-    """Return the result of the module ``model`` for files that are fetched."""
+    """Return the result of the module ``model`` after fetching the files."""
     model_arguments = arguments._replace(token_file=None)
-    result = action.predict(**typed_json.dump(model_arguments))
+    result = action.run_in_check_mode(**typed_json.dump(model_arguments))
     if result.get("failed") or not result.get("changed"):
         return result
-    present_sizes = {row["path"]: row["have"] for row in result["fetch"]}
+    present_sizes = {entry["path"]: entry["have"] for entry in result["fetch"]}
     pending_files = [file for file in model_arguments.files if file.path in present_sizes]
     for file in pending_files:
-        display.display(_announcement_text(action.host, file, present_sizes[file.path]))
+        display.display(_announcement(action.host, file, present_sizes[file.path]))
     if action.check_mode:
         return result
     for file in pending_files:
         if model_files.is_copied(file):
             _copy(action, file)
     if arguments.token_file:
-        base = action.variables.get("inventory_dir") or ""
+        folder = action.variables.get("inventory_dir") or ""
         model_arguments = model_arguments._replace(
-            token=hub.read_token(os.path.join(base, os.path.expanduser(arguments.token_file)))
+            token=hub.read_token(os.path.join(folder, os.path.expanduser(arguments.token_file)))
         )
     progress = DownloadProgress(action, [file for file in pending_files if not model_files.is_copied(file)])
     pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
     remedy = "Run the playbook again to continue."
     job = BackgroundJob("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, progress.show, remedy)
-    answer = action.background(job, **typed_json.dump(model_arguments))
+    answer = action.run_in_background(job, **typed_json.dump(model_arguments))
     return answer if answer.get("failed") else {**answer, **result}
 
 
-def _announcement_text(host: str, file: ModelFilePlan, present_bytes: int) -> str:
-    """Return size and origin of a file, in a line for a person."""
+def _announcement(host: str, file: ModelFilePlan, present_bytes: int) -> str:
+    """Return a line with the size and origin of a file."""
     missing_bytes = (file.bytes or 0) - present_bytes
     present_note = f", {amount(present_bytes)} of it already present" if missing_bytes and present_bytes else ""
     verb = "copy" if model_files.is_copied(file) else "download"
-    action_text = (
+    task = (
         f"{amount(missing_bytes)} to {verb} from {web.printable_url(str(file.url))}{present_note}"
         if missing_bytes
         else "to be verified"
     )
-    return f"  [{host}] {file.name}: {action_text}"
+    return f"  [{host}] {file.name}: {task}"
 
 
 def _copy(action: Action, file: ModelFilePlan) -> None:
-    """Copy a file of the controller as ``ansible.builtin.copy`` does."""
+    """Copy a file from the controller like ``ansible.builtin.copy``."""
     folder = str(Path(file.path).parent)
-    result = action.module("ansible.builtin.file", path=folder, state="directory", mode="0755")
+    result = action.run_module("ansible.builtin.file", path=folder, state="directory", mode="0755")
     if not result.get("failed"):
         result = action.copy(_local_path(file), file.path)
     if result.get("failed"):
         raise AnsibleActionFail(
-            f"{_local_path(file)} of the controller could not be copied to {file.path}: {failure_reason(result)}"
+            f"{_local_path(file)} on the controller could not be copied to {file.path}: {failure_reason(result)}"
         )
 
 
 class DownloadProgress:
-    """Shows every LINE_SECONDS how much of its files a host has."""
+    """Shows every LINE_SECONDS how much of its files a host has downloaded."""
 
-    def __init__(self, action: Action, downloaded: Collection[ModelFilePlan]) -> None:
-        self._action, self._names = action, [file.name for file in downloaded]
-        self._total = sum(file.bytes or 0 for file in downloaded)
-        paths = shlex.join(path for file in downloaded for path in (file.path, str(model_files.part_of(file))))
+    def __init__(self, action: Action, downloads: Collection[ModelFilePlan]) -> None:
+        self._action, self._names = action, [file.name for file in downloads]
+        self._total = sum(file.bytes or 0 for file in downloads)
+        paths = shlex.join(path for file in downloads for path in (file.path, str(model_files.part_path(file))))
         self._command = f"wc -c {paths} 2>/dev/null | tail -n 1"
         self._last: tuple[float, int] | None = None
 
     def show(self, _seconds: float) -> str:
-        """Return a text that changes with the progress."""
+        """Show a line if one is due; return a text that changes with the progress."""
         if not self._names:
             return ""
-        present_bytes = min(int((self._action.command(self._command).get("stdout", "").split() or [0])[0]), self._total)
-        clock = time.monotonic()
-        last_time, last_bytes = self._last or (clock, present_bytes)
-        if clock - last_time >= LINE_SECONDS - 1:
-            rate = (present_bytes - last_bytes) / (clock - last_time)
+        output = self._action.run_command(self._command).get("stdout", "")
+        present_bytes = min(int((output.split() or [0])[0]), self._total)
+        now = time.monotonic()
+        last_time, last_bytes = self._last or (now, present_bytes)
+        if now - last_time >= LINE_SECONDS - 1:
+            rate = (present_bytes - last_bytes) / (now - last_time)
             display.display(f"  [{self._action.host}] {progress_text(self._names, present_bytes, self._total, rate)}")
-        if not self._last or clock - last_time >= LINE_SECONDS - 1:
-            self._last = (clock, present_bytes)
+        if not self._last or now - last_time >= LINE_SECONDS - 1:
+            self._last = (now, present_bytes)
         return str(present_bytes)
 
 
 def progress_text(names: Collection[str], done_bytes: int, total_bytes: int, rate: float) -> str:
-    """Return file, GB of GB, rate and remaining time."""
+    """Return the file, the amounts done and in total, the rate and the remaining time."""
     subject = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
     if done_bytes >= total_bytes:
-        return f"{subject}: checked"
+        return f"{subject}: checking"
     speed = f"{amount(rate)}/s, {duration((total_bytes - done_bytes) / rate)} left" if rate > 0 else "waiting for data"
     return f"{subject}: {amount(done_bytes)} of {amount(total_bytes)}, {speed}"
 
 
 def _local_path(file: ModelFilePlan) -> str:
-    """Return the path on the controller of a file that is copied."""
+    """Return the controller's path of a file to copy."""
     return unquote(urlsplit(str(file.url)).path)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Hugging Face: the files of a repository at a commit, and which of them are the model."""
+"""Hugging Face: lists the files of a repository at a commit, and chooses the files of the model."""
 
 import os
 import re
@@ -26,9 +26,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 ENDPOINT = "https://huggingface.co"
 REPLY_BYTES = 8 << 20
-"""Size of an answer: 20,000 files take 5.4 MB."""
+"""Size limit of an answer: 20,000 files take 5.4 MB."""
 MAX_NAMES = 60
-"""Number of names in a message."""
+"""Maximum number of names in a message."""
 OFFLINE_REMEDY = "check HF_ENDPOINT, or use a model on the head (llama_model_path)"
 TOKEN_BYTES = 4096
 COMMIT = r"[0-9a-f]{40,64}"
@@ -47,7 +47,7 @@ class Listing(NamedTuple):
 
 
 def endpoint() -> str:
-    """Return the server: ``HF_ENDPOINT`` of the controller, which Hugging Face's own programs read too.
+    """Return the URL of the server: ``HF_ENDPOINT`` on the controller, which Hugging Face's own programs read, too.
 
     :raises Refusal: it is not an address, or contains a password, which plans and logs would show.
     """
@@ -58,7 +58,7 @@ def endpoint() -> str:
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT of the controller is {validation.show(web.printable_url(url))}, which is not the address of a server, or contains a password or "
+        f"HF_ENDPOINT on the controller is {validation.show(web.printable_url(url))}, which is not the address of a server, or contains a password or "
         f"token: use an address like {ENDPOINT}"
     )
 
@@ -76,7 +76,7 @@ def read_token(path: str | None) -> str | None:
         if not stat.S_ISREG(status.st_mode):
             raise Refusal(f"{subject} is not a file: write the token into a file")
         if status.st_mode & 0o077:
-            raise Refusal(f"{subject} other accounts can read: run chmod 600 {path}")
+            raise Refusal(f"{subject} is readable for other accounts: run chmod 600 {path}")
         with Path(path).open("rb") as stream:
             token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
@@ -123,7 +123,7 @@ def _subject(source: ModelSource) -> str:
 
 
 def _refusal_reason(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
-    """Return the meaning of a server's refusal, as the end of a sentence. The hub refuses a missing repository like one that requires a token."""
+    """Return the meaning of a server's refusal, as the end of a sentence. The hub's answer is the same for a missing repository and a missing token."""
     page = f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
         return f"has no revision {repository.revision!r}: see {page}/tree/main"
@@ -137,11 +137,11 @@ def _refusal_reason(repository: HuggingFace, error: web.RemoteError, token: str 
     return f"cannot be looked up: {endpoint()} {error}"
 
 
-def _names(names: Iterable[str]) -> str:
-    """Return a list for a message, of limited length."""
+def _list_names(names: Iterable[str]) -> str:
+    """Return a list of limited length for a message."""
     printable_names = [validation.printable(name, 200) for name in dict.fromkeys(names)]
-    rest_note = f" and {len(printable_names) - MAX_NAMES} more" if len(printable_names) > MAX_NAMES else ""
-    return ", ".join(printable_names[:MAX_NAMES]) + rest_note
+    omission_note = f" and {len(printable_names) - MAX_NAMES} more" if len(printable_names) > MAX_NAMES else ""
+    return ", ".join(printable_names[:MAX_NAMES]) + omission_note
 
 
 class RepositoryModel(NamedTuple):
@@ -149,7 +149,7 @@ class RepositoryModel(NamedTuple):
 
     label: str
     files: tuple[ModelFilePlan, ...]
-    is_whole: bool
+    is_complete: bool
 
     @property
     def bytes(self) -> int:
@@ -170,7 +170,7 @@ def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
         and "imatrix" not in download_record.base_name(name).lower()
     ]
     return [
-        RepositoryModel(label_of(model.names[0]), tuple(files[name] for name in model.names), model.is_whole)
+        RepositoryModel(label_of(model.names[0]), tuple(files[name] for name in model.names), model.is_complete)
         for model in split_files.group(names)
     ]
 
@@ -183,43 +183,43 @@ def label_of(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """Return the name of a file without its number and its ending."""
-    match = split_files.PART.fullmatch(name)
+    """Return the name of a file without its part number and suffix."""
+    match = split_files.PART_NAME.fullmatch(name)
     return match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
 
 
 def _without_label(name: str) -> str:
-    """Return the name that a model's files have in every quantisation."""
+    """Return the name of a model's files without the quantisation."""
     return LABEL_PATTERN.sub("", download_record.base_name(_stem(name))).lower()
 
 
 def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quantisation]:
-    """Return the complete models that ``quantisation`` chooses, the smallest first."""
+    """Return the complete models among which ``quantisation`` chooses, the smallest first."""
     models = repository_models(listing, source.role)
-    count = Counter(model.label.lower() for model in models)
+    label_counts = Counter(model.label.lower() for model in models)
     offers = [
         Quantisation(model.label, model.bytes)
         for model in models
-        if count[model.label.lower()] == 1
-        and model.is_whole
+        if label_counts[model.label.lower()] == 1
+        and model.is_complete
         and _without_label(model.files[0].name) == _without_label(name)
     ]
-    return sorted((entry for entry in offers if entry.name), key=lambda entry: entry.bytes)
+    return sorted((offer for offer in offers if offer.name), key=lambda offer: offer.bytes)
 
 
 def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
-    """Return the requested files of the repository, parts in their order.
+    """Return the requested files of the repository, parts in order.
 
-    :raises Refusal: the repository does not have them, or several models are meant.
+    :raises Refusal: the repository lacks them, or the request matches several models.
     """
     repository = cast(HuggingFace, source.huggingface)
     if repository.files:
-        return _by_name(listing, source, repository.files)
+        return _choose_by_name(listing, source, repository.files)
     models = repository_models(listing, source.role)
     subject = f"{_subject(source)} has"
     if not models:
         kind = "projector (mmproj)" if source.role == host_types.MMPROJ else "GGUF file"
-        available_names = _names(file.name for file in listing.files)
+        available_names = _list_names(file.name for file in listing.files)
         raw_parts = sorted(file.name for file in listing.files if split_files.RAW_PART.fullmatch(file.name))
         if raw_parts:
             raise Refusal(
@@ -227,7 +227,7 @@ def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, 
                 "llama_model_path to the joined file"
             )
         raise Refusal(
-            f"{subject} no {kind}: use a repository that has one; this one has {available_names or 'no files'}"
+            f"{subject} no {kind}: use another repository; this repository has {available_names or 'no files'}"
         )
     label = repository.quantisation
     suitable_models = [model for model in models if label is None or model.label.lower() == label.lower()]
@@ -236,31 +236,31 @@ def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, 
     if len(suitable_models) > 1:
         remedy = f"name one of its quantisations {_labels(models)}"
         if repository.quantisation is not None:
-            remedy = f"name one of its files {_names(model.files[0].name for model in suitable_models)}"
+            remedy = f"name one of its files {_list_names(model.files[0].name for model in suitable_models)}"
         raise Refusal(
             f"{subject} {len(suitable_models)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
         )
-    return _by_name(listing, source, split_files.siblings(suitable_models[0].files[0].name))
+    return _choose_by_name(listing, source, split_files.siblings(suitable_models[0].files[0].name))
 
 
 def _labels(models: Sequence[RepositoryModel]) -> str:
-    return _names(model.label or model.files[0].name for model in sorted(models, key=lambda model: model.bytes))
+    return _list_names(model.label or model.files[0].name for model in sorted(models, key=lambda model: model.bytes))
 
 
-def _by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:
+def _choose_by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:
     files = {file.name: file for file in listing.files}
     missing_names = [name for name in names if name not in files]
-    if len(missing_names) == len(names) or (missing_names and not split_files.PART.fullmatch(names[0])):
+    if len(missing_names) == len(names) or (missing_names and not split_files.PART_NAME.fullmatch(names[0])):
         models = [name for name in files if name.lower().endswith(".gguf")]
-        raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_names(models or files)}")
+        raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_list_names(models or files)}")
     if missing_names:
         raise Refusal(
-            f"{_subject(source)} lacks {len(missing_names)} parts of that model, like {missing_names[0]}: use another quantisation or revision"
+            f"{_subject(source)} lacks {len(missing_names)} parts of this model, for example {missing_names[0]}: use another quantisation or revision"
         )
-    return _with_sizes(source, [files[name] for name in names])
+    return _check_files(source, [files[name] for name in names])
 
 
-def _with_sizes(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:
+def _check_files(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:
     unusable_name = next(
         (file.name for file in files if file.bytes is None or download_record.problem_of_name(file.name)), None
     )

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lookup of a model at the place that it is downloaded or copied from: its files, and their headers by HTTP ranges."""
+"""Lookup of a model at its origin: finds its files, and reads their headers, over HTTP with range requests."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ class ResolvedSource(NamedTuple):
     files: Sequence[ModelFilePlan]
     summary: Summary | None = None
     unreadable_path: str | None = None
-    """Folder or file that keeps the service from reading the model."""
+    """Folder or file whose mode prevents the service from reading the model."""
     offered: Sequence[Quantisation] = ()
 
 
@@ -39,7 +39,7 @@ class Query(NamedTuple):
     source: ModelSource
     token: str | None = None
     folder: str = ""
-    """Folder that the operator's relative paths start from."""
+    """Folder to which the operator's paths are relative."""
 
     @property
     def local_path(self) -> Path:
@@ -53,19 +53,19 @@ def join_path(folder: str, path: str) -> str:
 
 def look_up(query: Query, seconds: float) -> ResolvedSource:
     source = query.source
-    find = _huggingface if source.huggingface else _copy if source.copy else _url
+    look_up_source = _look_up_huggingface if source.huggingface else _look_up_copy if source.copy else _look_up_url
     try:
-        return cast(ResolvedSource, reading.run_within(seconds, lambda: find(query)))
+        return cast(ResolvedSource, reading.run_within(seconds, lambda: look_up_source(query)))
     except reading.TooSlowError as error:
         raise Refusal(
             f"{source.variable} {error}: check the network and the server or disk that holds {model_source.source_text(source)}, then try again"
         ) from None
 
 
-def _headers(
-    query: Query, read_headers: Callable[[], gguf.ModelHeader], place: str
+def _read_headers(
+    query: Query, read_headers: Callable[[], gguf.ModelHeader], location: str
 ) -> tuple[Sequence[Mapping[str, Any]], Summary | None]:
-    """Return name and bytes of the files of a model, and its summary."""
+    """Return the names and sizes of a model's files, and the model's summary."""
     source = query.source
     try:
         model = read_headers()
@@ -76,33 +76,33 @@ def _headers(
         reason = web.explain_error(error, query.token)
     except gguf.GGUFError as error:
         reason = str(error)
-    raise Refusal(f"{source.variable} is {place}, which {reason}")
+    raise Refusal(f"{source.variable} is {location}, which {reason}")
 
 
-def _huggingface(query: Query) -> ResolvedSource:
+def _look_up_huggingface(query: Query) -> ResolvedSource:
     source, repository = query.source, cast(HuggingFace, query.source.huggingface)
     listing = hub.list_files(source, query.token)
     files = hub.choose_files(listing, source)
     url, name = str(files[0].url), files[0].name
-    _files, summary = _headers(query, lambda: web.read_model(url, query.token), f"{repository.repo}, {name}")
+    _headers, summary = _read_headers(query, lambda: web.read_model(url, query.token), f"{repository.repo}, {name}")
     return ResolvedSource(files, summary, offered=hub.quantisations(listing, source, name))
 
 
-def _url(query: Query) -> ResolvedSource:
+def _look_up_url(query: Query) -> ResolvedSource:
     source, url = query.source, str(query.source.url)
-    headers, summary = _headers(query, lambda: web.read_model(url, query.token), web.printable_url(url))
+    headers, summary = _read_headers(query, lambda: web.read_model(url, query.token), web.printable_url(url))
     return ResolvedSource(
-        _files(source, headers, web.printable_url(url), lambda name: web.sibling_url(url, name)), summary
+        _model_files(source, headers, web.printable_url(url), lambda name: web.sibling_url(url, name)), summary
     )
 
 
-def _files(
-    source: ModelSource, headers: Sequence[Mapping[str, Any]], place: str, url: Callable[[str], str]
+def _model_files(
+    source: ModelSource, headers: Sequence[Mapping[str, Any]], location: str, url: Callable[[str], str]
 ) -> list[ModelFilePlan]:
-    """Return the files of a model, with the SHA-256 of each if the operator gives them."""
+    """Return the files of a model, with the checksums that the operator may have set."""
     if source.checksum and len(source.checksum) != len(headers):
         raise Refusal(
-            f"{source.variable} is {place}, a model with {len(headers)} parts, but has {len(source.checksum)} checksums: give one checksum for each part, "
+            f"{source.variable} is {location}, a model with {len(headers)} parts, but has {len(source.checksum)} checksums: set a checksum for each part, "
             "in order"
         )
     return [
@@ -111,13 +111,13 @@ def _files(
     ]
 
 
-def _copy(query: Query) -> ResolvedSource:
+def _look_up_copy(query: Query) -> ResolvedSource:
     source, path = query.source, query.local_path
-    place = f"{path} on the controller"
+    location = f"{path} on the controller"
     try:
-        headers, summary = _headers(query, lambda: gguf.read_path(str(path)), place)
+        headers, summary = _read_headers(query, lambda: gguf.read_path(str(path)), location)
     except OSError as error:
         raise Refusal(
-            f"{source.variable} is {place}, which cannot be read ({error.strerror}): correct the path, or put the file at this path"
+            f"{source.variable} is {location}, which cannot be read ({error.strerror}): correct the path, or put the file at this path"
         ) from None
-    return ResolvedSource(_files(source, headers, place, lambda name: path.with_name(name).as_uri()), summary)
+    return ResolvedSource(_model_files(source, headers, location, lambda name: path.with_name(name).as_uri()), summary)

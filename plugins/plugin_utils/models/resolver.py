@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Resolution of a model's sources to files, and of their headers: from the host if it has them, or else from their origin."""
+"""Resolves a model's sources to files, and reads their headers: on the host if it has the files, or else at their origin."""
 
 import posixpath
 import re
@@ -28,12 +28,12 @@ class Options(NamedTuple):
     """Options of the module ``model_info``."""
 
     prefix: str | None = None
-    """Installation; None if the host is not asked for models that can be downloaded."""
+    """Installation folder; None to skip the host's copies of models that can be downloaded."""
     account: str | None = None
     service_manager: str | None = None
     timeout: int = 120
     summary_is_enough: bool = False
-    """Whether a summary in the variables makes reading the model unnecessary."""
+    """Whether to skip reading the model if the variables have a summary."""
 
 
 class _Header(NamedTuple):
@@ -43,7 +43,7 @@ class _Header(NamedTuple):
 
 
 def token_server(requests: Iterable[ModelRequest]) -> str | None:
-    """Return a URL of the one server that receives the token: that of the first source which takes one, as for the download."""
+    """Return a URL of the only server that receives the token: the server of the first source that may need a token, as for the download."""
     return next(filter(None, (_server(source) for request in requests for source in request.sources())), None)
 
 
@@ -53,14 +53,14 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
     :param server: token_server of all models, if there are several.
     """
     resolver = _Resolver(action, request, options, server or token_server([request]))
-    sources = {source.role: resolver.source(source) for source in request.sources()}
-    main_source = sources.get(host_types.MODEL, ResolvedSource(()))
+    sources = {source.role: resolver.resolve_source(source) for source in request.sources()}
+    model_source_result = sources.get(host_types.MODEL, ResolvedSource(()))
     return {
         "changed": False,
-        **({"summary": main_source.summary} if main_source.summary else {}),
-        "closed": main_source.unreadable_path,
+        **({"summary": model_source_result.summary} if model_source_result.summary else {}),
+        "closed": model_source_result.unreadable_path,
         "files": [typed_json.dump(file) for source in sources.values() for file in source.files],
-        "offered": typed_json.dump(list(main_source.offered)),
+        "offered": typed_json.dump(list(model_source_result.offered)),
         "auxiliary": {
             role: source.summary for role, source in sources.items() if source.summary and role != host_types.MODEL
         },
@@ -71,25 +71,25 @@ class _Resolver:
     def __init__(self, action: Action, request: ModelRequest, options: Options, token_server: str | None) -> None:
         self.action, self.request, self.options, self.token_server = action, request, options, token_server
         self.folder = action.variables.get("inventory_dir") or ""
-        self.on_host = self._ask_host()
+        self.host_report = self._ask_host()
 
-    def source(self, source: ModelSource) -> ResolvedSource:
+    def resolve_source(self, source: ModelSource) -> ResolvedSource:
         if source.path:
-            return self._local(source, _entry(self.on_host, "paths", source.path))
+            return self._resolve_path(source, _entry(self.host_report, "paths", source.path))
         if source.ollama:
-            return self._ollama(source)
-        stored_source = self._ollama_source(source)
-        if stored_source and not self._is_on_controller(source):
-            return stored_source
+            return self._resolve_ollama(source)
+        host_source = self._find_on_host(source)
+        if host_source and not self._is_on_controller(source):
+            return host_source
         query = Query(source, self._token(source), self.folder)
         return lookup.look_up(query, self.options.timeout)
 
     def _is_on_controller(self, source: ModelSource) -> bool:
         path = Query(source, folder=self.folder).local_path
-        return bool(source.copy and reading.from_disk(path, path.exists, self.options.timeout))
+        return bool(source.copy and reading.read_from_disk(path, path.exists, self.options.timeout))
 
     def _token(self, source: ModelSource) -> str | None:
-        """Return the token, for the one server that receives it."""
+        """Return the token if the source's server may receive it."""
         server, token_server = _server(source), self.token_server
         if not self.request.token_file or not server or not token_server or not web.same_server(server, token_server):
             return None
@@ -98,7 +98,7 @@ class _Resolver:
     # ------------------------------------------------------------------------------------------------------------- the host
 
     def _ask_host(self) -> Mapping[str, Any]:
-        """Return the host's report on the sources; nothing if there is nothing to ask for."""
+        """Return the host's report on the sources; empty without a question."""
         prefix, sources = self.options.prefix, self.request.sources()
         arguments = {
             "folders": [
@@ -110,16 +110,16 @@ class _Resolver:
         if not any(arguments.values()):
             return {}
         account = {"account": self.options.account} if self.options.account else {}
-        result = self.action.module(MODULE, **arguments, timeout=self.options.timeout, **account)
+        result = self.action.run_module(MODULE, **arguments, timeout=self.options.timeout, **account)
         if result.get("failed"):
             raise Refusal(failure_reason(result))
         return result
 
-    def _local(self, source: ModelSource, entry: Mapping[str, Any], name: str = "") -> ResolvedSource:
-        """Return files of the host, at their own paths.
+    def _resolve_path(self, source: ModelSource, entry: Mapping[str, Any], name: str = "") -> ResolvedSource:
+        """Return files on the host at their present paths.
 
         :param name: name of a single file, unless its path ends in it.
-        :raises Refusal: they cannot be read here, or the service cannot read a projector or a draft model.
+        :raises Refusal: they cannot be read, or the service cannot read a projector or a draft model.
         """
         subject, path, summary = (
             source.ollama or source.path,
@@ -146,33 +146,33 @@ class _Resolver:
         ]
         return ResolvedSource(files, summary, entry.get("closed"))
 
-    def _ollama(self, source: ModelSource) -> ResolvedSource:
-        """Return a blob that Ollama has on the host."""
+    def _resolve_ollama(self, source: ModelSource) -> ResolvedSource:
+        """Return a blob of Ollama on the host."""
         name = str(source.ollama)
-        entry = _entry(_entry(self.on_host, "ollama", name), source.role)
+        entry = _entry(_entry(self.host_report, "ollama", name), source.role)
         if not entry:
             raise Refusal(
-                f"{source.variable} is {name}, which is in no Ollama folder on {self.action.host} that the connecting account can read: run ollama pull on "
-                "that host, make the folder readable, or set llama_model_huggingface to a repository with this model"
+                f"{source.variable} is {name}, which no readable Ollama folder on {self.action.host} contains: run ollama pull on "
+                "that host, make the folder readable for the connecting account, or set llama_model_huggingface to a repository with this model"
             )
-        return self._local(source, entry, ollama.file_name(name))
+        return self._resolve_path(source, entry, ollama.file_name(name))
 
-    def _ollama_source(self, source: ModelSource) -> ResolvedSource | None:
-        """Return the complete files of a source on the host, so that no server is asked; None without them."""
-        entry, files = self._download(source), self._recorded(source)
+    def _find_on_host(self, source: ModelSource) -> ResolvedSource | None:
+        """Return the complete files of a source on the host, which make a server's answer unnecessary; None without them."""
+        entry, files = self._download_report(source), self._recorded_files(source)
         summary = _summary(source, entry)
         if not files or entry.get("whole") is not True or (source.role == host_types.MODEL and not summary):
             return None
         return ResolvedSource(files, summary, entry.get("closed"))
 
-    def _download(self, source: ModelSource) -> Mapping[str, Any]:
-        """Return the host's report on the folder of a source."""
-        return _entry(self.on_host, "folders", model_source.folder(str(self.options.prefix), source))
+    def _download_report(self, source: ModelSource) -> Mapping[str, Any]:
+        """Return the host's report on the download folder of a source."""
+        return _entry(self.host_report, "folders", model_source.folder(str(self.options.prefix), source))
 
-    def _recorded(self, source: ModelSource) -> list[ModelFilePlan]:
-        """Return the files of a source's record; none if it has another form."""
+    def _recorded_files(self, source: ModelSource) -> list[ModelFilePlan]:
+        """Return the files in the record of a source; none if the record is invalid."""
         try:
-            files = typed_json.parse(DownloadRecord, self._download(source)).files
+            files = typed_json.parse(DownloadRecord, self._download_report(source)).files
         except typed_json.Mismatch:
             return []
         revision_pattern = hub.COMMIT if source.huggingface else ""
@@ -187,7 +187,7 @@ class _Resolver:
         ]
 
     def _url(self, source: ModelSource, file: StoredFile) -> str:
-        """Return the origin of a file in a record. The host must not decide which server receives a token, or which file leaves the controller."""
+        """Return the origin of a recorded file. The host must not decide which server receives a token, or which file leaves the controller."""
         name = download_record.base_name(file.name)
         if source.huggingface:
             return hub.url_of(source.huggingface, str(file.revision), file.name)
@@ -202,7 +202,7 @@ def _server(source: ModelSource) -> str | None:
 
 
 def _entry(report: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
-    """Return an entry of a host's report, which may have any form."""
+    """Return an entry of a host's report, which is unchecked."""
     for key in keys:
         value = report.get(key)
         report = value if isinstance(value, Mapping) else {}
@@ -210,7 +210,7 @@ def _entry(report: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
 
 
 def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
-    """Return a summary that a host reports, which planning checks; None if it is that of a projector in place of a model, or the reverse."""
+    """Return a host's summary, which planning checks; None if it describes a projector instead of a model, or a model instead of a projector."""
     summary = entry.get("summary")
     if not isinstance(summary, Mapping):
         return None

@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 
 DESCRIPTION = Path(__file__).with_name("dashboards.yml")
 SCHEMA_VERSION = 39
-"""Schema of Grafana 11; newer versions convert a dashboard when they load it."""
+"""Schema version of Grafana 11; newer versions convert a dashboard when they load it."""
 GRID_COLUMNS, PANEL_HEIGHT = 24, 8
 """Columns of Grafana's grid, and height of a row of panels."""
 TAG = "llamacpp"
@@ -44,7 +44,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "names": {**LAST_VALUE, "orientation": "horizontal", "colorMode": "value", "graphMode": "none", "textMode": "name"},
     "bargauge": {**LAST_VALUE, "orientation": "horizontal", "displayMode": "basic", "valueMode": "color"},
 }
-"""Kind of a panel → its options; Grafana has defaults for others. ``names`` shows series by their legends: value 0 in green, value 1 in red."""
+"""Options for each kind of panel; Grafana has defaults for other options. ``names`` shows series by their legends: value 0 in green, value 1 in red."""
 PLANNED_LINES = {
     "matcher": {"id": "byRegexp", "options": "/planned/"},
     "properties": [
@@ -53,11 +53,11 @@ PLANNED_LINES = {
         {"id": "custom.hideFrom", "value": {"legend": True, "tooltip": False, "viz": False}},
     ],
 }
-"""Override for lines with ``planned`` in their legend: no colour, and not in the legend, which has no space for several models."""
+"""Override for lines with ``planned`` in their legend: grey, and absent from the legend, which has no space for several models."""
 
 
 class Panel(NamedTuple):
-    """A panel with some queries."""
+    """A panel with its queries."""
 
     title: str
     queries: Mapping[str, str]
@@ -68,20 +68,20 @@ class Panel(NamedTuple):
     description: str = ""
     """Explanation, unless the title is enough."""
     red_from: float | None = None
-    """Value from which it is red; Grafana's own default is 80 for any unit."""
+    """Minimum value that is shown in red; Grafana's own default is 80 for any unit."""
 
 
 class Dashboard(NamedTuple):
     title: str
     selector: str
-    """Labels by which its variables select."""
+    """Label filter that uses the dashboard's variables."""
     variables: Mapping[str, str]
-    """Name → metric whose label of that name has the values."""
+    """Name of each variable → metric with a label of this name, which provides the values."""
     rows: tuple[tuple[Panel, ...], ...]
 
 
 def read_dashboards() -> dict[str, Dashboard]:
-    """Return name of a dashboard → its description."""
+    """Return the description of each dashboard, by name."""
     return {
         name: typed_json.parse(Dashboard, description)
         for name, description in yaml_load(DESCRIPTION.read_text()).items()
@@ -90,8 +90,8 @@ def read_dashboards() -> dict[str, Dashboard]:
 
 def _variable(name: str, metric: str) -> dict[str, Any]:
     properties = {"name": name, "type": "query", "label": name, "datasource": DATA_SOURCE, "refresh": 2, "sort": 1}
-    choices = {"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
-    return {**properties, **choices, "query": {"query": f"label_values({metric}, {name})", "refId": "A"}}
+    selection = {"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
+    return {**properties, **selection, "query": {"query": f"label_values({metric}, {name})", "refId": "A"}}
 
 
 def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def dashboard_json(name: str, dashboard: Dashboard) -> dict[str, Any]:
 
 
 def files() -> dict[str, str]:
-    """Return name of a file → JSON of a dashboard, for Grafana's provisioning or its import."""
+    """Return the JSON of each dashboard by file name, for Grafana's provisioning or import."""
     return {
         f"{name}.json": json.dumps(dashboard_json(name, dashboard), indent=1) + "\n"
         for name, dashboard in read_dashboards().items()

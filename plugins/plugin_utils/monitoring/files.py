@@ -17,19 +17,19 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.monitoring import
 EXPORTER_PORT = 9100
 """Port of node exporter."""
 JOB_NAME = "llamacpp"
-"""Job in Prometheus, which the rules name."""
+"""Prometheus job to which the rules refer."""
 RULES_FILE = Path(__file__).with_name("llamacpp.rules.yml")
 
 
 def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
-    """Return name of a file → its text.
+    """Return the text of each file, by name.
 
-    :raises Refusal: Prometheus would see nothing.
+    :raises Refusal: Prometheus could not collect the metrics of all hosts.
     """
     hosts_without_metrics = [name for name, host in plan.hosts.items() if not host.metrics]
     if hosts_without_metrics:
         raise Refusal(
-            f"{', '.join(hosts_without_metrics)} writes no metrics: set llama_metrics to textfile for all hosts of {plan.cluster}, run site.yml, then run "
+            f"{', '.join(hosts_without_metrics)} exports no metrics: set llama_metrics to textfile for all hosts of {plan.cluster}, run site.yml, then run "
             "this playbook again."
         )
     local_hosts = [name for name in plan.hosts if names.is_loopback(addresses[name])]
@@ -44,16 +44,16 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
         }
         for name in plan.hosts
     ]
-    scrape = {"job_name": JOB_NAME, "file_sd_configs": [{"files": ["targets-*.json"]}]}
+    scrape_job = {"job_name": JOB_NAME, "file_sd_configs": [{"files": ["targets-*.json"]}]}
     configuration = {
         "global": {"scrape_interval": "15s", "evaluation_interval": "15s"},
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"{names.LOOPBACK}:9093"]}]}]},
         "rule_files": [RULES_FILE.name],
-        "scrape_configs": [scrape],
+        "scrape_configs": [scrape_job],
     }
     return {
         f"targets-{plan.cluster}.json": json.dumps(targets, indent=1) + "\n",
-        "scrape.yml": _yaml({"scrape_configs": [scrape]}),
+        "scrape.yml": _yaml({"scrape_configs": [scrape_job]}),
         "prometheus.yml": _yaml(configuration),
         RULES_FILE.name: RULES_FILE.read_text(),
         **{f"dashboards/{name}": text for name, text in dashboards.files().items()},
@@ -61,7 +61,7 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
 
 
 def balancer_targets(cluster: str, balancers: Mapping[str, str]) -> dict[str, str]:
-    """Return name of a file → its text, for the metrics of HAProxy; nothing without a balancer.
+    """Return the text of each file for the metrics of HAProxy, by name; none without a balancer.
 
     :param balancers: host → address and port of its metrics.
     """
@@ -73,14 +73,14 @@ def balancer_targets(cluster: str, balancers: Mapping[str, str]) -> dict[str, st
 
 
 def address_of(name: str, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
-    """Return the address at which others reach a host; its own if Ansible runs on it."""
+    """Return the address at which others reach a host; the loopback address if Ansible runs on it."""
     address = str(variables.get("ansible_host") or name)
     if cluster_inputs.is_numeric(address):
         return address
     if variables.get("ansible_connection") == "local":
         return names.LOOPBACK
     if not facts.get("reached_at"):
-        raise Refusal(f"The address of {name} is not known: set its ansible_host to a numeric IPv4 address.")
+        raise Refusal(f"The address of {name} is unknown: set its ansible_host to a numeric IPv4 address.")
     return str(facts["reached_at"])
 
 

@@ -11,12 +11,12 @@ TITLES = ("test", "t/s", "predicted", "share", "reason")
 
 
 def speed(cell: Cell) -> str:
-    """Return ``28.87 ± 0.11``, as llama-bench shows it; empty without a measurement."""
+    """Return a speed like ``28.87 ± 0.11``, in llama-bench's notation; empty without a measurement."""
     return f"{cell.measured.mean:.2f} ± {cell.measured.deviation:.2f}" if cell.measured else ""
 
 
 def row(cell: Cell) -> list[str]:
-    """Return a cell, in the order of TITLES."""
+    """Return the values of a cell, in the order of TITLES."""
     share = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
     predicted = "" if cell.predicted is None else f"{cell.predicted:.4g}"
     obstacle = "" if cell.measured else cell.skipped or "not measured yet"

@@ -16,20 +16,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Status
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, status_text
 
-KNOWN_VARIABLE = re.compile(
+PUBLIC_VARIABLE = re.compile(
     r"(?:GGML|CUDA|HIP|HSA|ROCM|ROCR|ROCBLAS|AMD(?:GPU)?|GPU|VK|MESA|RADV|SYCL|ONEAPI|ZES?|UR|OMP|GOMP|KMP|NCCL|MTMD|CMAKE|BUILD)_\w+|LLAMA_(?!ARG|API)\w+"
     r"|PATH|LD_LIBRARY_PATH|HOME|LANG|LC_\w+|TMPDIR|CC|CXX|C(?:XX|UDA)?FLAGS"
 )
-"""Variables of a process's environment, or of cmake, whose value is shown."""
-KNOWN_ANSIBLE = re.compile(r"ansible_(?!\w*(?:args|env(?:ironment)?|executable)$)\w+|__llama_\w+|omit|environment")
-"""Variables of Ansible and of the playbooks whose values are not secret."""
+"""Pattern for environment variables of processes, and variables of cmake, whose values are shown."""
+ANSIBLE_VARIABLE = re.compile(r"ansible_(?!\w*(?:args|env(?:ironment)?|executable)$)\w+|__llama_\w+|omit|environment")
+"""Pattern for variables of Ansible and of the playbooks whose values are not secret."""
 HARMLESS_VALUE = re.compile(r"[-+]?\d[\d.]*|true|false|on|off|yes|no|auto|none|~?/[\w./+-]*", re.IGNORECASE | re.ASCII)
-"""Values that are shown for any variable: a number, a word of switches, a path."""
-SECRET_LENGTH = 8
-"""Characters of a value that is removed from all texts though no name marks it as a secret."""
+"""Pattern for values that are shown for any variable: a number, a switch, a path."""
+MIN_SECRET_LENGTH = 8
+"""Minimum length of a value that is removed from all texts although no name marks it as a secret."""
 DERIVED_KEYS = ("definition", "content")
-"""Keys of the plan whose texts are made from its other values."""
-WARNING = "Read it before you send it: it contains names and addresses of hosts, and paths on the controller."
+"""Keys of the plan whose texts are derived from its other values."""
+WARNING = "Read the bundle before you send it: it contains names and addresses of hosts, and paths on the controller."
 NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the failed run's error message to your issue."
 JSON_RECORDS = ("plan", "status", "facts", "controller")
 """Records that the bundle contains as JSON."""
@@ -38,38 +38,38 @@ Texts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
 
 
 def find_secrets(variables: Mapping[str, Any], harmless_names: Collection[str], visible_text: str) -> dict[str, str]:
-    """Return secret → its kind: the texts in an operator's variables, at any depth.
+    """Return the kind of each secret: the texts in an operator's variables, at any depth.
 
-    :param harmless_names: variables whose values are no secrets.
-    :param visible_text: text that stays in the bundle: a value in it is not secret unless its name says so.
+    :param harmless_names: variables whose values are not secret.
+    :param visible_text: text that stays in the bundle: its values are secret only if their names say so.
     """
     secrets = {}
     for variable, value in variables.items():
-        is_named = bool(redaction.NAME.search(variable))
-        if variable not in harmless_names and (is_named or not KNOWN_ANSIBLE.fullmatch(variable)):
+        is_secret = bool(redaction.SECRET_NAME.search(variable))
+        if variable not in harmless_names and (is_secret or not ANSIBLE_VARIABLE.fullmatch(variable)):
             kind = "Ansible password" if variable.startswith("ansible_") else f"value of {variable}"
-            secrets.update(dict.fromkeys(_secret_lines(value, is_named, visible_text), kind))
+            secrets.update(dict.fromkeys(_secret_lines(value, is_secret, visible_text), kind))
     return secrets
 
 
-def _secret_lines(value: Any, is_named: bool, visible_text: str) -> Iterator[str]:
+def _secret_lines(value: Any, is_secret: bool, visible_text: str) -> Iterator[str]:
     """Yield the lines of a value that may be secret."""
     if isinstance(value, Mapping):
         for name, part in value.items():
-            yield from _secret_lines(part, is_named or bool(redaction.NAME.search(str(name))), visible_text)
+            yield from _secret_lines(part, is_secret or bool(redaction.SECRET_NAME.search(str(name))), visible_text)
     elif isinstance(value, (list, tuple)):
         for part in value:
-            yield from _secret_lines(part, is_named, visible_text)
+            yield from _secret_lines(part, is_secret, visible_text)
     elif isinstance(value, (str, int)) and not isinstance(value, bool):
         for line in str(value).splitlines():
-            if is_named or (
-                len(line) >= SECRET_LENGTH and line not in visible_text and not HARMLESS_VALUE.fullmatch(line)
+            if is_secret or (
+                len(line) >= MIN_SECRET_LENGTH and line not in visible_text and not HARMLESS_VALUE.fullmatch(line)
             ):
                 yield line.strip()
 
 
 def _plan_secrets(plan: Mapping[str, Any]) -> dict[str, str]:
-    """Return value → its kind, for arguments, variables and cmake options of operators that are not known to be harmless."""
+    """Return the kind of each secret value among the arguments, environment variables and cmake options in a plan."""
     head = plan.get("head") or {"argv": []}
     secrets = dict(_process_secrets(plan))
     for argv in [head["argv"], *(model["argv"] for model in head.get("models") or ())]:
@@ -99,14 +99,14 @@ def _process_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
             yield from _process_secrets(part, key)
     elif isinstance(value, Mapping):
         for variable, text in value.items():
-            if not is_shown(variable, str(text)):
+            if not is_public(variable, str(text)):
                 yield str(text), f"value of {variable}"
 
 
-def is_shown(variable: str, value: str) -> bool:
+def is_public(variable: str, value: str) -> bool:
     """Return whether the value of a variable in an environment is known to be harmless."""
-    is_known = KNOWN_VARIABLE.fullmatch(variable) or HARMLESS_VALUE.fullmatch(value)
-    return bool(is_known) and not redaction.NAME.search(variable)
+    is_known = PUBLIC_VARIABLE.fullmatch(variable) or HARMLESS_VALUE.fullmatch(value)
+    return bool(is_known) and not redaction.SECRET_NAME.search(variable)
 
 
 def _clean(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
@@ -117,22 +117,22 @@ def _clean(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
         return [_clean(part, secrets, name) for part in value]
     if not isinstance(value, str):
         return value
-    if name in DERIVED_KEYS or (redaction.NAME.search(name) and not HARMLESS_VALUE.fullmatch(value)):
+    if name in DERIVED_KEYS or (redaction.SECRET_NAME.search(name) and not HARMLESS_VALUE.fullmatch(value)):
         return redaction.marker(f"{len(value)} characters")
     return redaction.redact(value, secrets)
 
 
 def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
-    """Return the archive, with its bytes as surrogates.
+    """Return the archive as text, with its bytes as surrogates.
 
     :param records: ``plan`` and ``status`` as JSON; host → ``reports``, what host_status returned there; ``facts`` and ``controller``, which are only
         shown; ``log``, the end of Ansible's log.
     """
-    record: type[Plan | Refused] = Refused if records["plan"]["refused"] else Plan
+    record_type: type[Plan | Refused] = Refused if records["plan"]["refused"] else Plan
     status = typed_json.parse(Status, records["status"])
     texts = {
         "README.txt": WARNING,
-        "plan.txt": plan_text.plan_page(typed_json.parse(record, records["plan"])),
+        "plan.txt": plan_text.plan_page(typed_json.parse(record_type, records["plan"])),
         "status.txt": status_text.text_of(status),
         "ansible.log": _lines(records["log"]) or NO_LOG,
     }
@@ -146,11 +146,11 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
 
 
 def _texts(answer: Any) -> Texts:
-    """Return the texts of a host; nothing if it reports another form."""
+    """Return the texts of a host; none if its report is invalid."""
     report = answer.get("report") if isinstance(answer, Mapping) else None
-    form: Any = Texts
+    text_type: Any = Texts
     with suppress(typed_json.Mismatch):
-        return typed_json.parse(form, report)
+        return typed_json.parse(text_type, report)
     return {}
 
 
@@ -160,7 +160,7 @@ def _lines(text: str) -> str:
 
 
 def _pack(folder: str, texts: Mapping[str, str], time: int) -> str:
-    """Return a .tar.gz with one folder of the files that are not empty, readable by their owner only."""
+    """Return a .tar.gz of a folder with the texts that are not empty, readable by their owner only."""
     archive_bytes = io.BytesIO()
     with tarfile.open(fileobj=archive_bytes, mode="w:gz") as archive:
         for name, text in sorted(texts.items()):

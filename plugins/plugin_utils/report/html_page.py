@@ -47,7 +47,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _share(part: float, total: float) -> str:
+def _percent(part: float, total: float) -> str:
     return f"{100 * part / total:.2f}"
 
 
@@ -55,15 +55,15 @@ def _memory(plan: Plan) -> dict[str, Any]:
     rows = []
     for entry in plan.placement:
         capacity = max(entry.capacity_mib, entry.total_mib, 1)
-        sizes = {part: memory_text.size_of(entry, part) for part in memory_text.PART_SIGNS}
-        label = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
+        sizes = {part: memory_text.size_mib(entry, part) for part in memory_text.PART_SIGNS}
+        sizes_text = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
         rows.append(
             {
                 "entry": entry,
                 "over": memory_text.overcommitment(entry),
-                "label": f"{label} of {entry.capacity_mib:.0f} MiB",
+                "label": f"{sizes_text} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
-                    (part, _share(size, capacity))
+                    (part, _percent(size, capacity))
                     for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
                 "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PART_SIGNS],
@@ -118,7 +118,7 @@ def _commands(plan: Plan) -> list[dict[str, Any]]:
             "lines": plan_text.command_lines(
                 command.argv,
                 {
-                    name: value if bundle.is_shown(name, value) else redaction.marker(f"value of {name}")
+                    name: value if bundle.is_public(name, value) else redaction.marker(f"value of {name}")
                     for name, value in command.environment.items()
                 },
                 "",
@@ -147,7 +147,7 @@ def _checks(report: Report) -> dict[str, Any]:
 
 
 def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
-    """Return the plan's values for the template, the names of its parts in ``parts``."""
+    """Return the plan's values for the template, with the names of its parts in ``parts``."""
     parts = plan_text.plan_parts(plan, changes)
     refused = "Refused" in parts
     view: dict[str, Any] = {"memories": {}, "tables": {}, "other": parts, "refused": plan.reasons if refused else []}
@@ -176,7 +176,7 @@ def page(
     verification: Report | None = None,
     benchmark: Benchmark | None = None,
 ) -> str:
-    """Return the HTML of a plan, also a refused one, with its verification and measurements."""
+    """Return the HTML of a plan, which may be refused, with its verification and measurements."""
     view = _plan_view(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}, "tables": {}}
     refused_parts = [name for name in view["parts"] if name == "Refused"]
     first_parts = [

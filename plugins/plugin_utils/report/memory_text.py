@@ -16,22 +16,22 @@ PART_SIGNS = {"weights": "█", "kv": "▓", "compute": "▒"}
 AUXILIARY_SIGN = "░"
 """Sign of a projector and of a draft model."""
 ROLES = {"mmproj": "projector", "draft": "draft model"}
-FREE_SIGN = "·"
+FREE_MEMORY_SIGN = "·"
 
 
-def size_of(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
-    """Return the MiB of a device's weights, kv or compute."""
+def size_mib(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
+    """Return the size of a device's weights, kv or compute in MiB."""
     sizes = {"weights": entry.weights_mib, "kv": entry.kv_mib, "compute": entry.compute_mib}
     return sizes[part]
 
 
 def amount_text(entry: DevicePlacement, part: str) -> str:
-    """Return the same as text, with ≤ before an upper bound."""
-    return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_of(entry, part):.0f}"
+    """Return such a size as text, with ≤ before an upper bound."""
+    return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_mib(entry, part):.0f}"
 
 
 def overcommitment(entry: DevicePlacement) -> str:
-    """Return text like «≤ 115 %» if weights, KV cache and compute buffers together may exceed the device's capacity, or nothing."""
+    """Return a text like «≤ 115 %» if weights, KV cache and compute buffers together may exceed the device's capacity; otherwise it is empty."""
     share = 100 * entry.total_mib / max(entry.capacity_mib, 1)
     return f"≤ {math.ceil(share)} %" if share > 100 else ""
 
@@ -39,17 +39,17 @@ def overcommitment(entry: DevicePlacement) -> str:
 def memory_bar(entry: DevicePlacement, width: int = BAR_WIDTH) -> str:
     """Return a bar of a device's capacity: weights, KV cache, compute buffers and free memory, each at least one column wide."""
     total_mib = max(entry.capacity_mib, entry.total_mib, 1)
-    sizes = {sign: size_of(entry, part) for part, sign in PART_SIGNS.items()}
+    sizes = {sign: size_mib(entry, part) for part, sign in PART_SIGNS.items()}
     sizes[AUXILIARY_SIGN] = entry.auxiliary_mib
-    sizes[FREE_SIGN] = total_mib - entry.total_mib
+    sizes[FREE_MEMORY_SIGN] = total_mib - entry.total_mib
     columns = {sign: 1 for sign, size in sizes.items() if size > 0}
-    for _column in range(width - len(columns)):
+    for _extra in range(width - len(columns)):
         columns[max(columns, key=lambda sign: sizes[sign] / total_mib * width - columns[sign])] += 1
     return "".join(sign * count for sign, count in columns.items())
 
 
 def memory_plans(plan: Plan) -> dict[str, Plan]:
-    """Return title → plan, one for each model as if it were the only one."""
+    """Return a plan for each model as if it were the only model, by title."""
     next_models = zip((plan.head.models or ())[1:], plan.per_model()[1:])
     return {"Memory": plan, **{f"Memory of {model.name}": model_plan for model, model_plan in next_models}}
 
@@ -69,39 +69,39 @@ def memory_lines(plan: Plan) -> list[str]:
         rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
     part_signs = {**PART_SIGNS, **({"auxiliary models": AUXILIARY_SIGN} if plan.auxiliary_models else {})}
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in part_signs.items())
-    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE_SIGN} free"
+    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE_MEMORY_SIGN} free"
     return [*tables.table(rows).splitlines(), footer, *uncounted_models(plan), *reason_lines(plan)]
 
 
 def _auxiliary_models_on(plan: Plan, device: str | None) -> list[AuxiliaryModelPlan]:
-    """Return projector and draft model on a device; None is the head's processor."""
+    """Return the projector and draft model on a device; None means the head's processor."""
     return [model for model in plan.auxiliary_models if model.device == device]
 
 
 def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
-    sizes = [f"≤ {size_of(model, part):.0f}" for part in PART_SIGNS]
+    sizes = [f"≤ {size_mib(model, part):.0f}" for part in PART_SIGNS]
     return [f"  {ROLES[model.role]}", "", *sizes, "compute buffer assumed" if model.assumed else ""]
 
 
 def auxiliary_model_lines(plan: Plan) -> list[str]:
-    """Return projector and draft model, for a page without rows for them."""
+    """Return lines about the projector and draft model, for a page without rows for them."""
     lines = []
     for model in plan.auxiliary_models:
-        sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_of(model, part):.0f} MiB" for part in PART_SIGNS)
-        place = f"on {model.device}" if model.device else f"on the processor of {model.host}"
+        sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_mib(model, part):.0f} MiB" for part in PART_SIGNS)
+        location = f"on {model.device}" if model.device else f"on the processor of {model.host}"
         assumed_note = " (assumed)" if model.assumed else ""
-        lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {place}: {sizes}{assumed_note}")
+        lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {location}: {sizes}{assumed_note}")
     return lines
 
 
 def uncounted_models(plan: Plan) -> list[str]:
-    """Return the models that the sizes of devices do not contain, or nothing."""
+    """Return a line with the models that the sizes of devices do not include, or none."""
     names = {name for entry in plan.placement for name in entry.without}
     return tables.wrap("  not counted: ", ", ".join(sorted(names))) if names else []
 
 
 def reason_lines(plan: Plan) -> list[str]:
-    """Return the reason for each device's layers, devices with the same reason in one line."""
+    """Return lines with the reason for each device's layers; devices with the same reason share a line."""
     devices: dict[str, list[str]] = {}
     for entry in plan.placement:
         devices.setdefault(entry.reason, []).append(entry.device)

@@ -23,8 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import memory_text, speed_text
 
 COMMIT_LENGTH = 12
-SHOWN_DIFFERENCES = 12
-"""Number of differences for each host; the JSON of the plan and the run itself name them all."""
+MAX_DIFFERENCES = 12
+"""Maximum number of differences for each host; the JSON of the plan and the run itself list them all."""
 
 
 def plan_table(plan: Plan) -> str:
@@ -48,8 +48,8 @@ def first_model_note(plan: Plan) -> str:
     return f"Unless stated otherwise, the rest describes {plan.head.models[0].name}." if plan.head.models else ""
 
 
-def source_of(plan: Plan) -> str:
-    """Return the origin, number and size of the model's files; nothing for files on the head or several models."""
+def model_source_text(plan: Plan) -> str:
+    """Return the origin, number and size of the model's files; empty for files on the head or several models."""
     model = plan.model
     if model.source.partition(":")[0] not in ("huggingface", "url", "copy") or plan.head.models:
         return ""
@@ -82,13 +82,13 @@ def plan_page(plan: Plan | Refused, changes: Sequence[str] = ()) -> str:
 def plan_title(plan: Plan | Refused) -> list[str]:
     if isinstance(plan, Refused):
         return [f"  {plan.cluster} has no plan"]
-    source, protocol = source_of(plan), plan.release.protocol or "unknown"
+    source, protocol = model_source_text(plan), plan.release.protocol or "unknown"
     models = ", ".join(model.name for model in plan.head.models or (plan.model,))
     return [
         *tables.wrap("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {models}"),
         *(tables.wrap("  ", f"from {source}") if source else []),
         f"  with {plan.release.ref}, RPC protocol {protocol}",
-        *tables.wrap("  ", _origin(plan)),
+        *tables.wrap("  ", _release_origin(plan)),
         *(
             tables.wrap("  ", f"llama_release: auto picks {plan.release.source}: {plan.release.why}")
             if plan.release.why
@@ -97,7 +97,7 @@ def plan_title(plan: Plan | Refused) -> list[str]:
     ]
 
 
-def _origin(plan: Plan) -> str:
+def _release_origin(plan: Plan) -> str:
     """Return the origin of the release and the hosts that compile it."""
     release = plan.release
     origins = {"package": "the distribution's package", "pypi": "PyPI", "prebuilt": release.url or prebuilt.URL}
@@ -109,10 +109,10 @@ def _origin(plan: Plan) -> str:
 
 
 def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
-    """Return title → lines of each part of the page that is not empty."""
-    refused = {"Refused": [line for reason in plan.reasons for line in tables.wrap("  ", reason)]}
+    """Return the lines of each part of the page that is not empty, by title."""
+    refusal_part = {"Refused": [line for reason in plan.reasons for line in tables.wrap("  ", reason)]}
     if isinstance(plan, Refused):
-        return dict(refused)
+        return dict(refusal_part)
     parts = {
         "Models": [
             *tables.table(speed_text.model_rows(plan)).splitlines(),
@@ -132,11 +132,11 @@ def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, S
         "Predicted speed": speed_text.speed_lines(plan),
         "Shapes": speed_text.shape_lines(plan),
         "Network overhead": speed_text.network_lines(plan),
-        "While a worker is away": speed_text.served_without_worker(plan)
+        "While a worker is absent": speed_text.served_without_worker(plan)
         if plan.head.models
         else speed_text.fallback_lines(plan),
         "What site.yml would change": changes,
-        **refused,
+        **refusal_part,
     }
     return {title: lines for title, lines in parts.items() if lines}
 
@@ -157,35 +157,35 @@ class TopologyRow(NamedTuple):
 
 
 def topology_rows(plan: Plan) -> list[TopologyRow]:
-    """Return all devices with layers in llama-server's order; the head's processor first if it has some too."""
+    """Return all devices with layers in llama-server's order; the head's processor comes first if it has layers, too."""
     head = plan.head
     links = {link.endpoint: link for link in plan.estimate.links}
     devices = {worker.endpoint: worker.device for host in plan.hosts.values() for worker in host.workers}
-    devices.update({worker.endpoint: f"{worker.backend}, run elsewhere" for worker in plan.external_workers})
-    rows, start = [], head.cpu.layers
-    if start and plan.placement:
-        rows.append(TopologyRow(head.host, "CPU", "", _range(0, start), None))
+    devices.update({worker.endpoint: f"{worker.backend}, external" for worker in plan.external_workers})
+    rows, first_layer = [], head.cpu.layers
+    if first_layer and plan.placement:
+        rows.append(TopologyRow(head.host, "CPU", "", _layer_range(0, first_layer), None))
     for entry in plan.placement:
         device, link = (devices[entry.endpoint], links[entry.endpoint]) if entry.endpoint else (entry.device, None)
-        rows.append(TopologyRow(entry.host, device, entry.endpoint or "", _layers(entry, start), link))
-        start += entry.layers
+        rows.append(TopologyRow(entry.host, device, entry.endpoint or "", _layers_text(entry, first_layer), link))
+        first_layer += entry.layers
     return rows
 
 
-def _range(start: int, count: int) -> str:
+def _layer_range(start: int, count: int) -> str:
     return f"layer {start}" if count == 1 else f"layers {start} to {start + count - 1}"
 
 
-def _layers(entry: DevicePlacement, start: int) -> str:
+def _layers_text(entry: DevicePlacement, first_layer: int) -> str:
     """Return the layers of a device, like «layers 4 to 7, output»."""
-    parts = [_range(start, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
+    parts = [_layer_range(first_layer, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
     if not parts:
         return "tensors from llama_server_override_tensor" if entry.weights_mib else "no layer"
     return ", ".join(parts)
 
 
 def unused_workers(plan: Plan) -> str:
-    """Return the declared workers without a layer."""
+    """Return a text with the declared workers without a layer."""
     workers = [
         f"{name} {worker.device} {worker.endpoint}"
         for name, host in plan.hosts.items()
@@ -193,7 +193,7 @@ def unused_workers(plan: Plan) -> str:
         if not worker.used
     ]
     workers += [
-        f"{worker.host} {worker.backend} {worker.endpoint}, run elsewhere"
+        f"{worker.host} {worker.backend} {worker.endpoint}, external"
         for worker in plan.external_workers
         if not worker.used
     ]
@@ -209,8 +209,8 @@ def _topology(plan: Plan) -> list[str]:
         lines += tables.table(rows).splitlines()
     else:
         lines.append(f"  └─  the processor of {head.host}, all layers")
-    unused_texts = unused_workers(plan)
-    return lines + (tables.wrap("  declared but unused: ", unused_texts) if unused_texts else [])
+    unused_names = unused_workers(plan)
+    return lines + (tables.wrap("  declared but unused: ", unused_names) if unused_names else [])
 
 
 def _ports(plan: Plan) -> list[str]:
@@ -219,17 +219,17 @@ def _ports(plan: Plan) -> list[str]:
         ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for rule in host.firewall:
             ports.setdefault((rule.address, rule.sources), []).append(str(rule.port))
-        unit = service_managers.MANAGERS[host.service_manager].port_filter
-        closed_by = host.firewall_manager or (unit if host.unit_closes else "")
+        unit_feature = service_managers.MANAGERS[host.service_manager].port_filter
+        closed_by = host.firewall_manager or (unit_feature if host.unit_closes else "")
         protection = (
             f"blocked for everyone else by {closed_by}" if closed_by else "not blocked for others by this collection"
         )
         protection += " (the tunnel key is required as well)" if host.tunnel_keys and name != plan.head.host else ""
-        for (address, sources), numbers in ports.items():
-            clients = "everybody" if names.ANY_NETWORK in sources else f"{', '.join(sources)}; {protection}"
-            lines += tables.wrap("  ", f"{name}  {address}: {', '.join(numbers)} for {clients}")
+        for (address, sources), port_numbers in ports.items():
+            clients = "everyone" if names.ANY_NETWORK in sources else f"{', '.join(sources)}; {protection}"
+            lines += tables.wrap("  ", f"{name}  {address}: {', '.join(port_numbers)} for {clients}")
     for worker in plan.external_workers:
-        text = f"{worker.host}  {worker.endpoint}: run elsewhere; its clients are unknown"
+        text = f"{worker.host}  {worker.endpoint}: external worker; its clients are unknown"
         lines += tables.wrap("  ", text)
     return lines or ["  none: the workers listen on loopback only"]
 
@@ -265,17 +265,17 @@ def changes_of(
             continue
         lines.append(f"  {name}")
         planned_builds = {build.id for build in plan.hosts[name].builds}
-        lines += [f"    - runs {build}" for build in drift.running_releases if build not in planned_builds]
+        lines += [f"    - {build} is running" for build in drift.running_releases if build not in planned_builds]
         lines += [f"    + {build} would be installed" for build in drift.missing_builds]
         if name == plan.head.host and plan.head.conversations and {*drift.running_releases} - planned_builds:
-            lines += tables.wrap("    ! ", "kept conversations would be lost, because another build cannot read them")
+            lines += tables.wrap("    ! ", "saved conversations would be lost, because another build cannot read them")
         if packages:
             lines += tables.wrap("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
         other_texts = [difference.text for difference in drift.differences if difference.kind != "release"]
-        for text in other_texts[:SHOWN_DIFFERENCES]:
+        for text in other_texts[:MAX_DIFFERENCES]:
             lines += tables.wrap("    ~ ", text)
-        if len(other_texts) > SHOWN_DIFFERENCES:
-            lines.append(f"    ~ and {len(other_texts) - SHOWN_DIFFERENCES} more")
+        if len(other_texts) > MAX_DIFFERENCES:
+            lines.append(f"    ~ and {len(other_texts) - MAX_DIFFERENCES} more")
         for service in restarts[name]:
             verb = "started" if drift.services[service].state == STOPPED else "restarted"
             lines += tables.wrap("    ! ", f"{service} would be {verb}")
@@ -285,11 +285,11 @@ def changes_of(
 
 
 def chat_page_lines(plan: Plan, has_page: bool) -> list[str]:
-    """Return where the chat page is, or where the documentation says how to get it."""
+    """Return lines with the address of the chat page, or with a reference to its documentation."""
     if has_page:
         return [f"  Chat with it in a browser: {plan.head.url}/"]
     is_off = any(build.ui == "false" for build in plan.hosts[plan.head.host].builds)
-    return [] if is_off else ["  It has no chat page; docs/clients.md describes how to get one."]
+    return [] if is_off else ["  The server has no chat page; docs/clients.md describes how to get it."]
 
 
 def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str]:
@@ -307,7 +307,7 @@ def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str
     else:
         question |= {"prompt": "Once upon a time", "max_tokens": 32}
     options, url = ["-H", "@-"] if plan.head.api_key_file else [], plan.head.url
-    if plan.head.tls_certificate_file:  # curl trusts the server's own certificate, whoever has signed it
+    if plan.head.tls_certificate_file:  # curl trusts the server's own certificate, no matter who signed it
         options += ["--cacert", plan.head.tls_certificate_file]
     address = url.partition("//")[2].partition(":")[0]
     if certificate_names and address not in certificate_names:
@@ -323,19 +323,19 @@ def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str
     return lines
 
 
-def command_lines(argv: Iterable[str], environment: Mapping[str, str], start: str = "      ") -> list[str]:
-    """Return a shell command with an option and its value on each line, no line longer than the page if possible."""
-    words = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
+def command_lines(argv: Iterable[str], environment: Mapping[str, str], indent: str = "      ") -> list[str]:
+    """Return a shell command as lines that fit the page if possible; an option and its value share a line."""
+    segments = [f"{name}={shlex.quote(value)}" for name, value in sorted(environment.items())]
     for word in map(shlex.quote, argv):
-        if words and words[-1].startswith("-") and " " not in words[-1] and not word.startswith("-"):
-            words[-1] += f" {word}"
+        if segments and segments[-1].startswith("-") and " " not in segments[-1] and not word.startswith("-"):
+            segments[-1] += f" {word}"
         else:
-            words.append(word)
-    lines = [start]
-    for word in words:
+            segments.append(word)
+    lines = [indent]
+    for word in segments:
         if len(lines[-1]) + len(word) + 3 > tables.PAGE_WIDTH and lines[-1].strip():
             lines[-1] += "\\"
-            lines.append(start + "  ")
+            lines.append(indent + "  ")
         lines[-1] += word + " "
     return [line.rstrip() for line in lines]
 

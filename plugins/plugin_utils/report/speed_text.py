@@ -7,20 +7,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 
 def model_rows(plan: Plan) -> list[list[str]]:
-    """Return a row of titles, and for each of several models its size, speed and loading time."""
+    """Return a row of titles, and for each of several models a row with its size, speed and loading time."""
     rows = [["model", "GiB", "context", "tokens/s", "prompts", "change"]]
     for model in plan.head.models or ():
         estimate = model.estimate
         weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
-        load_text = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
+        load = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
         speeds = [str(speed or "") for speed in (estimate.generation_range, estimate.prompt_range)]
         model_names = ", ".join([model.name, *model.aliases])
-        rows.append([model_names, f"{weights / 1024:.1f}", str(model.context), *speeds, load_text])
+        rows.append([model_names, f"{weights / 1024:.1f}", str(model.context), *speeds, load])
     return rows
 
 
 def served_without_worker(plan: Plan) -> list[str]:
-    """Return for each worker which of several models can be loaded without it, in lines."""
+    """Return a line for each worker with the models that can be loaded without it."""
     rows = []
     for name, host in plan.hosts.items():
         for worker in host.workers:
@@ -35,23 +35,23 @@ def served_without_worker(plan: Plan) -> list[str]:
 
 
 RATE_TEXTS = {"table": "come from a table of names and architectures", "assumed": "are assumed for at least one device"}
-SERVICES_S = 7
-"""Seconds in which services stop and start, without loading and proof, measured on five containers."""
+RESTART_S = 7
+"""Seconds for stopping and starting services, without loading and proof, measured on five containers."""
 
 
-def makes_text(plan: Plan) -> bool:
+def generates_text(plan: Plan) -> bool:
     return plan.estimate.generation_range is not None
 
 
 def speed_rows(plan: Plan) -> list[list[str]]:
-    """Return the predictions with their values and limits; nothing if the model does not fit."""
+    """Return rows with the predicted values and their limits; none if the model does not fit."""
     estimate = plan.estimate
     if estimate.load_s is None:
         return []
-    outage = SERVICES_S + estimate.load_s + (plan.head.proof.outage_s if plan.head.proof else 0)
+    outage = RESTART_S + estimate.load_s + (plan.head.proof.outage_s if plan.head.proof else 0)
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
-        ["generation", *(generation if makes_text(plan) else ["none: this model generates no text", ""])],
+        ["generation", *(generation if generates_text(plan) else ["none: this model generates no text", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
         *_users_row(estimate),
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
@@ -72,17 +72,17 @@ def _users_row(estimate: Estimate) -> list[list[str]]:
     users = estimate.users
     if not users or users.users == 1:
         return []
-    waiting_note = "" if users.at_once == users.users else f", {users.at_once} at once"
+    concurrency = "" if users.at_once == users.users else f", {users.at_once} at once"
     speed = f"{users.generation_range} tokens per second together" if users.generation_range else ""
-    return [[f"{users.users} users{waiting_note}", speed, f"prompts: {users.prompt_range}"]]
+    return [[f"{users.users} users{concurrency}", speed, f"prompts: {users.prompt_range}"]]
 
 
 def _proof_row(plan: Plan) -> list[list[str]]:
     proof = plan.head.proof
     if not proof or not proof.layers:
         return []
-    duration_text = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
-    return [["proof", duration_text, f"once: {proof.coverage(plan.model.layers)}"]]
+    duration = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
+    return [["proof", duration, f"once: {proof.coverage(plan.model.layers)}"]]
 
 
 def speed_notes(plan: Plan) -> list[str]:
@@ -100,7 +100,7 @@ def speed_notes(plan: Plan) -> list[str]:
 
 
 def _correction(estimate: Estimate) -> list[str]:
-    """Return how a measurement of the cluster corrects the speeds."""
+    """Return a sentence about the correction of speeds by a measurement of the cluster."""
     correction = estimate.correction
     if not correction:
         return []
@@ -111,29 +111,29 @@ def _correction(estimate: Estimate) -> list[str]:
 
 
 def _conversations(plan: Plan) -> str:
-    """Return where the head caches conversations."""
+    """Return sentences about the caches for conversations."""
     head = plan.head
-    if not makes_text(plan):
+    if not generates_text(plan):
         return "This model generates no text, so no conversations are cached."
     memory = f"MiB of {head.host}'s memory"
-    conversations = f"Conversations that lost their slot are cached in {head.prompt_cache_mib} {memory}"
+    cache_text = f"Conversations that lost their slot are cached in {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
-        conversations = "Conversations that lost their slot are not cached"
-    points = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
+        cache_text = "Conversations that lost their slot are not cached"
+    checkpoints = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
     disk_plan = head.conversations
-    disk = (
+    disk_text = (
         f" They survive a restart on {head.host}'s disk: a full context takes {disk_plan.file_mib} MiB, and {disk_plan.move_s:g} s to save or to restore; "
         f"computing it takes {disk_plan.computing_s:g} s."
         if disk_plan
         else ""
     )
-    return f"{conversations}.{points}{disk}"
+    return f"{cache_text}.{checkpoints}{disk_text}"
 
 
 def _sleep(plan: Plan) -> list[str]:
-    """Return when llama-server unloads its model, and the cost for the next request."""
-    idle_text = f"After {plan.head.idle_seconds} seconds without a request, llama-server unloads its model and frees the memory of workers"
-    return [f"{idle_text}; the next request waits while it loads."] if plan.head.idle_seconds else []
+    """Return a sentence about unloading an idle model."""
+    sentence = f"After {plan.head.idle_seconds} seconds without a request, llama-server unloads its model and frees the workers' memory"
+    return [f"{sentence}; the next request waits while the model loads."] if plan.head.idle_seconds else []
 
 
 def speed_lines(plan: Plan) -> list[str]:
@@ -148,10 +148,10 @@ def _shape_name(shape: ShapeEstimate) -> str:
         return f"workers on {hosts}"
     if shape.kind != "host":
         return f"{'one server on each of' if shape.kind == 'replicas' else 'split over'} {hosts}"
-    changes = " ".join(shape.settings if shape.fits else ())
-    helps = "experts" if "override_tensor" in changes else "some layers" if "gpu_layers" in changes else ""
+    settings = " ".join(shape.settings if shape.fits else ())
+    assisted_part = "experts" if "override_tensor" in settings else "some layers" if "gpu_layers" in settings else ""
     single_host = f"one of {hosts} alone" if len(shape.hosts) > 1 else f"{hosts} alone"
-    return f"{single_host}, {helps} on its processor" if helps else single_host
+    return f"{single_host}, {assisted_part} on its processor" if assisted_part else single_host
 
 
 def shape_rows(plan: Plan) -> list[list[str]]:
@@ -172,7 +172,7 @@ def shape_rows(plan: Plan) -> list[list[str]]:
 
 
 def shape_notes(plan: Plan) -> list[str]:
-    """Return what the fastest other shape would bring, and how to select it; nothing if no other shape fits."""
+    """Return a sentence about the gain of the fastest other shape, and how to select it; none if no other shape fits."""
 
     def speed(shape: ShapeEstimate) -> float:
         return (shape.users.generation_tokens_per_s or shape.users.prompt_tokens_per_s) if shape.users else 0.0
@@ -199,22 +199,22 @@ def network_lines(plan: Plan) -> list[str]:
     if not estimate.links:
         return ["  none: no worker is used"]
     kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
-    latency_text = ", ".join(
+    latencies = ", ".join(
         f"{time:g} ms by {kind} ({'measured' if measured else 'assumed'})" for kind, time, measured in kinds
     )
     return tables.wrap(
         "  ",
         f"about {estimate.network_ms_per_token:.1f} ms for each token, including worker overhead; one-way latency: "
-        f"{latency_text}.",
+        f"{latencies}.",
     )
 
 
 def fallback_lines(plan: Plan) -> list[str]:
-    """Return what is served while a used worker is away, in lines."""
+    """Return lines about what is served while a used worker is absent."""
     rows = [
         [
             f"without {entry.without}:",
-            f"fits, {entry.generation_range} tokens per second" if makes_text(plan) else "fits",
+            f"fits, {entry.generation_range} tokens per second" if generates_text(plan) else "fits",
         ]
         for entry in plan.fallbacks
     ]
@@ -227,5 +227,5 @@ def fallback_lines(plan: Plan) -> list[str]:
     seconds = plan.head.fallback_after
     fallback_note = f"llama_server_fallback is true: if the model fits without an absent worker, the head serves without it after {seconds} seconds."
     if seconds is None:
-        fallback_note = "llama_server_fallback is false: while a worker is away, nothing is served."
+        fallback_note = "llama_server_fallback is false: while a worker is absent, nothing is served."
     return [*tables.table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []

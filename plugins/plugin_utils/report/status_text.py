@@ -10,14 +10,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
 
-LAST_RESTARTS = 3
-"""Number of restarts to show; the JSON has all that the launcher keeps."""
-SHOWN_DIFFERENCES = 6
-"""Number of differences to show for each host; the JSON has all."""
+MAX_RESTARTS = 3
+"""Maximum number of restarts to show; the JSON has all recorded restarts."""
+MAX_DIFFERENCES = 6
+"""Maximum number of differences to show for each host; the JSON has all."""
 STATE_TEXTS = {**serving.STATE_LABELS, "starting": "is restarting"}
-"""Words for states of a cluster."""
-LABEL, LONGEST_NAME = 10, 24
-"""Columns of the names on the left, and of names in tables: longer names end in an ellipsis."""
+"""Texts for states of a cluster."""
+LABEL_WIDTH, MAX_NAME_WIDTH = 10, 24
+"""Width of the labels on the left, and of names in tables: longer names end in an ellipsis."""
 
 
 def _gib(mib: int | None) -> str:
@@ -30,19 +30,19 @@ def _free_of_total(free_mib: int | None, total_mib: int | None) -> str:
     return f"{_gib(free_mib)} of {_gib(total_mib)}" if total_mib is not None else _gib(free_mib)
 
 
-def _shorten(text: str, longest: int = LONGEST_NAME) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+def _shorten(text: str, max_width: int = MAX_NAME_WIDTH) -> str:
+    return text if len(text) <= max_width else text[: max_width - 1] + "…"
 
 
-def _labelled_lines(start: str, text: str) -> list[str]:
-    """Return a name and a text, which continues below itself."""
+def _labelled_lines(label: str, text: str) -> list[str]:
+    """Return lines with a label and a text, whose further lines are indented."""
     return textwrap.wrap(
         text,
         tables.PAGE_WIDTH,
-        initial_indent=f"  {start.ljust(LABEL)}",
-        subsequent_indent=" " * (LABEL + 2),
+        initial_indent=f"  {label.ljust(LABEL_WIDTH)}",
+        subsequent_indent=" " * (LABEL_WIDTH + 2),
         break_on_hyphens=False,
-    ) or [f"  {start}"]
+    ) or [f"  {label}"]
 
 
 def _cluster_lines(status: types.Status) -> list[str]:
@@ -74,7 +74,7 @@ def _cluster_lines(status: types.Status) -> list[str]:
         lines += _labelled_lines("verified", "never: the head has no record")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
         lines += _labelled_lines("restarts", f"{cluster.restarts} of llama-server")
-        for restart in cluster.last_restarts[:LAST_RESTARTS]:
+        for restart in cluster.last_restarts[:MAX_RESTARTS]:
             lines += _labelled_lines("", f"{units.duration(restart.age_s)} ago: {restart.text}")
     return lines
 
@@ -90,13 +90,13 @@ def _release_text(cluster: types.ClusterStatus) -> str:
         False: "not all hosts are as planned",
         None: "not all hosts were compared",
     }
-    runs = f"; runs {', '.join(cluster.running_builds)}" * bool(cluster.running_builds)
-    return f"{text}, {verdicts[cluster.as_planned]}{runs}"
+    running_text = f"; running: {', '.join(cluster.running_builds)}" * bool(cluster.running_builds)
+    return f"{text}, {verdicts[cluster.as_planned]}{running_text}"
 
 
 def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
     role = " (head)" * host.is_head
-    name = _shorten(host.name, LONGEST_NAME - len(role)) + role
+    name = _shorten(host.name, MAX_NAME_WIDTH - len(role)) + role
     if host.resources is None:
         yield [name, "", "", "", "could not be examined" if host.reachable else "does not answer"]
         return
@@ -112,7 +112,7 @@ def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
         plan if host.installed else "not installed",
     ]
     for device in resources.devices:
-        name = f"  {_shorten(device.name, LONGEST_NAME - 2)}"
+        name = f"  {_shorten(device.name, MAX_NAME_WIDTH - 2)}"
         yield [name, _free_of_total(device.free_mib, device.total_mib), "", "", ""]
         shared_memory = _free_of_total(device.shared_free_mib, device.shared_total_mib)
         if shared_memory:
@@ -136,18 +136,18 @@ def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
 
 
 def _difference_lines(host: types.HostStatus) -> Iterator[str]:
-    serious = cluster_status.serious_differences(host) if host.installed else []
-    for entry in serious[:SHOWN_DIFFERENCES]:
+    differences = cluster_status.serious_differences(host) if host.installed else []
+    for entry in differences[:MAX_DIFFERENCES]:
         yield from _labelled_lines("", f"{host.name}: {entry.text}")
-    if len(serious) > SHOWN_DIFFERENCES:
-        yield from _labelled_lines("", f"{host.name}: and {len(serious) - SHOWN_DIFFERENCES} more")
+    if len(differences) > MAX_DIFFERENCES:
+        yield from _labelled_lines("", f"{host.name}: and {len(differences) - MAX_DIFFERENCES} more")
 
 
 def text_of(status: types.Status) -> str:
     """Return the status for a person, at most tables.WIDTH columns wide if names allow."""
     hosts = [row for host in status.hosts for row in _host_rows(host)]
     workers = [row for host in status.hosts for row in _worker_rows(host)]
-    notes = [line for host in status.hosts for line in _difference_lines(host)]
+    difference_lines = [line for host in status.hosts for line in _difference_lines(host)]
     health = "healthy" if not status.problems else "NOT HEALTHY"
     lines = ["", f"  {status.cluster.name}  {health}"]
     lines += [line for problem in status.problems for line in _labelled_lines("problem", problem)]
@@ -156,4 +156,4 @@ def text_of(status: types.Status) -> str:
     if workers:
         header = ["worker", "host", "device, protocol", "up", "client", "state"]
         lines += ["", *tables.table([header, *workers]).splitlines()]
-    return "\n".join([*lines, *([""] if notes else []), *notes, ""])
+    return "\n".join([*lines, *([""] if difference_lines else []), *difference_lines, ""])

@@ -19,10 +19,10 @@ def text_of(rows: Sequence[Row], question: Question) -> str:
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
-    introduction = f"With {question.context} tokens of context, and the most that fit. Speeds: empty context. {ORDER_TEXT.format(question.speed)}"
+    note = f"Contexts: {question.context} tokens, and the largest that fits. Speeds are those with an empty context. {ORDER_TEXT.format(question.speed)}"
     return "\n".join(
         [
-            *textwrap.wrap(introduction, tables.PAGE_WIDTH),
+            *textwrap.wrap(note, tables.PAGE_WIDTH),
             *("\n" + tables.table(part) for part in (served_rows, other_rows) if part[1:]),
             "",
         ]
@@ -30,16 +30,16 @@ def text_of(rows: Sequence[Row], question: Question) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    numbers = dict.fromkeys((row.parameters, row.active))
-    billions = " of ".join(f"{number / 1e9:.{0 if number > 1e10 else 1}f} B" for number in reversed(numbers))
-    cells = [billions, row.quantisation, f"{row.bytes / GIB:.1f}"]
+    counts = dict.fromkeys((row.parameters, row.active))
+    parameters = " of ".join(f"{count / 1e9:.{0 if count > 1e10 else 1}f} B" for count in reversed(counts))
+    cells = [parameters, row.quantisation, f"{row.bytes / GIB:.1f}"]
     if row.why_not:
         return cells
     contexts = dict.fromkeys((row.context, row.longest_context))
-    longer_contexts = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
+    context_range = " to ".join(f"{size // 1024}k" if size >= 1024 else str(size) for size in contexts)
     hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
-    place = f"{row.devices} devices on {hosts}" if row.devices > 1 else hosts
+    location = f"{row.devices} devices on {hosts}" if row.devices > 1 else hosts
     speed = str(row.generation_range or "")
     if row.users and row.users.users > 1:
         speed += f", {row.users.generation_range} for {row.users.users}"
-    return [*cells, longer_contexts, speed, str(row.prompt_range or ""), place]
+    return [*cells, context_range, speed, str(row.prompt_range or ""), location]

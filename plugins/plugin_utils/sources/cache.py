@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's cache: folders for its account only, used by one run at a time, in which only complete files appear."""
+"""The controller's cache: folders that only its account can use, and only one run at a time. They only contain complete files."""
 
 import math
 import os
@@ -19,18 +19,18 @@ WORK_PREFIX = ".work-"
 """Prefix of folders with incomplete files."""
 
 
-def root() -> Path:
+def root_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "llamacpp"
 
 
-def folder(name: str, variable: str) -> Path:
+def make_folder(name: str, variable: str) -> Path:
     """Return a folder of the cache, and create it if it is missing.
 
     :param name: name, possibly with several parts, like ``releases/one``.
-    :raises AnsibleError: the cache belongs to another account, or the folder cannot be made.
+    :raises AnsibleError: the cache belongs to another account, or the folder cannot be created.
     """
-    path = root()
+    path = root_folder()
     with _explain_error(variable, path / name):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner, user = path.stat().st_uid, os.geteuid()
@@ -45,32 +45,32 @@ def folder(name: str, variable: str) -> Path:
 
 @contextmanager
 def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
-    """Yield a folder of the cache that no other run uses meanwhile, without leftovers of killed runs.
+    """Lock a folder of the cache for this run, remove leftovers of killed runs, and yield the folder.
 
-    :raises AnsibleError: see folder; also in place of every OSError of the body.
+    :raises AnsibleError: see make_folder; it also replaces every OSError in the block.
     """
-    path = folder(name, variable)
+    path = make_folder(name, variable)
     with _explain_error(variable, path):
         lock = locks.open_file(path / LOCK)
         try:
             if not locks.take(lock):
-                Display().display(f"  [controller] {path} is in use: waiting for {locks.shown_holders(path / LOCK)}")
+                Display().display(f"  [controller] {path} is in use: waiting for {locks.holders_text(path / LOCK)}")
                 locks.take(lock, math.inf)
-            for leftover in path.glob(WORK_PREFIX + "*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+            for work_path in path.glob(WORK_PREFIX + "*"):
+                shutil.rmtree(work_path, ignore_errors=True)
             yield path
         finally:
             os.close(lock)
 
 
-def work(path: Path) -> tempfile.TemporaryDirectory[str]:
-    """Return a folder inside another, for incomplete files of this process."""
+def work_folder(path: Path) -> tempfile.TemporaryDirectory[str]:
+    """Return a folder for incomplete files of this process, inside another folder."""
     return tempfile.TemporaryDirectory(dir=path, prefix=WORK_PREFIX)
 
 
 @contextmanager
 def _explain_error(variable: str, path: Path) -> Iterator[None]:
-    """Turn an OSError of the body into a sentence."""
+    """Replace an OSError in the block by an error with a remedy."""
     try:
         yield
     except OSError as error:

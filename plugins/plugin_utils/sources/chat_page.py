@@ -23,24 +23,24 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import FetchedFile, receive
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import FetchedFile, download
 
 VARIABLE = "llama_server_ui"
 BUCKET = "buckets/ggml-org/llama-ui/resolve"
-"""Place of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
-LIMITS = {"silence": 10.0, "seconds": 120.0, "most_bytes": 64 << 20}
+"""Path of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
+DOWNLOAD_LIMITS = {"silence": 10.0, "seconds": 120.0, "max_bytes": 64 << 20}
 """Limits of the download, which must not delay a run for long. The files take 3 MB."""
-OLDEST_NODE = 20
-STEPS = ("npm ci --ignore-scripts --no-audit --no-fund", "npm run build")
+MIN_NODE_VERSION = 20
+BUILD_STEPS = ("npm ci --ignore-scripts --no-audit --no-fund", "npm run build")
 STEP_SECONDS = 1800
 
 
 class NoPageError(Exception):
-    """This way does not give the page; the message is the reason."""
+    """This method does not provide the page; the message is the reason."""
 
 
 def _path(source: FetchedFile) -> Path:
-    return cache.folder("sources", VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
+    return cache.make_folder("sources", VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
 
 
 def cached_pages(source: FetchedFile) -> list[FetchedFile]:
@@ -50,42 +50,42 @@ def cached_pages(source: FetchedFile) -> list[FetchedFile]:
 
 
 def fetch(release: ReleasePlan, source: FetchedFile, requested_ui: str | None) -> list[FetchedFile]:
-    """Return the archive of the page for a release's sources, in the cache; None after a warning if there is none.
+    """Return the cached archive of the page for a release's sources; none, after a warning, if it is unavailable.
 
     :param source: archive of the sources.
     :param requested_ui: ``auto``, or ``true`` to build it with npm if it cannot be downloaded.
-    :raises AnsibleError: the page is required, and there is no way to get it.
+    :raises AnsibleError: the page is required, but unavailable.
     """
     reasons: list[str] = []
-    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as name:
-        for obtain in () if cached_pages(source) else (_download, _build)[: 1 + (requested_ui == "true")]:
-            work = Path(name, obtain.__name__)
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work_folder(folder) as name:
+        for get_files in () if cached_pages(source) else (_download, _build)[: 1 + (requested_ui == "true")]:
+            work = Path(name, get_files.__name__)
             work.mkdir()
             try:
-                _pack(obtain(release, source.path, work), work / "page")
+                _pack(get_files(release, source.path, work), work / "page")
             except (NoPageError, Refusal) as error:
                 reasons.append(str(error))
             else:
                 (work / "page").replace(_path(source))
                 return [archive._replace(changed=True) for archive in cached_pages(source)]
-    text = "; ".join(reasons)
-    if text and requested_ui == "true":
+    problems = "; ".join(reasons)
+    if problems and requested_ui == "true":
         raise AnsibleError(
-            f"{VARIABLE} is true, but {release.ref} has no chat page: {text}. Fix one of these problems, or set {VARIABLE} to auto"
+            f"{VARIABLE} is true, but {release.ref} has no chat page: {problems}. Fix one of these problems, or set {VARIABLE} to auto"
         )
-    if text:
-        remedy = f"set {VARIABLE} to true with Node.js {OLDEST_NODE} or newer on the controller"
-        Display().warning(f"llama-server of {release.ref} gets no chat page: {text}. To get it, {remedy}")
+    if problems:
+        remedy = f"set {VARIABLE} to true with Node.js {MIN_NODE_VERSION} or newer on the controller"
+        Display().warning(f"llama-server of {release.ref} has no chat page: {problems}. To get it, {remedy}")
     return cached_pages(source)
 
 
 def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, Path]:
-    """Return upstream's files for a build, verified by the checksum beside them."""
+    """Return upstream's files for a build, verified against upstream's checksum."""
     url, archive, checksum = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz", work / "archive", work / "sum"
     name = web.printable_url(url)
     try:
-        receive(f"{url}.sha256", checksum, **LIMITS)
-        receive(url, archive, **LIMITS)
+        download(f"{url}.sha256", checksum, **DOWNLOAD_LIMITS)
+        download(url, archive, **DOWNLOAD_LIMITS)
         if checksum.read_bytes()[:64].lower() != sha256(archive).encode():
             raise NoPageError(f"{name} does not match its checksum file")
         return _extract(archive, "(.+)", work)
@@ -98,19 +98,19 @@ def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, P
 def _build(release: ReleasePlan, source: Path, work: Path) -> Mapping[str, Path]:
     """Return the files that npm builds from the sources."""
     version = _run("node --version", work)
-    if int((re.findall(r"\d+", version) or ["0"])[0]) < OLDEST_NODE:
-        raise NoPageError(f"the controller has Node.js {version}, and the page needs {OLDEST_NODE} or newer")
+    if int((re.findall(r"\d+", version) or ["0"])[0]) < MIN_NODE_VERSION:
+        raise NoPageError(f"the controller has Node.js {version}, but the page needs {MIN_NODE_VERSION} or newer")
     _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work)
     page, number = work / "dist", str(release.build)
     variables = {"LLAMA_UI_OUT_DIR": str(page), "LLAMA_UI_VERSION": f"b{number}", "LLAMA_BUILD_NUMBER": number}
-    for step in STEPS:
-        Display().display(f"  [controller] llama-server's chat page: {step}, a minute or more")
+    for step in BUILD_STEPS:
+        Display().display(f"  [controller] llama-server's chat page: {step} (takes a minute or more)")
         _run(step, work / "files", npm_config_cache=str(work / "npm"), **variables)
     return {str(path.relative_to(page)): path for path in page.rglob("*") if path.is_file() and not path.is_symlink()}
 
 
 def _run(step: str, folder: Path, **variables: str) -> str:
-    """Run a program of Node.js on the controller; return its output."""
+    """Run a Node.js program on the controller; return its output."""
     options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "timeout": STEP_SECONDS}
     try:
         process = subprocess.run(
@@ -125,7 +125,7 @@ def _run(step: str, folder: Path, **variables: str) -> str:
 
 
 def _extract(archive: Path, pattern: str, work: Path) -> Mapping[str, Path]:
-    """Extract the regular files of an archive whose names match a pattern. Return the names that its group matches, and their paths."""
+    """Extract the regular files of an archive whose names match a pattern. Return their paths by the part of the name that matches the group."""
     files: dict[str, Path] = {}
 
     def target_of(name: PurePosixPath) -> Path | None:
@@ -143,7 +143,7 @@ def _extract(archive: Path, pattern: str, work: Path) -> Mapping[str, Path]:
 def _pack(files: Mapping[str, Path], target: Path) -> None:
     """Pack the files of a page.
 
-    :raises NoPageError: it has no index.html, or the build would refuse an empty file.
+    :raises NoPageError: index.html is missing, or a file is empty, which the build would refuse.
     """
     if "index.html" not in files or not all(path.stat().st_size for path in files.values()):
         raise NoPageError("the files of the page are incomplete")

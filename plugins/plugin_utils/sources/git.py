@@ -23,11 +23,11 @@ ENVIRONMENT = {
     "GIT_NO_LAZY_FETCH": "1",
     "GIT_ALLOW_PROTOCOL": "file:git:http:https:ssh",
 }
-REMOTE = "asked"
+REMOTE_NAME = "asked"
 
 
 class GitError(Exception):
-    """Error whose message is git's own, in one line."""
+    """Failure of git; the message is git's own, on a single line."""
 
 
 class NotFound(GitError):
@@ -60,14 +60,14 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
 
 
 def absolute_path(repository: str) -> str:
-    """Return a path of the controller as an absolute one; anything else unchanged."""
+    """Return a controller path as an absolute path, and anything else unchanged."""
     if "://" in repository or (":" in repository.split("/", maxsplit=1)[0]):
         return repository
     return os.path.abspath(os.path.expanduser(repository))
 
 
 def commit_of(repository: str, name: str) -> str | None:
-    """Return the commit of a tag or a branch, or None if the repository has neither. A tag wins, as in git itself."""
+    """Return the commit of a tag or a branch, or None if the repository has neither. A tag takes precedence, as in git itself."""
     names = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
     listing = _run(["ls-remote", "--", absolute_path(repository), *names], LOOK_UP_SECONDS)
     commits = {name: commit for commit, _tab, name in (line.partition("\t") for line in listing.splitlines())}
@@ -80,17 +80,17 @@ def _fetch(repository: str, revision: str, parent: Path, *options: str) -> Itera
     with tempfile.TemporaryDirectory(dir=parent) as work:
         folder = Path(work)
         _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
-        remote_options = ["-c", f"remote.{REMOTE}.url={absolute_path(repository)}"]
-        options_of_fetch = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", *options]
-        _run([*remote_options, "fetch", *options_of_fetch, "--", REMOTE, revision], FETCH_SECONDS, folder)
+        remote_options = ["-c", f"remote.{REMOTE_NAME}.url={absolute_path(repository)}"]
+        fetch_options = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", *options]
+        _run([*remote_options, "fetch", *fetch_options, "--", REMOTE_NAME, revision], FETCH_SECONDS, folder)
         yield folder, _run(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], LOOK_UP_SECONDS, folder).strip()
 
 
 def count_commits(repository: str, commit: str, parent: Path) -> int:
-    """Return the number of commits up to this one, which upstream uses as build number."""
+    """Return the number of commits up to this commit, which upstream uses as build number."""
     is_local = absolute_path(repository).startswith(("/", "file:"))
-    # Over a network commits come without trees. A repository on this machine is at hand, and one whose history was cut off would let
-    # git before 2.44 start itself without end to look for the rest.
+    # Over a network, commits come without trees. A local repository needs no such filter, and git before 2.44 would start itself endlessly
+    # to look for missing history in a shallow clone.
     options = ["--update-shallow"] if is_local else ["--filter=tree:0"]
     with _fetch(repository, commit, parent, *options) as (folder, head):
         if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
@@ -99,7 +99,7 @@ def count_commits(repository: str, commit: str, parent: Path) -> int:
 
 
 def archive(repository: str, revision: str, target: Path) -> str:
-    """Write the tree of a commit or tag as a tar archive with one folder, always the same bytes; return the commit."""
+    """Write the tree of a commit or tag as a reproducible tar archive with a single folder; return the commit."""
     with _fetch(repository, revision, target.parent, "--depth=1") as (folder, commit):
         output_options = ["--format=tar.gz", "--prefix=llama.cpp/", f"--output={target}"]
         _run(["archive", *output_options, commit], FETCH_SECONDS, folder)

@@ -44,16 +44,16 @@ class FetchedFile(NamedTuple):
 
 VARIABLE = "llama_release"
 PIP_SECONDS = 3600
-PACKING_SECONDS = 60.0
-"""Longest silence of a server: some make an archive when they are asked for it."""
+SILENCE_SECONDS = 60.0
+"""Longest silence of a server: some servers only create an archive when it is requested."""
 PAUSES = (1.0, 3.0, 9.0)
-"""Seconds before another request to a server that is busy (HTTP 429, 503), or that cut the connection."""
+"""Seconds before another request to a server that is busy (HTTP 429, 503) or has closed the connection."""
 PROGRESS_SECONDS = 10
-OTHER_SOURCES = "source: pypi, which is compiled, or source: package if the distribution has llama.cpp"
+OTHER_SOURCES = "source: pypi (compiled on the hosts), or source: package if the distribution has llama.cpp"
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
-    """Return the cluster with the details that only the controller can look up, for the releases of which a host has a build."""
+    """Return the cluster with the details that only the controller can look up, for the releases that hosts need."""
 
     resolved_requests = {}
     for variable in programs.release_variables(cluster, catalogue):
@@ -77,7 +77,7 @@ def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> Release
         if not request.commit and not re.fullmatch(release_request.BUILD_TAG, request.ref):
             request = request._replace(commit=_commit_of(request.repository, request.ref))
         if request.build is None:
-            request = request._replace(build=_build_of(request.repository, request.ref, str(request.commit)))
+            request = request._replace(build=_build_number(request.repository, request.ref, str(request.commit)))
     return request
 
 
@@ -87,13 +87,13 @@ def _read_patch(patch: PatchPlan, find_file: Callable[[str], str]) -> PatchPlan:
     return PatchPlan(str(path), sha256(path), tuple(re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)))
 
 
-def _readable_path(key: str, path_given: str, find_file: Callable[[str], str]) -> str:
+def _readable_path(key: str, declared_path: str, find_file: Callable[[str], str]) -> str:
     with suppress(AnsibleError):
-        path = find_file(path_given)
+        path = find_file(declared_path)
         if os.path.isfile(path) and os.access(path, os.R_OK):
             return path
     raise Refusal(
-        f"llama_release has the {key} {path_given!r}, which is not a readable file on the controller: use an absolute path, or one relative to the "
+        f"llama_release has the {key} {declared_path!r}, which is not a readable file on the controller: use an absolute path, or a path relative to the "
         "inventory or the playbook"
     )
 
@@ -119,12 +119,12 @@ def _unknown_ref(repository: str, ref: str) -> str:
     return f"llama_release has the ref {ref!r}, which is not a tag, branch or commit of {repository}: correct it (a commit needs all its digits)"
 
 
-def _build_of(repository: str, ref: str, commit: str) -> int:
-    """Return the build number of a commit, which is counted once."""
-    record = cache.folder("sources", VARIABLE) / f"{commit}.build"
+def _build_number(repository: str, ref: str, commit: str) -> int:
+    """Return the build number of a commit; count the commits only once."""
+    record_path = cache.make_folder("sources", VARIABLE) / f"{commit}.build"
     with suppress(OSError, ValueError):
-        return int(record.read_text())
-    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as work:
+        return int(record_path.read_text())
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work_folder(folder) as work:
         try:
             number = git.count_commits(repository, commit, Path(work))
         except git.NotFound:
@@ -134,42 +134,42 @@ def _build_of(repository: str, ref: str, commit: str) -> int:
                 f"llama_release has the ref {ref!r}, whose commits could not be counted in {repository} ({error}): "
                 "add build, the llama.cpp build number of that commit"
             ) from None
-        record_part = Path(work) / "record"
-        record_part.write_text(f"{number}\n")
-        record_part.replace(record)
+        new_record = Path(work) / "record"
+        new_record.write_text(f"{number}\n")
+        new_record.replace(record_path)
     return number
 
 
 def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[FetchedFile]:
-    """Return the archives of a planned release in the cache. One without a checksum must stay the same as when it was first fetched.
+    """Return the cached archives of a planned release. An archive without a checksum must not differ from the archive that was first fetched.
 
-    :raises AnsibleError: an archive cannot be fetched, or its SHA-256 differs; it is not cached then.
+    :raises AnsibleError: an archive cannot be fetched, or its SHA-256 differs; then it is not cached.
     """
     return [_fetch_one(release, name) for name in names or [""]]
 
 
 def _fetch_one(release: ReleasePlan, name: str) -> FetchedFile:
-    cached_file = _cached_file(release, name, cache.folder("sources", VARIABLE))
+    cached_file = _cached_file(release, name, cache.make_folder("sources", VARIABLE))
     if cached_file:
         return cached_file
-    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work(folder) as work:
+    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work_folder(folder) as work:
         cached_file = _cached_file(release, name, folder)
         if cached_file:
             return cached_file
-        archive_part, record_part = Path(work) / "archive", Path(work) / "record"
-        commit = _write_archive(release, name, archive_part)
+        new_archive, new_record = Path(work) / "archive", Path(work) / "record"
+        commit = _write_archive(release, name, new_archive)
         checksum, (archive, record) = _checksum_of(release, name), _cache_paths(release, name, folder)
         actual_checksum = _check_archive(
-            release, name, archive_part, checksum or (_read_fetch_record(record).get("sha256") if name else None)
+            release, name, new_archive, checksum or (_read_fetch_record(record).get("sha256") if name else None)
         )
-        record_part.write_text(json.dumps({"commit": commit, "sha256": actual_checksum}) + "\n")
-        archive_part.replace(archive)
-        record_part.replace(record)
+        new_record.write_text(json.dumps({"commit": commit, "sha256": actual_checksum}) + "\n")
+        new_archive.replace(archive)
+        new_record.replace(record)
     return FetchedFile(archive, True, actual_checksum, commit)
 
 
 def _checksum_of(release: ReleasePlan, name: str) -> str | None:
-    """Return the digits that the operator gives."""
+    """Return the digits of the checksum that the operator has set."""
     checksum = (release.checksums or {}).get(name) if name else release.checksum
     return checksum.partition(":")[2] if checksum else None
 
@@ -183,7 +183,7 @@ def _cache_paths(release: ReleasePlan, name: str, folder: Path) -> tuple[Path, P
 
 
 def _is_cached(checksum: str) -> bool:
-    return (cache.folder("sources", VARIABLE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
+    return (cache.make_folder("sources", VARIABLE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
 
 
 def _read_fetch_record(record: Path) -> dict[str, str]:
@@ -213,25 +213,25 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
     if checksum and checksum != actual_checksum:
         subject = f" of {name}" if name else ""
         raise AnsibleError(
-            f"llama_release has the checksum sha256:{checksum}{subject}, but that archive has sha256:{actual_checksum}: correct the checksum, or use the "
+            f"llama_release has the checksum sha256:{checksum}{subject}, but the archive has sha256:{actual_checksum}: correct the checksum, or use the "
             "right archive"
             if _checksum_of(release, name)
             else f"{name} of llama_release has sha256:{actual_checksum}, but had sha256:{checksum} when it was first fetched: find out why the archive was "
-            "replaced before you use it; to accept it, add its checksum to checksums in llama_release"
+            "replaced before you use it; to accept the archive, add its checksum to checksums in llama_release"
         )
     try:
         for _member in archives.members(archive):
             pass
     except archives.DamagedError:
         raise AnsibleError(
-            f"llama_release has an archive that cannot be read, {name or release.url or release.path}: the server may send other content; use a complete "
-            "tar archive, uncompressed or compressed with gzip, bzip2 or xz, or a zip archive with source: binary"
+            f"llama_release has the archive {name or release.url or release.path}, which cannot be read: the server may have sent other content. Use a "
+            "complete tar archive, uncompressed or compressed with gzip, bzip2 or xz, or a zip archive with source: binary"
         ) from None
     return actual_checksum
 
 
 def _write_archive(release: ReleasePlan, name: str, target: Path) -> str:
-    """Write an archive and return its commit."""
+    """Fetch an archive into a file, and return its commit."""
     if release.source == "git":
         return _archive_commit(str(release.repository), str(release.revision), target)
     if release.source == "pypi":
@@ -242,10 +242,10 @@ def _write_archive(release: ReleasePlan, name: str, target: Path) -> str:
             "upstream tags a build before its archives exist, so try again in a few hours, or use another build, a mirror that has the archive (url), or "
             f"{OTHER_SOURCES}"
         )
-        _download(url, target, f"llama_release needs upstream's archive {url}, which", remedy)
+        _download_patiently(url, target, f"llama_release needs upstream's archive {url}, which", remedy)
     elif release.url:
         remedy = "correct the URL, or download the archive yourself and set path instead of url"
-        _download(release.url, target, f"llama_release has the url {release.url!r}, which", remedy)
+        _download_patiently(release.url, target, f"llama_release has the url {release.url!r}, which", remedy)
     else:
         shutil.copyfile(_readable_path("path", str(release.path), str), target)
     return release.commit
@@ -273,7 +273,7 @@ def _download_pypi(release: ReleasePlan, target: Path) -> None:
         )
         message = process.stderr.strip()[-500:] if process.returncode else ""
     except subprocess.TimeoutExpired:
-        message = f"nothing within {PIP_SECONDS} s"
+        message = f"no result within {PIP_SECONDS} s"
     if message:
         raise AnsibleError(
             f"pip of {sys.executable} could not fetch the source archive of llama-cpp-python {release.version} (llama_release): check its version and "
@@ -282,11 +282,11 @@ def _download_pypi(release: ReleasePlan, target: Path) -> None:
     next(folder.glob("llama_cpp_python-*")).replace(target)
 
 
-def _download(url: str, target: Path, subject: str, remedy: str) -> None:
-    """Fetch a file."""
+def _download_patiently(url: str, target: Path, subject: str, remedy: str) -> None:
+    """Download a file, with several attempts."""
     for pause in (*PAUSES, None):
         try:
-            return receive(url, target)
+            return download(url, target)
         except web.RemoteError as error:
             if pause is None or not error.passes:
                 reason = f"was refused by its server (HTTP {error.status}): " if error.status else f"{error}, or "
@@ -294,23 +294,23 @@ def _download(url: str, target: Path, subject: str, remedy: str) -> None:
         time.sleep(pause)
 
 
-def receive(
-    url: str, target: Path, silence: float = PACKING_SECONDS, seconds: float = math.inf, most_bytes: float = math.inf
+def download(
+    url: str, target: Path, silence: float = SILENCE_SECONDS, seconds: float = math.inf, max_bytes: float = math.inf
 ) -> None:
-    """:raises RemoteError: the server does not answer, refuses, cuts the connection, or exceeds a limit."""
-    size, last_time = 0, time.monotonic()
+    """:raises RemoteError: the server does not answer, refuses the request, closes the connection, or exceeds a limit."""
+    received_bytes, last_time = 0, time.monotonic()
     deadline = last_time + seconds
     with web.open_url(url, {"Accept-Encoding": "identity"}, silence=silence) as reply, target.open("wb") as stream:
         announced = reply.length or 0
         try:
             while part := reply.read1(1 << 20):
-                size += stream.write(part)
-                if size > most_bytes or time.monotonic() > deadline:
+                received_bytes += stream.write(part)
+                if received_bytes > max_bytes or time.monotonic() > deadline:
                     raise web.RemoteError("is too large, or its server is too slow: try again later")
                 if time.monotonic() > last_time + PROGRESS_SECONDS:
                     last_time = time.monotonic()
-                    Display().display(f"  [controller] {url.rpartition('/')[2]}: {size >> 20} MiB")
+                    Display().display(f"  [controller] {url.rpartition('/')[2]}: {received_bytes >> 20} MiB")
         except (OSError, http.client.HTTPException) as error:
             raise web.RemoteError(f"was cut off ({validation.printable(error)}): try again", passes=True) from None
-    if size < announced:
+    if received_bytes < announced:
         raise web.RemoteError("was cut off: the server sent less than it announced; try again", passes=True)

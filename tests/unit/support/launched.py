@@ -25,10 +25,10 @@ tunnel.SHARED_MEMORY = os.path.dirname(__file__)
 progress.STOPPED_SECONDS = 0.5
 progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as else, and answered by Python
 server.HEALTH_POLL_SECONDS, server.HEALTH_LOST_SECONDS = 0.2, 1.0
-worker.GONE_SECONDS = 1.0
-serving.WRITE_SECONDS, serving.LOAD_SECONDS = 0.2, 0.2
+worker.MAX_STALE_SECONDS = 1.0
+serving.WRITE_SECONDS, serving.LOADING_WRITE_SECONDS = 0.2, 0.2
 exporter.EXPORT_SECONDS = 0.2
-runtime.RETURN_SECONDS, runtime.STEADY_SECONDS = 0.1, 1.0
+runtime.RETURN_SECONDS, runtime.MIN_STABLE_SECONDS = 0.1, 1.0
 runtime.HeadSettings = functools.partial(runtime.HeadSettings, pause=0.1)
 worker.run_worker = functools.partial(worker.run_worker, poll_seconds=0.1)
 raise SystemExit(runtime.main())
@@ -243,13 +243,13 @@ class Cluster:
             return answer.read()
 
     def client(self, text=b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}"):
-        until(lambda: llama_server.healthy(f"http://127.0.0.1:{self.port}"))
+        until(lambda: llama_server.is_healthy(f"http://127.0.0.1:{self.port}"))
         connection = socket.create_connection(("127.0.0.1", self.port))
         connection.sendall(text)
         return connection
 
     def record(self):
-        return json.loads((self.state / serving.FILE).read_text())
+        return json.loads((self.state / serving.RECORD_FILE).read_text())
 
     def is_now(self, state):
         with contextlib.suppress(OSError, ValueError):

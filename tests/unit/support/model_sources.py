@@ -80,7 +80,7 @@ class Action:
         self.call, self.ran = call, []
         self.variables = {"inventory_hostname": "h", "hostvars": {"h": given}, "inventory_dir": "/"}
 
-    def module(self, name, /, **arguments):
+    def run_module(self, name, /, **arguments):
         self.ran.append(name)
         return self.call(**arguments)
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Inspects archives of llama.cpp and extracts programs from those like upstream's releases.
+"""Inspects archives of llama.cpp, and extracts programs from archives like upstream's releases.
 
 The archive decides nothing: only planned programs and the libraries in their folder are extracted, under plain names into one folder, with links only
 between these.
@@ -24,27 +24,27 @@ from typing import IO, Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-SERVER = "llama-server"
+SERVER_PROGRAM = "llama-server"
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
 HEADER_BYTES = 32 << 20
-"""Limit of all headers, which take several times as much memory; a quarter for those of a zip archive. Those of llama.cpp's sources have 2 MB."""
-GLOBAL_HEADERS = 64
-"""Limit of the headers that tarfile copies to each file; git writes one."""
+"""Limit of all headers, which take several times as much memory; a quarter of it for a zip archive. The headers of llama.cpp's sources have 2 MB."""
+MAX_GLOBAL_HEADERS = 64
+"""Maximum number of headers that tarfile copies to each file; git writes one header."""
 ZIP_END, LINK_BYTES = 20 + 22 + 0xFFFF, 4096
-"""Limits of the end of a zip archive, with its comment and the place of its end in zip64, and of the target of a symbolic link in it."""
-UNREADABLE = (
+"""Size limits: the end of a zip archive, with its comment and zip64 locator, and the target of a symbolic link in the archive."""
+ARCHIVE_ERRORS = (
     *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, zipfile.BadZipFile),
     *(ValueError, LookupError, ArithmeticError, RuntimeError),
 )
-"""Exceptions of reading a damaged archive. An OSError has no number then."""
+"""Exceptions raised while reading a damaged archive. Then an OSError has no number."""
 
 
 class DamagedError(Exception):
-    """A file is not a complete archive; the message is the reason."""
+    """Error for a file that is not a complete archive; the message is the reason."""
 
 
 class _LimitedStream:
-    """Content of a tar archive. tarfile believes the sizes in headers, so this class counts the bytes that are not of an extracted file."""
+    """Content of a tar archive. tarfile trusts the sizes in headers, so this class limits the bytes outside extracted files."""
 
     def __init__(self, stream: Any) -> None:
         self.remaining_bytes = HEADER_BYTES
@@ -65,7 +65,7 @@ class _LimitedArchive(tarfile.TarFile):
 
     def next(self) -> tarfile.TarInfo | None:
         member = super().next()
-        if len(self.pax_headers) > GLOBAL_HEADERS:
+        if len(self.pax_headers) > MAX_GLOBAL_HEADERS:
             raise tarfile.ReadError("its global header is too long")
         return member
 
@@ -77,19 +77,19 @@ class _LimitedArchive(tarfile.TarFile):
 
 
 class _ZipArchive(zipfile.ZipFile):
-    """Zip archive with the methods of a tar archive that are used here."""
+    """Zip archive with the tar archive methods that this module uses."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         """:raises tarfile.ReadError: its directory, which zipfile reads at once, is missing or too long."""
         end = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, end - ZIP_END))
         tail = stream.read()
-        place = tail.rfind(b"PK\5\6")
+        end_offset = tail.rfind(b"PK\5\6")
         size, comment = (
-            int.from_bytes(tail[place + offset : place + offset + width], "little")
+            int.from_bytes(tail[end_offset + offset : end_offset + offset + width], "little")
             for offset, width in ((12, 4), (20, 2))
         )
-        if place < 0 or place + 22 + comment != len(tail) or size > HEADER_BYTES // 4 or b"PK\6\7" in tail:
+        if end_offset < 0 or end_offset + 22 + comment != len(tail) or size > HEADER_BYTES // 4 or b"PK\6\7" in tail:
             raise tarfile.ReadError("its central directory is missing or too long: repack the archive as .tar.gz")
         super().__init__(stream)
 
@@ -111,21 +111,21 @@ class _ZipArchive(zipfile.ZipFile):
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[Any]:
-    """:raises DamagedError: the archive is not complete, as far as it is read."""
+    """:raises DamagedError: the part of the archive that is read is incomplete."""
     try:
         with path.open("rb") as stream:
             is_zip = stream.read(4) == b"PK\3\4"
             stream.seek(0)
             with _ZipArchive(stream) if is_zip else _LimitedArchive.open(fileobj=stream) as archive:
                 yield archive
-    except UNREADABLE as error:
+    except ARCHIVE_ERRORS as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
         raise DamagedError((str(error).splitlines() or [type(error).__name__])[0].rstrip(":")) from error
 
 
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
-    """:raises DamagedError: the archive is not complete, as far as it is read."""
+    """:raises DamagedError: the part of the archive that is read is incomplete."""
     with _open_archive(path) as archive:
         yield from archive
 
@@ -155,7 +155,7 @@ def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None
 def extract_programs(path: Path, programs: Sequence[str], target: Path, library_archives: Sequence[Path] = ()) -> None:
     """Extract programs and the libraries in their folder into an empty folder.
 
-    :raises Refusal: it is not an archive of llama.cpp with RPC, or a program is missing.
+    :raises Refusal: the archive does not contain llama.cpp with RPC, or a program is missing.
     """
     try:
         folder = folder_of_programs(path, programs)
@@ -175,7 +175,7 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
         ) from error
     if not all((target / name).exists() for name in programs):
         raise Refusal(
-            "the archive of llama_release contains links instead of programs: use an archive with the programs themselves"
+            "the archive of llama_release contains links instead of programs: use an archive that contains the programs"
         )
     for entry in target.iterdir():
         entry.chmod(0o755 if entry.name in programs else 0o644)
@@ -186,7 +186,7 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
 
 def check_tree(path: Path, folder: str) -> None:
     """:param folder: folder of the sources; empty means the archive's first folder.
-    :raises Refusal: the sources are not there.
+    :raises Refusal: the folder does not contain the sources.
     """
     for member in members(path):
         parent, _slash, name = member.name.rpartition("/")
@@ -201,14 +201,14 @@ def check_tree(path: Path, folder: str) -> None:
 def folder_of_programs(path: Path, programs: Sequence[str]) -> PurePosixPath:
     """Return the folder of llama-server in an archive.
 
-    :raises Refusal: the folder lacks a program, or does not exist.
+    :raises Refusal: the folder does not exist, or lacks a program.
     """
     files = [PurePosixPath(member.name) for member in members(path) if not member.isdir()]
-    folder = next((member.parent for member in files if member.name == SERVER), None)
+    folder = next((member.parent for member in files if member.name == SERVER_PROGRAM), None)
     names = {member.name for member in files if member.parent == folder}
     missing_programs = [name for name in programs if name not in names]
     if folder is None or missing_programs:
-        missing_text = f"{' and '.join(missing_programs)} next to {SERVER}" if folder else SERVER
+        missing_text = f"{' and '.join(missing_programs)} next to {SERVER_PROGRAM}" if folder else SERVER_PROGRAM
         raise Refusal(
             f"the archive of llama_release has no {missing_text}: use an archive with compiled RPC programs of the right build (such as upstream's for "
             "Ubuntu and macOS), or compile with source: git"

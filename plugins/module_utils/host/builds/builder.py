@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Compiles a release from a source archive. An interrupted build continues where it stopped; a failed one starts over.
+"""Compiles a release from a source archive. An interrupted build resumes; a failed build starts over.
 
 An ordinary account does everything in the folder of a build, and hands the programs to root, so root follows no link there.
 """
@@ -29,15 +29,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import f
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
-LOG_LINES_SHOWN = 15
-PATCH_LINES_SHOWN = 6
+MAX_LOG_LINES = 15
+MAX_PATCH_LINES = 6
 COMMIT_DIGITS = 8
-FULL_BYTES = 1 << 20
+MIN_FREE_BYTES = 1 << 20
 """Free space below which a disk counts as full: not every program reports a failed write."""
 LOCK_SECONDS = 6 * 3600
-"""How long another process may build the same release. The action plugin gives up earlier if the log stops growing."""
+"""Time limit of another process that builds the same release. The action plugin gives up earlier if the log stops growing."""
 STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
-"""Progress lines in a build's log (of ninja and of this module), as an expression for grep -E."""
+"""Expression for grep -E: progress lines of ninja and of this module in a build's log."""
 
 
 class Builder(Installer):
@@ -51,20 +51,20 @@ class Builder(Installer):
         self.member = release.member or ""
         self.work = self.cache / "builds" / build.id
         self.log = Path(store.log_path(cache, build.id))
-        self.unpacked_folder = self.log.with_suffix(store.UNPACKED)
+        self.unpacked_folder = self.log.with_suffix(store.UNPACKED_SUFFIX)
 
     def _make_folder(self, path: Path) -> None:
-        """Make a folder that belongs to the building account, with its contents."""
+        """Create a folder, and give it and its contents to the building account."""
         path.mkdir(parents=True, exist_ok=True)
-        uid = commands.account_options(self.account).get("user")
+        uid = commands.run_as_options(self.account).get("user")
         if uid is not None and path.stat().st_uid != uid:
-            gid = commands.account_options(self.account)["group"]
+            gid = commands.run_as_options(self.account)["group"]
             commands.run(["chown", "-Rh", f"{uid}:{gid}", str(path)], commands.COMMAND_SECONDS)
 
     def _run_logged(self, step: str, argv: list[str]) -> tuple[int, list[str]]:
-        """Run a step as the building account; return its status and its output."""
+        """Run a step as the building account; return its exit status and its last lines."""
         environment = {
-            "PATH": commands.SEARCH,
+            "PATH": commands.SEARCH_PATH,
             "HOME": str(self.work),
             "LC_ALL": "C",
             "CCACHE_DIR": str(self.cache / "ccache"),
@@ -85,12 +85,12 @@ class Builder(Installer):
                 umask=0o022,
                 check=False,
                 pass_fds=[self._lock],
-                **commands.account_options(self.account),
+                **commands.run_as_options(self.account),
             )
         with self.log.open("rb") as log:
             log.seek(start)
             printed_lines = log.read().decode("utf-8", "replace").splitlines()
-        is_full = shutil.disk_usage(self.work).free < FULL_BYTES
+        is_full = shutil.disk_usage(self.work).free < MIN_FREE_BYTES
         if process.returncode and (is_full or any("No space left on device" in line for line in printed_lines[-200:])):
             raise Refusal(
                 f"{step} failed: the disk that holds {self.cache} is full. Free some space, then run the playbook again to resume the build. Log: {self.log}"
@@ -98,13 +98,13 @@ class Builder(Installer):
         return process.returncode, printed_lines
 
     def _run(self, step: str, argv: list[str]) -> None:
-        """Fail if the step fails. The next run then starts over: a power failure may have damaged the tree, and cmake caches wrong results."""
+        """Fail if the step fails. Then the next run starts over: a power failure may have damaged the tree, and cmake caches wrong results."""
         status, printed_lines = self._run_logged(step, argv)
         if status:
             self.unpacked_folder.unlink(missing_ok=True)
             raise Refusal(
                 f"{step} failed with status {status}. Log: {self.log}, which ends with:\n"
-                + "\n".join(printed_lines[-LOG_LINES_SHOWN:])
+                + "\n".join(printed_lines[-MAX_LOG_LINES:])
             )
 
     def _log(self, step: str) -> None:
@@ -113,11 +113,11 @@ class Builder(Installer):
             log.write(f"== {step}\n")
 
     def install(self) -> Manifest:
-        """Build and install the release if it is missing or damaged. A killed playbook leaves its build running; the next one waits for it."""
+        """Build and install the release if it is missing or damaged. The build of a killed playbook continues; the next playbook waits for it."""
         (self.cache / "builds").mkdir(parents=True, exist_ok=True)
         lock = store.lock_path(self.cache)
         if locks.is_held(lock):
-            self._log(f"waiting for {locks.shown_holders(lock)}")
+            self._log(f"waiting for {locks.holders_text(lock)}")
         with locks.hold(lock, LOCK_SECONDS) as self._lock:
             return manifest.installed_manifest(self.release, self.build.targets, self.build.builder) or self._build()
 
@@ -138,10 +138,10 @@ class Builder(Installer):
         shutil.rmtree(self.work)
 
     def _prepare(self) -> None:
-        """Unpack and patch the tree, unless an interrupted build has left the same one."""
+        """Unpack and patch the tree, unless an interrupted build has left the same tree."""
         page = [self.source.page.sha256] if self.source.page else []
-        sums = [self.source.sha256, *page, *(patch.sha256 for patch in self.source.patches)]
-        digests = "".join(f"{digest}\n" for digest in sums)
+        inputs = [self.source.sha256, *page, *(patch.sha256 for patch in self.source.patches)]
+        digests = "".join(f"{digest}\n" for digest in inputs)
         if text_of(self.unpacked_folder) == digests and (self.work / "source").exists():
             return
         self.unpacked_folder.unlink(missing_ok=True)
@@ -170,16 +170,16 @@ class Builder(Installer):
             f"patch {patch.name}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch.path]
         )
         if status:
-            variable = "llama_build_fast_load" if patch.name.startswith(fast_load.PREFIX) else "llama_release"
+            variable = "llama_build_fast_load" if patch.name.startswith(fast_load.PATH_PREFIX) else "llama_release"
             raise Refusal(
                 f"the patch {patch.name} of {variable} does not apply to this source tree: remove the patch, or use another release. No running service was "
-                f"touched. Log: {self.log}; output of patch:\n" + "\n".join(printed_lines[:PATCH_LINES_SHOWN])
+                f"touched. Log: {self.log}; output of patch:\n" + "\n".join(printed_lines[:MAX_PATCH_LINES])
             )
 
     def _write_build_info(self) -> None:
-        """Write number and commit into a tree that asks git for them and has no option, as ik_llama.cpp's."""
-        marks = {"NUMBER": str(self.number or 0), "COMMIT": self.source.commit[:COMMIT_DIGITS]}
-        scripts = [part for name, value in marks.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
+        """Write build number and commit into a tree that can only get them from git, like that of ik_llama.cpp."""
+        replacements = {"NUMBER": str(self.number or 0), "COMMIT": self.source.commit[:COMMIT_DIGITS]}
+        scripts = [part for name, value in replacements.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
         template = "source/common/build-info.cpp.in"
         if (self.work / template).is_file():
             self._run("name", ["sed", "-i.before", *scripts, template])
@@ -198,8 +198,8 @@ class Builder(Installer):
             for target in self.build.targets:
                 with (partial_release / "bin" / target).open("wb") as program:
                     argv = ["cat", str(self.work / "build" / "bin" / target)]
-                    changes = commands.account_options(self.account)
-                    result = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **changes)
+                    identity = commands.run_as_options(self.account)
+                    result = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **identity)
                 if result.returncode:
                     raise Refusal(f"{target} could not be copied: {result.stderr.decode(errors='replace').strip()}")
                 (partial_release / "bin" / target).chmod(0o755)

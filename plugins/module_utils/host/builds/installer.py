@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Installs releases: compiled programs of an archive or a distribution's package, or a release packed by another host.
+"""Installs releases: compiled programs from an archive or a distribution's package, or a release packed by another host.
 
 A release gets its final name only when it is complete.
 """
@@ -24,8 +24,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan, ServicePlan, Sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
-UNUSED_TIMES = (0, 0)
-"""Times of a release's folder that was never used."""
+NEVER_USED_TIMES = (0, 0)
+"""File times of a release's folder before its first use."""
 HELP_SECONDS = 60
 CACHE_REMEDY = "remove that release from the controller's cache (see docs/security.md), then run the playbook again"
 
@@ -39,7 +39,7 @@ class Patch(NamedTuple):
 
 
 class PackedRelease(NamedTuple):
-    """A release that another host has built, or libraries, on this host."""
+    """Archive on this host with a release that another host has built, or with libraries."""
 
     path: Annotated[str, Text(max_length=4096)]
     sha256: Sha256
@@ -71,9 +71,9 @@ class ReleaseArguments(NamedTuple):
     pack: bool = False
     cluster: Optional[str] = None
     share: bool = False
-    """Whether other hosts get the build from this one."""
+    """Whether other hosts receive the build from this host."""
     state: Annotated[str, ("installed", "fetched")] = "installed"
-    """fetched: its source is in the controller's cache."""
+    """fetched: the release's source is in the controller's cache."""
 
 
 def pack(prefix: str, cache: str, build: BuildPlan) -> str:
@@ -81,10 +81,10 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
     release = Path(prefix) / "releases" / build.id
     target = store.packed_path(cache, build.id)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
-    partial_file = Path(target + store.PARTIAL)
+    partial_file = Path(target + store.PARTIAL_SUFFIX)
     try:
         with tarfile.open(partial_file, "w:gz", compresslevel=1) as archive:
-            for name in [manifest.NAME, *(f"bin/{target}" for target in build.targets)]:
+            for name in [manifest.FILE_NAME, *(f"bin/{target}" for target in build.targets)]:
                 archive.add(release / name, name)
         partial_file.replace(target)
     finally:
@@ -93,7 +93,7 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
 
 
 def check_sha256(path: Path, digest: str) -> None:
-    """:raises Refusal: a file has other content."""
+    """:raises Refusal: a file has different content."""
     if sha256(path) != digest:
         raise Refusal(f"{path} does not match the controller's file (sha256 {digest}): run the playbook again")
 
@@ -101,7 +101,7 @@ def check_sha256(path: Path, digest: str) -> None:
 class Installer:
     """Installs programs of a build under the final name of its release.
 
-    :param account: account for untrusted programs, if this process is root's; None is the current account.
+    :param account: account for untrusted programs, if this process runs as root; None for the current account.
     """
 
     def __init__(self, prefix: str, build: BuildPlan, account: Optional[str]) -> None:
@@ -136,7 +136,8 @@ class Installer:
         check_sha256(archive, packed_release.sha256)
         with self._new_release() as folder:
             files = {
-                name: folder / name for name in (manifest.NAME, *(f"bin/{target}" for target in self.build.targets))
+                name: folder / name
+                for name in (manifest.FILE_NAME, *(f"bin/{target}" for target in self.build.targets))
             }
             try:
                 archives.extract_members(archive, lambda member: files.get(str(member)))
@@ -144,15 +145,15 @@ class Installer:
                 raise Refusal(f"{archive} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
             contents = manifest.installed_manifest(folder, self.build.targets)
             if not contents or contents.id != self.build.id:
-                raise Refusal(f"{archive} does not match the release {self.build.id} as it was built: {CACHE_REMEDY}")
+                raise Refusal(f"{archive} does not match the release {self.build.id} on its builder: {CACHE_REMEDY}")
             for target in self.build.targets:
                 (folder / "bin" / target).chmod(0o755)
-            (folder / manifest.NAME).unlink()
+            (folder / manifest.FILE_NAME).unlink()
             return self._publish(folder, contents.source, contents.seconds, self.build.builder)
 
     @contextmanager
     def _new_release(self) -> Iterator[Path]:
-        """Yield a folder for an incomplete release, and remove the rest: after a failed installation, a full disk would stay full."""
+        """Yield a folder for an incomplete release, and remove it afterwards: after a failed installation, a full disk would stay full."""
         partial_release = self.release.with_name("." + self.release.name)
         shutil.rmtree(partial_release, ignore_errors=True)
         try:
@@ -164,7 +165,7 @@ class Installer:
     def _publish(
         self, partial_release: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
     ) -> Manifest:
-        page = self._try_programs(partial_release)
+        page = self._test_programs(partial_release)
         if self.build.ui == "true" and not page:
             raise Refusal(
                 "llama_server_ui is true, but this release's llama-server has no chat page: set llama_server_ui to auto, or use a release that the hosts "
@@ -180,13 +181,13 @@ class Installer:
             page=page,
         )
         manifest.write_manifest(partial_release, record)
-        os.utime(partial_release, UNUSED_TIMES)
+        os.utime(partial_release, NEVER_USED_TIMES)
         self._remove_build_files()
         self._move_into_place(partial_release)
         return record
 
     def _move_into_place(self, partial_release: Path) -> None:
-        """Give a release its name, so that it is complete even after a power failure."""
+        """Give a complete release its final name, safely even in case of a power failure."""
         sync(partial_release, *partial_release.rglob("*"))
         damaged_release = self.release.with_name(f".{self.release.name}.damaged")
         if self.release.exists():
@@ -197,14 +198,14 @@ class Installer:
         shutil.rmtree(damaged_release, ignore_errors=True)
 
     def _remove_build_files(self) -> None:
-        """Remove files that only a build needs, before its release is in place: nothing removes them later."""
+        """Remove files that only a build needs before moving its release into place: nothing removes them later."""
 
-    def _try_programs(self, partial_release: Path) -> Optional[bool]:
-        """Try the programs on this host before any running service stops for them. Return whether llama-server has its chat page."""
+    def _test_programs(self, partial_release: Path) -> Optional[bool]:
+        """Test the programs on this host before any running service stops. Return whether llama-server has its chat page."""
         folder = partial_release / "trial"
         folder.mkdir()
         trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
-        page = smoke_test.try_programs(partial_release / "bin", self.probe(partial_release / "bin"), trial)
+        page = smoke_test.test_programs(partial_release / "bin", self.probe(partial_release / "bin"), trial)
         shutil.rmtree(folder)
         return page
 
@@ -226,7 +227,7 @@ class Installer:
                 check=False,
                 cwd="/",
                 env={**os.environ, **self.build.environment},
-                **commands.account_options(self.account),
+                **commands.run_as_options(self.account),
             )
         except OSError as error:
             raise Refusal(f"{program.name} does not run on this host: {error.strerror}") from error

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Manifest of an installed release: its origin, its files, and the abilities of its programs."""
+"""Manifest of an installed release: its origin, its files, and the features of its programs."""
 
 import json
 import re
@@ -12,8 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 
-NAME = "manifest.json"
-LIMIT_BYTES = 16 << 20
+FILE_NAME = "manifest.json"
+MAX_BYTES = 16 << 20
 FILE_PATTERN = r"bin/\w[\w.+-]*"
 
 
@@ -28,7 +28,7 @@ class Manifest(NamedTuple):
     seconds: float
     """Duration of the build."""
     received: Optional[str] = None
-    """Host that compiled a release from another host."""
+    """Host that compiled the release, if another host did."""
     page: Optional[bool] = None
     """Whether llama-server has its chat page; None without llama-server."""
 
@@ -36,20 +36,20 @@ class Manifest(NamedTuple):
 def read_manifest(release: Path) -> Optional[Manifest]:
     """Return the manifest of a folder; None without a valid one."""
     try:
-        manifest = typed_json.parse(Manifest, reading.read_object(release / NAME, LIMIT_BYTES))
+        manifest = typed_json.parse(Manifest, reading.read_object(release / FILE_NAME, MAX_BYTES))
     except (OSError, ValueError):
         return None
     return manifest if all(re.fullmatch(FILE_PATTERN, name, re.ASCII) for name in manifest.files) else None
 
 
 def write_manifest(release: Path, manifest: Manifest) -> None:
-    (release / NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
+    (release / FILE_NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
 
 
 def installed_manifest(release: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
-    """Return the manifest of an installed release whose files match it, or None.
+    """Return the manifest of an installed release if its files match the manifest, or None.
 
-    :param builder: planned builder; builds of other hosts do not count.
+    :param builder: planned builder; builds from other hosts do not count.
     """
     manifest = read_manifest(release)
     if manifest is None or any(f"bin/{target}" not in manifest.files for target in targets):

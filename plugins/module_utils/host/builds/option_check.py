@@ -15,13 +15,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
-WITH_TLS, WITHOUT_TLS = b"unning with SSL", b"built without SSL support"
-"""Marks in llama-server with TLS, and without it. Its help does not tell."""
+TLS_MARK, NO_TLS_MARK = b"unning with SSL", b"built without SSL support"
+"""Texts in llama-server's binary with and without TLS. Its help does not differ."""
 
 
 def check_options(
     programs: Path,
-    listings: Mapping[str, Mapping[str, bool]],
+    help_by_program: Mapping[str, Mapping[str, bool]],
     services: Iterable[ServicePlan],
     release: ReleasePlan,
     host: str,
@@ -29,7 +29,7 @@ def check_options(
     """Return refusals of planned options that a program does not support, and notes on options that the launcher translates or omits.
 
     :param programs: folder of the installed programs.
-    :param listings: program → options of its help; a program without any is not checked.
+    :param help_by_program: program → options in its help; a program without options is not checked.
     :param host: name for messages.
     """
     fork = release.fork
@@ -37,12 +37,12 @@ def check_options(
     commands = [
         (argv, service.process) for service in services for argv in (service.process, *(service.children or ()))
     ]
-    for argv, launched_argv in [pair for pair in commands if Path(pair[0][0]).parent == programs]:
+    for argv, server_argv in [pair for pair in commands if Path(pair[0][0]).parent == programs]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
-        help_options = listings[name]
+        help_options = help_by_program[name]
         replacements = (
-            options.words_instead(help_options, fork) if argv == launched_argv and program == options.SERVER else {}
+            options.replacement_words(help_options, fork) if argv == server_argv and program == options.SERVER else {}
         )
         values = {word: option_values for word, *option_values in options.pairs(argv)}
         for word in capabilities.unknown_options(program, argv[1:], help_options, fork) if help_options else ():
@@ -50,7 +50,7 @@ def check_options(
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"
             if replacement:
                 notes.append(f"{text}: the launcher passes {replacement} instead")
-            elif replacement == "" and options.may_be_left_out(word, values[word]):
+            elif replacement == "" and options.may_be_omitted(word, values[word]):
                 notes.append(
                     f"{text}{_similar_option(word, help_options)}: the launcher omits it, and llama-server's default applies"
                 )
@@ -65,27 +65,27 @@ def check_options(
 
 
 def write_replacements(release: Path, help_options: Mapping[str, bool], fork: str) -> None:
-    """Write replacements for options that a build's llama-server does not know; the launcher reads them.
+    """Write replacements for options that a build's llama-server does not know. The launcher reads the file.
 
     :param release: folder of the build.
     """
-    path, text = release / REPLACEMENTS_FILE, json.dumps(options.words_instead(help_options, fork), sort_keys=True)
+    path, text = release / REPLACEMENTS_FILE, json.dumps(options.replacement_words(help_options, fork), sort_keys=True)
     if text_of(path) != text:
         replace_file(path, text, 0o644)
 
 
 def _similar_option(word: str, help_options: Collection[str]) -> str:
-    """Describe the most similar option of a help, among options that no known build uses otherwise."""
+    """Describe the most similar option in a help text, among options that no known build uses otherwise."""
     unknown_options = [candidate for candidate in help_options if not options.is_known(candidate)]
-    longer = [candidate for candidate in unknown_options if candidate.startswith(f"{word}-")]
-    matches = longer or difflib.get_close_matches(word, unknown_options, 1, 0.7)
+    longer_options = [candidate for candidate in unknown_options if candidate.startswith(f"{word}-")]
+    matches = longer_options or difflib.get_close_matches(word, unknown_options, 1, 0.7)
     return f" (its help has {matches[0]})" if matches else ""
 
 
 def _lacks_tls(programs: Path, fork: str) -> bool:
-    """Return whether llama-server and its library lack TLS. ik_llama.cpp would silently serve without it."""
+    """Return whether llama-server and its library lack TLS. ik_llama.cpp would silently serve without TLS."""
     content = b"".join(path.read_bytes() for path in programs.glob("*server*"))
-    return WITH_TLS not in content if fork == IK_LLAMA else WITHOUT_TLS in content
+    return TLS_MARK not in content if fork == IK_LLAMA else NO_TLS_MARK in content
 
 
 def _remedy(option: options.Option | None) -> str:

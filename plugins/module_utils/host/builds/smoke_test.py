@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Tries the programs of a release on this host's processor before they may replace the serving ones.
+"""Tests the programs of a release on this host's processor before they may replace the serving programs.
 
 llama-server computes with a small quantised model and must give the right answer. A worker must shake hands; it computes nothing, because the form of
-a graph depends on the protocol. Accelerators are not tried: the serving programs may need all their memory.
+a graph depends on the protocol. Accelerators are not tested: the serving programs may need all their memory.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 
 PROGRAM_SECONDS = 60
-"""Longest trial of a program; one or two seconds are usual."""
+"""Time limit for testing a program, which usually takes one or two seconds."""
 PAUSE_SECONDS = 0.05
-LINES_SHOWN, BYTES_SHOWN = 8, 4096
+MAX_LINES, MAX_BYTES = 8, 4096
 HIDING_VARIABLES = {
     record.visibility_variable.variable: record.visibility_variable.no_device
     for record in backends.BY_NAME.values()
@@ -49,10 +49,10 @@ QUESTION_PIECES, ANSWER_PIECES = 12, 8
 
 class TrialSettings(NamedTuple):
     folder: Path
-    """Empty folder that every account may pass."""
+    """Empty folder that every account may enter."""
     environment: Mapping[str, str]
     account: str | None
-    """Account of the programs; None is the current account."""
+    """Account that runs the programs; None for the current account."""
 
 
 class _Program(NamedTuple):
@@ -62,7 +62,7 @@ class _Program(NamedTuple):
     deadline: float
 
     def check_running(self) -> None:
-        """Fail if the program has ended or its time is over."""
+        """Fail if the program has exited or exceeds its time limit."""
         status = self.process.poll()
         if status is not None:
             exit_text = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
@@ -75,23 +75,23 @@ class _Program(NamedTuple):
 
     def failure(self, outcome: str, remedy: str) -> Refusal:
         descriptor = self.log.fileno()
-        begin = max(os.fstat(descriptor).st_size - BYTES_SHOWN, 0)
-        output = os.pread(descriptor, BYTES_SHOWN, begin).decode("utf-8", "replace").splitlines()[-LINES_SHOWN:]
+        start = max(os.fstat(descriptor).st_size - MAX_BYTES, 0)
+        output = os.pread(descriptor, MAX_BYTES, start).decode("utf-8", "replace").splitlines()[-MAX_LINES:]
         return Refusal(
             f"{self.name} was tested on this host's processor and {outcome}. {remedy}. The release was not installed, and no running service was "
             "touched. Last output of the program:\n" + "\n".join(output)
         )
 
 
-def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> bool | None:
-    """Try the programs of the release, except those that only measure. Return whether llama-server has its chat page; None without llama-server.
+def test_programs(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> bool | None:
+    """Test the programs of the release, except programs that only measure. Return whether llama-server has its chat page; None without llama-server.
 
     :param help_options: program → options of its help.
-    :raises Refusal: a program does not work here.
+    :raises Refusal: a program does not work on this host.
     """
     home = trial.folder / "home"
     home.mkdir()
-    account = commands.account_options(trial.account)
+    account = commands.run_as_options(trial.account)
     os.chown(home, account.get("user", -1), account.get("group", -1))
     page = None
     for name, words in help_options.items():
@@ -103,10 +103,10 @@ def try_programs(programs: Path, help_options: Mapping[str, Collection[str]], tr
 
 
 def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -> bool:
-    """Return whether it has its chat page."""
+    """Return whether llama-server has its chat page."""
     model = trial.folder / "small.gguf"
     known_answer_file.write_model(model, *MODEL_SHAPE)
-    port = replies.free_port()
+    port = replies.find_free_port()
     settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
@@ -122,7 +122,7 @@ def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -
 
 
 def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -> None:
-    port = replies.free_port()
+    port = replies.find_free_port()
     settings = {"address": LOOPBACK, "worker-port": str(port), "worker-device": "CPU"}
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     processor = options.render_listed("processor", "", words)[:1] if words else []
@@ -140,7 +140,7 @@ def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -
 @contextmanager
 def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
     home = str(trial.folder / "home")
-    environment = {"PATH": commands.SEARCH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
+    environment = {"PATH": commands.SEARCH_PATH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(
@@ -150,7 +150,7 @@ def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env={**environment, **trial.environment, **HIDING_VARIABLES},
-                **commands.account_options(trial.account),
+                **commands.run_as_options(trial.account),
             )
         except OSError as error:
             raise Refusal(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error
@@ -162,7 +162,7 @@ def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
 
 
 def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Return llama-server's answer as soon as it answers."""
+    """Return llama-server's answer as soon as there is one."""
     while True:
         reply = replies.ask(f"{LOOPBACK}:{port}", path, server.seconds_left(), body)
         with suppress(ValueError):

@@ -11,8 +11,8 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
-PACKED, PARTIAL, UNPACKED = ".tar.gz", ".new", ".unpacked"
-UNFINISHED = (UNPACKED, PACKED + PARTIAL)
+PACKED_SUFFIX, PARTIAL_SUFFIX, UNPACKED_SUFFIX = ".tar.gz", ".new", ".unpacked"
+BUILD_FILE_SUFFIXES = (UNPACKED_SUFFIX, PACKED_SUFFIX + PARTIAL_SUFFIX)
 """Suffixes of files in the folder of builds that belong to an unfinished build."""
 
 
@@ -21,8 +21,8 @@ def log_path(cache: str, identity: str) -> str:
 
 
 def packed_path(cache: str, identity: str) -> str:
-    """Return the path of a release that is packed for other hosts."""
-    return f"{cache}/builds/{identity}{PACKED}"
+    """Return the path of a release packed for other hosts."""
+    return f"{cache}/builds/{identity}{PACKED_SUFFIX}"
 
 
 def lock_path(cache: str | Path) -> Path:
@@ -30,7 +30,7 @@ def lock_path(cache: str | Path) -> Path:
 
 
 def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
-    """Return ids of unfinished builds; none while a build runs.
+    """Return the ids of unfinished builds; none while a build runs.
 
     :param exceptions: planned or installed ids, which are skipped.
     """
@@ -38,21 +38,21 @@ def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
         return []
     builds = Path(cache) / "builds"
     identities = {path.name for path in builds.glob("*") if path.is_dir()}
-    for suffix in UNFINISHED:
+    for suffix in BUILD_FILE_SUFFIXES:
         identities.update(path.name[: -len(suffix)] for path in builds.glob("*" + suffix))
     return sorted(identity for identity in identities - set(exceptions) if words.backend_of(identity))
 
 
 def clear_build(cache: str, identity: str) -> None:
-    """Remove what a build left, except sources and ccache. Other names stay: the cache has no mark, and an operator may have put them there."""
+    """Remove the files of a build, except sources and ccache. Other files stay: the cache has no mark, and an operator may have put them there."""
     if words.backend_of(identity):
         builds = Path(cache) / "builds"
         shutil.rmtree(builds / identity, ignore_errors=True)
-        for suffix in (".log", PACKED, *UNFINISHED):
+        for suffix in (".log", PACKED_SUFFIX, *BUILD_FILE_SUFFIXES):
             (builds / (identity + suffix)).unlink(missing_ok=True)
 
 
 def remove_release(prefix: str, cache: str, identity: str) -> None:
-    """Remove a release and what its build left, except sources and ccache."""
+    """Remove a release and the files of its build, except sources and ccache."""
     clear_build(cache, identity)
     shutil.rmtree(Path(prefix) / "releases" / identity)

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks whether ports that should be closed to this host are closed. It connects, and sends nothing."""
+"""Checks whether ports that should be closed to this host are closed. It connects without sending anything."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import
 ANSWER_SECONDS = 0.3
 """Time limit for all answers. An open port answers at once."""
 REFERENCE_PORT = 22
-"""Port of the same address: if it answers or refuses, the host is reachable, and a silent port is closed."""
+"""Port on the same address: if it answers, the host is reachable, and a silent port is closed."""
 
 
-def probe(
+def probe_endpoints(
     endpoints: Iterable[str], addresses: Collection[str], seconds: float = ANSWER_SECONDS
 ) -> tuple[PortProbe, ...]:
-    """Probe all endpoints at once; skip addresses that may be unreachable. The host's own endpoints are probed from another of its addresses, if it has
-    one; there, a refusal proves nothing, because the program may not run.
+    """Probe all endpoints at once; skip addresses that may be unreachable. The host's own endpoints are probed from another of its addresses,
+    if any; a refused connection to them proves nothing, because the program may not be running.
 
-    :param addresses: addresses of this host, without loopback. If none is known, nothing is probed: a unit admits its own host's address.
+    :param addresses: addresses of this host, without loopback. Without them, nothing is probed: a unit accepts its own host.
     """
     targets = {*endpoints} if addresses else set()
     references = {f"{_address(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}
     with ExitStack() as stack:
-        pairs = list(_start_connections(sorted(targets | references), addresses, stack))
+        connections = list(_start_connections(sorted(targets | references), addresses, stack))
         deadline = time.monotonic() + seconds
         results = [
-            (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in pairs
+            (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in connections
         ]
     hosts = {_address(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
     return tuple(
@@ -65,9 +65,9 @@ def _start_connections(
 
 
 def _wait(connection: socket.socket, deadline: float) -> int | None:
-    """Return 0 if it is connected, or the number of the error; None without an answer."""
-    poll = select.poll()
-    poll.register(connection, select.POLLOUT)
-    if not poll.poll(1000 * max(0.0, deadline - time.monotonic())):
+    """Return 0 if the socket is connected, or the error number; None without an answer."""
+    poller = select.poll()
+    poller.register(connection, select.POLLOUT)
+    if not poller.poll(1000 * max(0.0, deadline - time.monotonic())):
         return None
     return connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

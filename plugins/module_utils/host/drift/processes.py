@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 
 
 def _uid(account: str | None) -> int | None:
-    """Return the uid of the services' account, or of this process if they have none; None if it does not exist."""
+    """Return the account's uid, or this process's uid without an account; None if the account does not exist."""
     if account is None:
         return os.geteuid()
     with suppress(KeyError):
@@ -30,8 +30,8 @@ def _uid(account: str | None) -> int | None:
 
 
 def _has_account(process: Path, uid: int) -> bool:
-    """Check the account before reading anything else: a process may lie about its command line. If its memory is a file of its own file system (FUSE),
-    reading the command line may block forever."""
+    """Check a process's account before reading anything else: it can forge its command line, and reading may block forever if its memory maps a FUSE
+    file."""
     uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process / "status"), re.MULTILINE)
     return bool(uids and uids.groups() == (str(uid), str(uid)))
 
@@ -39,7 +39,7 @@ def _has_account(process: Path, uid: int) -> bool:
 def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
     """Return the account's processes (pid → argv) whose program is below the prefix.
 
-    macOS reports a command as one line, so an argument with a space becomes two, and the program is unknown.
+    macOS reports a command as a single line, so an argument with a space becomes two arguments, and the program is unknown.
 
     :param account: None for the account of this process.
     """
@@ -49,9 +49,9 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
         return running_processes
     if sys.platform == "darwin":
         for line in output(["ps", "-axww", "-o", "pid=,uid=,command="]).splitlines():
-            number, owner, command = line.split(None, 2)
+            pid, owner, command = line.split(None, 2)
             if int(owner) == uid and any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
-                running_processes[int(number)] = command.split(" ")
+                running_processes[int(pid)] = command.split(" ")
         return running_processes
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _has_account(entry, uid):
@@ -87,7 +87,7 @@ def is_occupied(address: str, port: int) -> bool:
 
 
 class Socket(NamedTuple):
-    """One line of the kernel's tables of TCP sockets, without the remote port."""
+    """An entry of the kernel's tables of TCP sockets, without the remote port."""
 
     address: str
     port: int
@@ -98,7 +98,7 @@ class Socket(NamedTuple):
 
 
 LISTENING, ESTABLISHED = "0A", "01"
-EVERY_ADDRESS = ("0.0.0.0", "::")
+ANY_ADDRESSES = ("0.0.0.0", "::")
 
 
 class Sockets(NamedTuple):
@@ -116,7 +116,7 @@ def _address(text: str, family: socket.AddressFamily) -> str:
     return socket.inet_ntop(family, b"".join(words))
 
 
-def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
+def _read(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
     if not os.path.exists(table):
         return
     for line in Path(table).read_text().splitlines()[1:]:
@@ -127,18 +127,18 @@ def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
             yield Socket(local_address, int(port, 16), remote_address, fields[3], fields[9], int(fields[7]))
 
 
-def sockets() -> Sockets:
-    return Sockets(list(_sockets("/proc/net/tcp", socket.AF_INET)), list(_sockets("/proc/net/tcp6", socket.AF_INET6)))
+def read_sockets() -> Sockets:
+    return Sockets(list(_read("/proc/net/tcp", socket.AF_INET)), list(_read("/proc/net/tcp6", socket.AF_INET6)))
 
 
 def listener_pids(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
-    """Return the processes that listen on the port (Linux), as far as their descriptors are readable."""
+    """Return the processes with readable descriptors that listen on the port (Linux)."""
     listener_inodes = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
     return [pid for pid, inodes in _socket_inodes(pids).items() if listener_inodes & inodes]
 
 
 def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
-    """Return the socket inodes of each process (Linux), as far as they are readable."""
+    """Return the readable socket inodes of each process (Linux)."""
     inodes: dict[int, set[str]] = {pid: set() for pid in pids}
     for pid, process_inodes in inodes.items():
         with suppress(OSError):
@@ -149,26 +149,26 @@ def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
 
 
 def is_served(address: str, port: int, process_ids: Collection[int]) -> bool:
-    """Return whether a process of the cluster accepts connections to an address of this host. A listener on all addresses counts if none has this
-    address.
+    """Return whether a process of the cluster accepts connections to an address of this host. A listener on all addresses counts if no process
+    listens on this address.
 
-    :param process_ids: processes of the cluster, from ``of_account``.
+    :param process_ids: processes of the cluster, from ``account_processes``.
     """
     if sys.platform == "darwin":
         lsof = ["lsof", "-nP", "-t", "-sTCP:LISTEN"]
         pids = output([*lsof, f"-iTCP@{address}:{port}"]) or output([*lsof, f"-iTCP:{port}"])
         return not {*pids.split()}.isdisjoint(map(str, process_ids))
-    listeners = sockets().listeners(port)
+    listeners = read_sockets().listeners(port)
     exact_inodes = {entry.inode for entry in listeners if entry.address.removeprefix("::ffff:") == address}
-    serving_inodes = exact_inodes or {entry.inode for entry in listeners if entry.address in EVERY_ADDRESS}
+    serving_inodes = exact_inodes or {entry.inode for entry in listeners if entry.address in ANY_ADDRESSES}
     return any(serving_inodes & inodes for inodes in _socket_inodes(process_ids).values())
 
 
 def is_only_listener(port: int) -> bool:
-    """Return whether processes of this account listen on the port, and none of another account."""
+    """Return whether processes of this account listen on the port, and no others."""
     if sys.platform == "darwin":
         return bool(output(["lsof", "-nP", "-t", "-sTCP:LISTEN", f"-iTCP:{port}"]))
-    return {entry.uid for entry in sockets().listeners(port)} == {os.geteuid()}
+    return {entry.uid for entry in read_sockets().listeners(port)} == {os.geteuid()}
 
 
 def listening_addresses(port: int, tables: Sockets) -> list[str]:

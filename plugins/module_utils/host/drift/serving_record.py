@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record of llama-server by the head's launcher. The services' account owns the file, so its content is not trusted, and it may be of another launcher."""
+"""Record of llama-server by the head's launcher. The services' account owns the file, so it is not trusted, and may belong to another launcher."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import FILE, STATES
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import RECORD_FILE, STATES
 
 FILE_BYTES = 256 * 1024
 
@@ -17,16 +17,16 @@ Name = Annotated[str, Text()]
 
 
 class Event(NamedTuple):
-    """An action of the launcher, and its reason."""
+    """An action of the launcher with its reason."""
 
     time: int
     """seconds since 1970"""
     text: Annotated[str, Text(max_length=2000)]
-    """a line of its log"""
+    """line in its log"""
 
 
 class ServingRecord(NamedTuple):
-    """Record as launcher/serving.py writes it."""
+    """Record in the format of launcher/serving.py."""
 
     state: Annotated[str, STATES]
     """state of llama-server"""
@@ -39,7 +39,7 @@ class ServingRecord(NamedTuple):
     waiting_for: tuple[Name, ...] = ()
     """endpoints of workers"""
     restarts: int = 0
-    """restarts of llama-server, without requested ones"""
+    """restarts of llama-server that nobody requested"""
     last: tuple[Event, ...] = ()
     """latest events, the newest last"""
     load: Optional[LoadCounters] = None
@@ -47,15 +47,15 @@ class ServingRecord(NamedTuple):
 
 
 def read_record(folder: Path) -> Optional[ServingRecord]:
-    """:param folder: folder of the launcher; None is returned without a valid record."""
+    """Return the record in the launcher's folder; None without a valid record."""
     try:
-        record = typed_json.parse(ServingRecord, reading.read_object(folder / FILE, FILE_BYTES))
+        record = typed_json.parse(ServingRecord, reading.read_object(folder / RECORD_FILE, FILE_BYTES))
     except (OSError, ValueError):
         return None
     return None if record.load and min((record.load.read or 0, *record.load.sent.values())) < 0 else record
 
 
 def launcher_record(folder: Path, launchers: Collection[int]) -> Optional[ServingRecord]:
-    """Return the record if one of these processes wrote it."""
+    """Return the record if one of these processes has written it."""
     record = read_record(folder)
     return record if record and record.process in launchers else None

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Differences between a host and its part of the plan, read on that host."""
+"""Differences between a host and its part of the plan, determined on that host."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, reading, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces, place
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     kept_plans,
     kernel_parameters,
@@ -52,7 +52,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 def served_fallback(service: ServicePlan, running_processes: Mapping[int, list[str]]) -> tuple[str, int] | None:
-    """Return the head's present fallback and its process, which has exactly its command line."""
+    """Return the name and the process of the fallback that the head serves on."""
     matches = (
         (entry.name, pid)
         for entry in service.fallbacks or ()
@@ -95,7 +95,7 @@ def service_state(service: ServicePlan, commands: Mapping[int, list[str]], socke
 
 
 def port_conflicts(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
-    """Name ports of planned services that something else uses, or None."""
+    """Return a sentence about ports of planned services that other programs use, or None."""
     blocked_services = [service for service in services if states[service.name].state == FOREIGN]
     if not blocked_services:
         return None
@@ -145,16 +145,16 @@ def _is_unchanged(file: FilePlan) -> bool:
     return path.is_file() and path.stat().st_size == file.bytes and sha256(path) == file.sha256
 
 
-def _redefined_services(plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
-    """Return services with a missing or different definition, and running ones not started with the present definition and files."""
-    redefined_services, manager = [], service_managers.MANAGERS[plan.service_manager]
+def _outdated_services(plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
+    """Return services with a missing or different definition, or started with another definition or other files."""
+    outdated_services, manager = [], service_managers.MANAGERS[plan.service_manager]
     for service in plan.services:
         path = manager.definition(plan.units, service.name)
         is_defined = path.is_file() and text_of(path) == service.definition
         is_recorded = start_records.is_current(plan.prefix, service.name, str(service.definition), service.reads)
         if not is_defined or (states[service.name].pid and not is_recorded):
-            redefined_services.append(service.name)
-    return redefined_services
+            outdated_services.append(service.name)
+    return outdated_services
 
 
 def _system_differences(plan: HostPlan) -> Iterator[Difference]:
@@ -162,7 +162,7 @@ def _system_differences(plan: HostPlan) -> Iterator[Difference]:
         return
     system = System()
     manager = plan.firewall_manager or "a firewall that is not active"
-    if firewall_rules.differs(plan.firewall_manager, plan.firewall, system):
+    if firewall_rules.has_differences(plan.firewall_manager, plan.firewall, system):
         yield Difference("firewall", manager, f"rules of {manager} are not as planned")
     if configuration.has_changes(plan.links, system):
         yield Difference("link", "links", "links are not as planned")
@@ -177,7 +177,7 @@ def running_releases(prefix: str, running_processes: Mapping[int, list[str]]) ->
 
 
 def unneeded_releases(plan: HostPlan) -> list[str]:
-    """Return the releases to remove: none that is planned, kept with a plan, being built or running."""
+    """Return the releases to remove, excluding releases that are planned, in a kept plan, being built or running."""
     folder = Path(plan.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
     times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
@@ -195,7 +195,7 @@ def _differences(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Dif
 
 
 def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
-    """Yield differences of files, one for each folder."""
+    """Yield a difference for the changed files of each folder."""
     for folder, paths in itertools.groupby(sorted(changed_paths, key=os.path.dirname), os.path.dirname):
         path, *other_paths = paths
         if other_paths:
@@ -217,13 +217,13 @@ def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
 
 def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences:
     first_path = files[0].path if files else ""
-    return reading.from_disk(first_path, lambda: model_files.differences(files))
+    return reading.read_from_disk(first_path, lambda: model_files.differences(files))
 
 
 def _model_differences(differences: model_files.Differences) -> Iterator[Difference]:
     yield from _differences("model", differences.missing_files, "model file {} is missing or has different content")
     yield from _differences(
-        "model", differences.unchecked_files, "model file {} has not been checked, or has changed since"
+        "model", differences.unchecked_files, "model file {} has not been checked, or has changed since its check"
     )
 
 
@@ -233,31 +233,31 @@ def _record_difference(identity: str | None, last_record: kept_plan.LastPlan | N
         yield Difference("record", identity, f"plan {identity} is not the last plan that served")
 
 
-def drift(plan: HostPlan) -> Drift:
+def compare_host(plan: HostPlan) -> Drift:
     """Return how this host differs from its part of the plan."""
     running_processes = processes.account_processes(plan.prefix, plan.account)
-    sockets = processes.sockets()
+    sockets = processes.read_sockets()
     services = {service.name: service_state(service, running_processes, sockets) for service in plan.services}
-    defined_services = place.defined_services(plan.service_manager, plan.units)
-    installation = place.place_in(plan)
+    defined_services = installation.defined_services(plan.service_manager, plan.units)
+    paths = installation.planned_paths(plan)
     installed_manifests = _installed_manifests(plan)
-    missing_builds = [identity for identity, entry in installed_manifests.items() if not entry]
-    surplus = sorted(set(defined_services) - set(services))
+    missing_builds = [build for build, entry in installed_manifests.items() if not entry]
+    unplanned_services = sorted(set(defined_services) - set(services))
     changed_files = [file.path for file in plan.files if not _is_unchanged(file)]
-    redefined_services = _redefined_services(plan, services)
+    outdated_services = _outdated_services(plan, services)
     models = model_differences(plan.model)
     last_record = kept_plans.last_plan(plan.prefix)
     keys = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
     return Drift(
         services=services,
         defined=tuple(defined_services),
-        unplanned=tuple(surplus),
+        unplanned=tuple(unplanned_services),
         missing_builds=tuple(missing_builds),
         running_releases=tuple(running_releases(plan.prefix, running_processes)),
         changed_files=tuple(changed_files),
         changed_models=tuple(models.missing_files),
-        redefined=tuple(redefined_services),
-        port_probes=port_probes.probe(plan.port_probes, interfaces.addresses() if plan.port_probes else ()),
+        redefined=tuple(outdated_services),
+        port_probes=port_probes.probe_endpoints(plan.port_probes, interfaces.addresses() if plan.port_probes else ()),
         last=last_record,
         differences=(
             *_account_differences(plan.accounts),
@@ -265,16 +265,16 @@ def drift(plan: HostPlan) -> Drift:
             *_differences("release", missing_builds, "release {} is not installed"),
             *_file_differences(changed_files),
             *_model_differences(models),
-            *_differences("definition", redefined_services, "{} is not defined as planned"),
-            *_differences("boot", sorted(place.disabled_services(installation, services)), "{} does not start at boot"),
-            *(Difference("manager", plan.service_manager, text) for text in place.problems(installation)),
+            *_differences("definition", outdated_services, "{} is not defined as planned"),
+            *_differences("boot", sorted(installation.disabled_services(paths, services)), "{} does not start at boot"),
+            *(Difference("manager", plan.service_manager, text) for text in installation.problems(paths)),
             *_system_differences(plan),
             *(
                 Difference("service", name, f"{name} is {service.state}")
                 for name, service in services.items()
                 if service.state not in (RUNNING, WAITING)
             ),
-            *_differences("unplanned", surplus, "{} is no longer planned"),
+            *_differences("unplanned", unplanned_services, "{} is no longer planned"),
             *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),
             *_record_difference(plan.id, last_record),
             *_differences(

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Present and planned rules of the cluster in the host's firewall. Changes nothing.
+"""Present and planned rules of the cluster in the host's firewall. This module changes nothing.
 
 Our rules have their own priority in firewalld, and a comment in ufw and nftables. Foreign rules are left alone.
 """
@@ -17,14 +17,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
 PRIORITIES = {"accept": -20050, "drop": -20049}
-NFT_FILE = f"/etc/firewall-{names.NAME}.nft"
-NFT_TABLE = f"inet {names.NAME}"
-NFT_BOOT_LINK = f"/etc/systemd/system/nftables.service.wants/firewall-{names.NAME}.service"
-"""Link that sets the table after each start of nftables."""
-NFT_COMMENT = re.compile(rf'comment "{names.NAME} ([^"]*)"')
+NFT_FILE = f"/etc/firewall-{names.PREFIX}.nft"
+NFT_TABLE = f"inet {names.PREFIX}"
+NFT_BOOT_LINK = f"/etc/systemd/system/nftables.service.wants/firewall-{names.PREFIX}.service"
+"""Link that loads the table after each start of nftables."""
+NFT_COMMENT = re.compile(rf'comment "{names.PREFIX} ([^"]*)"')
 UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
 PARTIAL_NOTE = ", either now or after a restart"
-"""Note on a rule that is not present both now and after a restart."""
+"""Note on a rule that is only present now, or only after a restart."""
 
 
 class Rule(NamedTuple):
@@ -41,7 +41,7 @@ class State(NamedTuple):
     present_rules: Sequence[str]
     """in order"""
     goals: Mapping[str, dict[str, Any]]
-    """planned rules → arguments of the module that drives the manager; for each port, accepting rules come first"""
+    """planned rules → arguments of the module that configures the manager; for each port, accepting rules come first"""
     partial_rules: frozenset[str] = frozenset()
     """present rules that are missing at run time or permanently"""
 
@@ -76,8 +76,8 @@ def _firewalld(rules: Sequence[Rule], system: System) -> State:
                 lines.add(f"{zone}: {line.strip()}")
         entry_sets.append(lines)
     texts = [f"{zone}: {_rich_rule(rule)}" for zone in sorted(zones) for rule in rules]
-    halves = frozenset(entry_sets[0] ^ entry_sets[1])
-    return State(sorted(entry_sets[0] | entry_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, halves)
+    partial = frozenset(entry_sets[0] ^ entry_sets[1])
+    return State(sorted(entry_sets[0] | entry_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
 
 
 def _rich_rule(rule: Rule) -> str:
@@ -92,14 +92,14 @@ def firewalld_arguments(rule: str) -> dict[str, Any]:
 
 
 def _ufw(rules: Sequence[Rule], system: System) -> State:
-    """Return the rules of ufw. Foreign rules stay: if one of them admits the head, no rule closes that port."""
+    """Return the rules of ufw. Foreign rules stay: if a foreign rule accepts the head, no rule closes the port."""
     if not system.program("ufw"):
         return State([], {})
     added_lines = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
     present_rules = [
-        rule for rule, _word, comment in added_lines if comment == f"'{names.NAME}'" and UFW_RULE.fullmatch(rule)
+        rule for rule, _word, comment in added_lines if comment == f"'{names.PREFIX}'" and UFW_RULE.fullmatch(rule)
     ]
-    foreign_rules = {rule for rule, _word, comment in added_lines if comment != f"'{names.NAME}'"}
+    foreign_rules = {rule for rule, _word, comment in added_lines if comment != f"'{names.PREFIX}'"}
     open_endpoints = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
     texts = [_ufw_command(rule) for rule in rules if rule.action == "accept" or rule[2:] not in open_endpoints]
     return State(present_rules, {text: ufw_arguments(text) for text in texts if text not in foreign_rules})
@@ -122,9 +122,9 @@ def ufw_arguments(text: str) -> dict[str, Any]:
 def _nftables(rules: Sequence[Rule], system: System) -> State:
     loaded = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
     file_rules = NFT_COMMENT.findall(system.text(NFT_FILE))
-    if foreign_things(system):
+    if find_foreign_objects(system):
         if rules:
-            raise Refusal(f"This host has {foreign_things(system)[0]}{names.FOREIGN_REMEDY}.")
+            raise Refusal(f"This host has {find_foreign_objects(system)[0]}{names.FOREIGN_REMEDY}.")
         return State([], {})
     stored_rules = file_rules if system.path(NFT_BOOT_LINK).is_symlink() else []
     partial_rules = frozenset({*loaded, *file_rules} - set(loaded).intersection(stored_rules))
@@ -144,8 +144,8 @@ MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], State]] = {
 }
 
 
-def foreign_things(system: System) -> list[str]:
-    """Return foreign things under the names of our table."""
+def find_foreign_objects(system: System) -> list[str]:
+    """Return foreign objects with the name of our table."""
     text = system.text(NFT_FILE)
     table = system.output("nft", "list", "table", *NFT_TABLE.split()) if system.program("nft") else ""
     foreign_lines = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT.search(line)]
@@ -158,7 +158,7 @@ def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> Sta
     return MANAGERS[manager](_rules(plans), system)
 
 
-def differs(manager: str | None, plans: Iterable[FirewallRule], system: System) -> bool:
+def has_differences(manager: str | None, plans: Iterable[FirewallRule], system: System) -> bool:
     """Return whether a rule of the cluster is missing or no longer planned."""
     state = state_of(manager, plans, system) if manager else None
     return bool(state and (state.missing_rules or state.obsolete_rules))

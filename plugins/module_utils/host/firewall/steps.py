@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Steps from the present rules of a firewall to the planned ones. Changes nothing."""
+"""Steps from the present to the planned rules of a firewall. This module changes nothing."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Steps(NamedTuple):
     before: list[str]
     after: list[str]
     add: list[dict[str, Any]]
-    """arguments of the module that drives the manager, in order"""
+    """arguments of the module that configures the manager, in order"""
     remove: list[dict[str, Any]]
     text: str = ""
-    """file of nftables"""
+    """text of nftables' file"""
     closing: tuple[str, ...] = ()
-    """foreign nftables chains that drop what they do not accept: our table cannot open a port there"""
+    """foreign nftables chains that drop packets by default: our table cannot open a port in them"""
 
 
 def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
-    """Return the steps to these rules.
+    """Return the steps to the planned rules.
 
     :param keep: keep rules that are no longer planned, because something may still listen there.
     """
@@ -72,7 +72,7 @@ def _nft_table(comments: Sequence[str]) -> str:
     """Return a script that replaces the table, whether it exists or not."""
     rule_lines = "".join(f"    {_nft_rule(comment)}\n" for comment in sorted(comments) if len(comment.split()) == 6)
     return (
-        f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everybody else.\n"
+        f"# {names.DEFINITION_MARK}: ports of llama.cpp, open to planned clients and closed to everyone else.\n"
         f"table {rules.NFT_TABLE}\ndelete table {rules.NFT_TABLE}\n"
         f"table {rules.NFT_TABLE} {{\n  chain input {{\n    type filter hook input priority -10; policy accept;\n{rule_lines}  }}\n}}\n"
     )
@@ -83,4 +83,4 @@ def _nft_rule(comment: str) -> str:
     client = "" if source == names.ANY_NETWORK else f"ip saddr {source} "
     destination = "ip daddr 0.0.0.0/0" if address == names.ANY_ADDRESS else f"ip daddr {address}"
     prefix, flag_filter = ('iifname != "lo" ', " tcp flags & (syn | ack) == syn") if action == "drop" else ("", "")
-    return f'{prefix}{client}{destination} tcp dport {port}{flag_filter} {action} comment "{names.NAME} {comment}"'
+    return f'{prefix}{client}{destination} tcp dport {port}{flag_filter} {action} comment "{names.PREFIX} {comment}"'

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the files of managed links, sets their addresses, and removes what no link needs any more."""
+"""Writes the files of managed links, sets their addresses, and removes files and addresses that no link needs any more."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.configuration import (
     compare,
     is_unplugged,
-    live_lines,
+    state_lines,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import NETWORK_MANAGER, NETWORKD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 CONFIGURE_SECONDS = 15
-"""Time in which an interface must get its settings."""
+"""Time limit for an interface to get its settings."""
 POLL_SECONDS = 0.3
 FILE_MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
 STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
@@ -31,7 +31,7 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
 
     :param check: change nothing.
     :returns: files and interfaces before and after, as text.
-    :raises Refusal: the links must not be configured (nothing has changed then), or an interface does not get its settings.
+    :raises Refusal: the links must not be configured (then nothing has changed), or an interface does not get its settings.
     """
     state = compare(links, system)
     text_before, text_after = state.texts()
@@ -49,13 +49,13 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
         if line != goal or state.files.get(path) != text
     ]
     _reload(state.manager, changes, system)
-    keepers = {(str(link.interface), link.address) for link in managed_links}
+    kept_interfaces = {(str(link.interface), link.address) for link in managed_links}
     _remove_addresses(
-        {name: address for name, address in state.former.items() if (name, address) not in keepers}, system
+        {name: address for name, address in state.former.items() if (name, address) not in kept_interfaces}, system
     )
-    end = time.monotonic() + CONFIGURE_SECONDS
-    while (lines := live_lines(managed_links, inspection.inspect(system), system)) != goals:
-        if time.monotonic() > end:
+    deadline = time.monotonic() + CONFIGURE_SECONDS
+    while (lines := state_lines(managed_links, inspection.inspect(system), system)) != goals:
+        if time.monotonic() > deadline:
             raise Refusal(
                 f"llama_links: {CONFIGURE_SECONDS} seconds after the change, {'; '.join(lines)}. Check `{STATUS_COMMANDS[state.manager]}`, whether another "
                 "file "
@@ -66,7 +66,7 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
 
 
 def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
-    """Make the manager read its files and bring up these interfaces; NetworkManager needs a connected cable."""
+    """Make the manager read its files and activate these interfaces; NetworkManager needs a connected cable."""
     if manager == NETWORK_MANAGER:
         system.run(["nmcli", "connection", "reload"])
         for link in links:
@@ -80,7 +80,7 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
 
 
 def _remove_addresses(former: Mapping[str, str], system: System) -> None:
-    """Remove addresses that the manager left. An MTU stays until the next boot."""
+    """Remove addresses that the manager did not remove. An MTU stays until the next boot."""
     for name, interface in inspection.inspect(system).interfaces.items():
         if former.get(name) in interface.addresses:
             system.output("ip", "address", "del", former[name], "dev", name)

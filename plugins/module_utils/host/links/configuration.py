@@ -30,7 +30,7 @@ FILE_NAME_TEMPLATES = {
     NETWORKD: "etc/systemd/network/70-llamacpp-{}.network",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/llamacpp-{}.nmconnection",
 }
-"""Manager → file of an interface."""
+"""Path of an interface's file for each manager."""
 HEADER_PATTERN = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
 FILE_HEADER = """# Written by llamacpp.cluster, which overwrites changes to this file.
 # link {interface} {address}
@@ -73,11 +73,11 @@ never-default=true
 
 
 class Comparison(NamedTuple):
-    """Present and planned state of a host's managed links."""
+    """Present and planned states of a host's managed links."""
 
     manager: str
     former: Mapping[str, str]
-    """interface → address, from existing files"""
+    """interface → address, according to existing files"""
     files: Mapping[str, str]
     planned: Mapping[LinkPlan, tuple[str, str]]
     """path and text of the file of each link"""
@@ -99,8 +99,8 @@ def links_to_manage(links: Sequence[LinkPlan]) -> list[LinkPlan]:
 
 def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
     """:raises Refusal: the links must not be configured."""
-    managed_links, state, old_files = links_to_manage(links), inspection.inspect(system), _installed_files(system)
-    former = {name: address for text in old_files.values() for name, address in HEADER_PATTERN.findall(text)}
+    managed_links, state, existing_files = links_to_manage(links), inspection.inspect(system), _installed_files(system)
+    former = {name: address for text in existing_files.values() for name, address in HEADER_PATTERN.findall(text)}
     refusals = [*_removal_refusals(managed_links, former, state), *_link_refusals(managed_links, former, state, system)]
     if refusals:
         raise Refusal(" ".join(refusals))
@@ -108,14 +108,14 @@ def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
     return Comparison(
         manager,
         former,
-        old_files,
+        existing_files,
         {link: _planned_file(link, manager) for link in managed_links},
-        live_lines(managed_links, state, system),
+        state_lines(managed_links, state, system),
     )
 
 
 def has_changes(links: Sequence[LinkPlan], system: System) -> bool:
-    """Return whether a file, an address or an MTU differs from the plan, or a file belongs to no link.
+    """Return whether a file, an address or an MTU differs from the plan, or a file has no link.
 
     :raises Refusal: the links must not be configured.
     """
@@ -154,12 +154,12 @@ def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
 
 
 def _interface_line(link: LinkPlan, actual_state: inspection.InterfaceState | None = None) -> str:
-    """Describe an interface as it is, or as planned."""
+    """Describe the actual or planned state of an interface."""
     addresses, mtu = (actual_state.addresses, actual_state.mtu) if actual_state else ((link.address,), link.mtu)
     return f"{link.interface} has {', '.join(addresses) or 'no address'}" + (f", mtu {mtu}" if link.mtu else "")
 
 
-def live_lines(links: Sequence[LinkPlan], state: Inspection, system: System) -> list[str]:
+def state_lines(links: Sequence[LinkPlan], state: Inspection, system: System) -> list[str]:
     lines = []
     for link in links:
         actual_state = state.interfaces[str(link.interface)]

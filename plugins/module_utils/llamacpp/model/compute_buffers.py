@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Upper bound of the compute buffer of a device, in which llama.cpp stores the intermediate results of layers.
 
-Without flash attention the scores of all heads exist at once, for each computed token and each token of the context. With it there are only masks.
+Without flash attention the scores of all heads exist at once, for each computed token and each token of the context. With flash attention there are only masks.
 Sources: src/llama-graph.cpp, and build_deepseek2 of ik_llama.cpp. tests/benchmarks/compute_bounds.py compares the bound with llama-fit-params.
 """
 
@@ -33,26 +33,26 @@ observed (Qwen3 480B with b6110)."""
 LATENT_COPIES = 2
 """Factor for the full heads that ik_llama.cpp expands from its compressed cache: 32-bit floats, and 16-bit keys and values."""
 MASK_TOKENS = 64
-"""Number of tokens to a multiple of which masks are padded: GGML_KQ_MASK_PAD."""
+"""Masks are padded to a multiple of this number of tokens: GGML_KQ_MASK_PAD."""
 
 FLASH_SIZES = (40, 64, 72, 80, 96, 112, 128, 256)
 """Head sizes for which CUDA, HIP, Metal, Vulkan and processors have flash attention if keys and values have one type: supports_op of build 11063.
 RPC claims to support all."""
-GROUPED_FLASH = ((576, 512), (512, 512))
+GROUPED_FLASH_SIZES = ((576, 512), (512, 512))
 """Sizes of keys and values with flash attention if several heads share a key: MLA, and layers of Gemma 4."""
-NO_FLASH = ("grok",)
+NO_FLASH_ARCHITECTURES = ("grok",)
 """Architectures for which llama.cpp disables flash attention."""
 
 
 def uses_flash(summary: ModelSummary, settings: kv_cache.CacheSettings) -> bool:
-    """Return whether attention certainly needs no scores."""
+    """Return whether attention certainly does not need scores."""
     if settings.fork == IK_LLAMA:
         return settings.flash()
-    if summary.architecture in NO_FLASH or settings.flash_attention == "off":
+    if summary.architecture in NO_FLASH_ARCHITECTURES or settings.flash_attention == "off":
         return False
     sizes = summary.key_dimension, summary.value_dimension
     is_supported = (sizes[0] == sizes[1] and sizes[0] in FLASH_SIZES) or (
-        sizes in GROUPED_FLASH and summary.heads > summary.kv_heads
+        sizes in GROUPED_FLASH_SIZES and summary.heads > summary.kv_heads
     )
     return settings.flash_attention == "on" or (is_supported and settings.type_k == settings.type_v)
 

@@ -27,15 +27,15 @@ MAX_HEADER_BYTES = 128 * MIB
 MAX_KEPT_BYTES = 8 * MIB
 """Maximum size of stored metadata. This and the other limits apply to the headers of all parts together."""
 MAX_KEYS, MAX_TENSORS, MAX_PARTS = 8192, 16384, 4096
-"""Limits of ten times the numbers in the largest models."""
+"""Limits: ten times the numbers in the largest models."""
 MAX_DIMENSIONS = 4
 MAX_ELEMENTS, MAX_COUNT = (1 << 63) - 1, (1 << 31) - 1
-FIRST_CHUNK, LARGEST_CHUNK = 256 * 1024, 4 * MIB
-"""Size of the first and of the largest request in bytes; each request is twice as large as the one before."""
+FIRST_CHUNK, MAX_CHUNK = 256 * 1024, 4 * MIB
+"""Size of the first and of the largest request in bytes; each request is twice as large as the previous request."""
 MAX_ARRAY = 4096
 """Maximum length of a stored array; of longer arrays (vocabularies) only the length is stored."""
 MAX_STRING = 65536
-"""Maximum length of a stored string; longer strings are cut."""
+"""Maximum length of a stored string; longer strings are truncated."""
 
 _WEB_PAGE = (
     "is a web page, not a GGUF file: use the address of the file itself (on Hugging Face, /resolve/ instead of /blob/)"
@@ -53,10 +53,10 @@ FOREIGN_FORMATS = {
     b"<html": _WEB_PAGE,
     b"version https://git-lfs": "is a Git LFS pointer, not a GGUF file: download the file with git lfs pull",
 }
-"""Start of other files that are often mistaken for a model, in lower case → error message."""
+"""Error message for other files that are often mistaken for a model, by the beginning of their content in lower case."""
 
-INCOMPLETE_REMEDY = "download the whole file, or if it was split, join all parts with cat"
-PIECE_MESSAGE = "is one part of a file that was split: join all parts in order with cat, and use the joined file"
+TRUNCATION_REMEDY = "download the whole file, or if it was split, join all parts with cat"
+RAW_PART_MESSAGE = "is a part of a split file: join all parts in order with cat, and use the joined file"
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -65,10 +65,10 @@ U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
 class GGUFError(ValueError):
-    """The file is not a usable GGUF file; the message ends a sentence that names the file."""
+    """Error for a file that is not a usable GGUF file; the message is the end of a sentence that names the file."""
 
 
-def is_whole(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
     """Return whether a value is an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -77,14 +77,14 @@ class Tensor(NamedTuple):
     type: str
     """Name of its type in ggml.h."""
     shape: tuple[int, ...]
-    """Elements in each dimension; the first dimension is a row."""
+    """Number of elements in each dimension; the first dimension is a row."""
     elements: int
     bytes: int
 
 
 class ModelHeader(NamedTuple):
     metadata: dict[str, Any]
-    """Metadata of the first file. An array longer than KEPT_ARRAY is replaced by its length, a string longer than KEPT_STRING is cut."""
+    """Metadata of the first file. An array longer than MAX_ARRAY is replaced by its length, and a string longer than MAX_STRING is truncated."""
     tensors: dict[str, Tensor]
     files: list[dict[str, Any]]
     """``name`` and ``bytes`` of each file."""
@@ -116,7 +116,7 @@ class File:
 
 
 def short(value: Any) -> str:
-    """Return a value of the file for a message."""
+    """Return a value of the file as short text for a message."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
 
@@ -160,10 +160,10 @@ class _Reader:
         self.check_remaining(count)
         unread_bytes = self.window[self.offset_in_window :]
         self.start, self.offset_in_window = self.position, 0
-        begin = self.start + len(unread_bytes)
-        length = min(max(count - len(unread_bytes), self.chunk), self.limit - begin)
-        self.window = unread_bytes + self.source.read(begin, length)
-        self.chunk = min(2 * self.chunk, LARGEST_CHUNK)
+        start = self.start + len(unread_bytes)
+        length = min(max(count - len(unread_bytes), self.chunk), self.limit - start)
+        self.window = unread_bytes + self.source.read(start, length)
+        self.chunk = min(2 * self.chunk, MAX_CHUNK)
 
     def skip(self, count: int) -> None:
         self.check_remaining(count)
@@ -254,7 +254,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     reader.data.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(
-            f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {INCOMPLETE_REMEDY}"
+            f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {TRUNCATION_REMEDY}"
         )
     next_file = start + -(-end // alignment) * alignment
     if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
@@ -293,7 +293,7 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Met
         metadata.values[key] = reader.value(key)
         metadata.keys[key] = range(start, reader.position)
     alignment = metadata.values.get("general.alignment", 32)
-    if not is_whole(alignment) or alignment < 1 or alignment & (alignment - 1):
+    if not is_integer(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
     tensors.update(_tensors(reader, count, alignment))
     reader.end()
@@ -306,7 +306,7 @@ def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
     if count in (0, 1):
         return []
     match = split_files.FIRST_PART.fullmatch(name)
-    if not is_whole(count) or not match or int(match.group(2)) != count:
+    if not is_integer(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {short(count)} parts: use the first part, whose name ends in -00001-of-{short(count):0>5}.gguf"
         )
@@ -320,7 +320,7 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
 
     :param name: name of the file, or of the first part.
     :param open_file: function that opens a part by name and returns an object with the members of :class:`File`.
-    :raises GGUFError: the file is not usable; the message ends a sentence that begins with its path.
+    :raises GGUFError: the file is not usable; the message is the end of a sentence that begins with its path.
     :raises OSError: it cannot be read.
     """
     reader = _Reader()
@@ -330,7 +330,7 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
             metadata = _read_file(reader, source, tensors)
         except GGUFError as error:
             is_raw_part = type(error) is GGUFError and split_files.RAW_PART.fullmatch(name)
-            raise GGUFError(PIECE_MESSAGE) if is_raw_part else error from None
+            raise GGUFError(RAW_PART_MESSAGE) if is_raw_part else error from None
         files = [{"name": printable(name), "bytes": source.size}]
     for part in _other_parts(name, metadata.values):
         try:
@@ -345,7 +345,7 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
 
 
 def read_path(path: str) -> ModelHeader:
-    """:func:`read_headers` of the file at ``path`` on this host."""
+    """Return :func:`read_headers` for the file at ``path`` on this host."""
     folder = Path(path).parent
     return read_headers(Path(path).name, lambda name: File(folder / name))
 

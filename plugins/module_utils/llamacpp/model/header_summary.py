@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
     ModelSummary,
 )
 
-MAX_TITLE = 255
+MAX_NAME_LENGTH = 255
 """Maximum length of a name."""
 FILE_TYPES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
@@ -27,16 +27,16 @@ FILE_TYPES = {
     **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
     **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0"},
 }
-"""``general.file_type``, llama_ftype of llama.h → name."""
+"""Name of each ``general.file_type`` (llama_ftype of llama.h)."""
 REFUSED_KINDS = {
     "adapter": "is an adapter (LoRA), not a model: pass it with --lora in llama_server_extra_args, and serve the model for which it was trained",
     "imatrix": "is an importance matrix, not a model: use a model that was quantised with this matrix",
     "mmproj": "is a projector, not a model: set llama_model_mmproj to this file, and serve the model for which it was made",
 }
-"""``general.type`` of other files → error message."""
+"""Error message for each ``general.type`` of other files."""
 
 KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
-"""Keys that may have one value per layer."""
+"""Keys that may have a value per layer."""
 CACHE_KEYS = (
     *KEYS_BY_LAYER,
     *(f"attention.{name}_length_{kind}" for name in ("key", "value") for kind in ("mla", "swa")),
@@ -70,16 +70,16 @@ def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
             "type": tensor.type,
             "shape": list(tensor.shape),
             "bytes": tensor.bytes,
-            "layers": layers if in_layer else None,
+            "layers": layers if is_in_layer else None,
         }
-        for (name, in_layer, tensor), layers in rows.items()
+        for (name, is_in_layer, tensor), layers in rows.items()
     ]
 
 
 def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> str | None:
-    """Return the quantisation in the metadata, or else the type of most bytes."""
+    """Return the quantisation in the metadata, or else the type that most bytes have."""
     number = metadata.get("general.file_type")
-    if gguf.is_whole(number) and number in FILE_TYPES:
+    if gguf.is_integer(number) and number in FILE_TYPES:
         return FILE_TYPES[number]
     sizes: dict[str, int] = {}
     for tensor in tensors.values():
@@ -91,7 +91,7 @@ def _parse_integer(value: Any, label: str) -> int:
     """Return a positive count; for a list (one value per layer), the largest."""
     if isinstance(value, list):
         value = max(value, default=None)
-    if not gguf.is_whole(value) or not 0 < value <= gguf.MAX_COUNT:
+    if not gguf.is_integer(value) or not 0 < value <= gguf.MAX_COUNT:
         raise gguf.GGUFError(f"is refused: its {label} is {gguf.short(value)}")
     return int(value)
 
@@ -171,7 +171,7 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
         bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
         device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see group), ``files`` (``name`` and ``bytes`` of each)
         and ``bytes`` of all of them.
-    :raises gguf.GGUFError: the model cannot be served; the message ends a sentence that begins with its path.
+    :raises gguf.GGUFError: the model cannot be served; the message is the end of a sentence that begins with its path.
     """
     metadata, tensors = model.metadata, model.tensors
     architecture = metadata.get("general.architecture")
@@ -183,7 +183,7 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
     name, counts = metadata.get("general.name"), _counts(model, architecture)
     summary = {
         "architecture": printable(architecture),
-        "name": printable((name if isinstance(name, str) else model.files[0]["name"])[:MAX_TITLE]),
+        "name": printable((name if isinstance(name, str) else model.files[0]["name"])[:MAX_NAME_LENGTH]),
         "parameters": sum(tensor.elements for tensor in tensors.values()),
         "quantisation": _quantisation(metadata, tensors),
         **counts,
@@ -206,9 +206,9 @@ KEYS: Any = Mapping[Annotated[str, CACHE_KEYS], KeyValue]
 
 
 def parse(data: Any) -> ModelSummary:
-    """Return a summary from the result of summarize.
+    """Return a summary from the result of ``summarize``.
 
-    :raises Mismatch: it has another form, or contradicts itself.
+    :raises Mismatch: the data is invalid, or contradicts itself.
     """
     summary = typed_json.parse(ModelSummary, {**data, "keys": []} if isinstance(data, Mapping) else data)
     try:
@@ -222,7 +222,7 @@ def parse(data: Any) -> ModelSummary:
     if len(experts) != layers or any(part > size for part, size in zip(experts, summary.layer_bytes)):
         raise Mismatch(f"does not have the sizes of the experts in {layers} layers", ".expert_bytes")
     if any(layer >= layers for row in summary.named_tensors for layer in row.layers or ()):
-        raise Mismatch(f"has one beyond the {layers} layers", ".tensors")
+        raise Mismatch(f"contains a layer beyond the {layers} layers", ".tensors")
     if _has_experts(summary) and not keys.get("expert_count"):
         raise Mismatch(
             "is missing, so all experts would count for each token: run model_info again", ".keys.expert_count"

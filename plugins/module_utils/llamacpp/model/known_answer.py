@@ -28,7 +28,7 @@ CONTEXT = 4096
 EPSILON = 1e-9
 HEAD_DIMENSION = 64
 TYPE_BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
-"""Supported tensor type → elements and bytes of a block."""
+"""Elements and bytes of a block for each supported tensor type."""
 
 CONTROL_TOKENS = ["<unk>", "<s>", "</s>"]
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -67,18 +67,18 @@ def first_piece() -> int:
 
 
 def _states() -> dict[int, int]:
-    """Return token → state for tokens with a state; beginning and end of the text share a state."""
+    """Return the state of each token that has a state; the beginning and the end of the text share a state."""
     end = positions() - 1
     return {1: end, 2: end, **{first_piece() + index: index for index in range(end)}}
 
 
 def embedding() -> dict[tuple[int, int], float]:
-    """Return row and column → value of token_embd without zeros."""
+    """Return the values of token_embd other than zero, by row and column."""
     return dict.fromkeys(_states().items(), 1)
 
 
 def step(layer: int, width: int) -> dict[tuple[int, int], float]:
-    """Return row and column → value of a layer's ffn_down, which maps each state to its successor."""
+    """Return the values of a layer's ffn_down by row and column; it maps each state to its successor."""
     hidden_value = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
     entries = {}
     for state, next_state in enumerate(permutation(layer)):
@@ -88,7 +88,7 @@ def step(layer: int, width: int) -> dict[tuple[int, int], float]:
 
 
 def output(layers: int) -> dict[tuple[int, int], float]:
-    """Return row and column → value of output, which reverses all layers and advances by one word."""
+    """Return the values of output by row and column; it reverses all layers and advances by one word."""
     reached_states = list(range(positions()))
     for layer in range(layers):
         targets = permutation(layer)
@@ -121,7 +121,7 @@ def bytes_of(elements: int, kind: str) -> int:
 
 
 def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return name and shape of each tensor, rows last; ``*`` is the layer."""
+    """Return the name and shape of each tensor, rows last; ``*`` is the layer."""
     tokens = (first_piece() + len(pieces()), width)
     parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
     layer_tensors = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]
@@ -133,7 +133,7 @@ MODEL_NAME = "known answer, {} layers of {}, {}"
 
 
 def is_name(name: str) -> bool:
-    """Return whether a name is that of a known-answer model."""
+    """Return whether a name belongs to a known-answer model."""
     return bool(re.fullmatch(MODEL_NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
 
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Write the known-answer model as GGUF, one tensor at a time, so that it may be larger than the memory."""
+"""Writes the known-answer model as GGUF, one tensor at a time, so that it may exceed the memory."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ VERSION = 3
 ALIGNMENT = 32
 """Alignment of tensors in the file."""
 VALUE_TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
-"""Type of a value in GGUF → its number and its format for struct."""
+"""Number and struct format of each value type in GGUF."""
 ARRAY = 9
 TENSOR_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
 ATTENTION_SPREAD = 0.125
 """Standard deviation of attention weights times the width. With 0.2 llama-server 0.3.36 loses the answer of 512 layers of width 64."""
 ROTATIONS = 4
-"""Number of attention matrices of a layer; each is the previous one, rotated by a block."""
+"""Number of attention matrices of a layer; each matrix is the previous matrix, rotated by a block."""
 
 
 def write_model(path: Path, layers: int, width: int, kind: str) -> None:
     """Write the model to ``path``.
 
     :param kind: type of the matrices: f32, f16 or q8_0; norms are always f32.
-    :raises OSError: it cannot be written, or does not fit on the disk.
+    :raises OSError: the file cannot be written, or does not fit on the disk.
     """
     with path.open("wb") as stream:
         stream.write(_header(layers, width, kind))

@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
-NEWEST_MEASURED = 11669
+NEWEST_MEASURED_BUILD = 11669
 """Newest build whose logged buffers all match these sources: Debian's llama.cpp 0.7.0."""
 CACHE_TYPES = {
     "f32": 4.0,
@@ -27,7 +27,7 @@ CACHE_TYPES = {
     "q4_0": 18 / 32,
     "iq4_nl": 18 / 32,
 }
-"""Type of the KV cache → bytes of an element."""
+"""Bytes of an element for each type of the KV cache."""
 UNQUANTISED_TYPES = ("f32", "f16", "bf16")
 """Types that are not quantised."""
 
@@ -49,9 +49,9 @@ class WindowPattern(NamedTuple):
     """Pattern of the layers that attend only to a sliding window."""
 
     period: int | None
-    """Number of layers of which one attends to everything; None if the file lists the layers."""
+    """Number of layers of which a single layer attends to everything; None if the file lists the layers."""
     dense_first: bool = False
-    """Whether that layer is the first, not the last, of the period."""
+    """Whether this layer is the first of the period instead of the last."""
     size: int | None = None
     """Size of the window if the file lacks it."""
     is_fixed: bool = False
@@ -82,8 +82,8 @@ WINDOWS = {
     "spark2_5": WindowPattern(None),
     "step35": WindowPattern(None),
 }
-SIZE_NEEDED = frozenset(("smallthinker",))
-"""Architectures that have a window only if the file has its size, although that number is not used."""
+SIZE_REQUIRED = frozenset(("smallthinker",))
+"""Architectures that have a window only if the file contains its size, although that number is not used."""
 EXAONE4_LAYERS = 64
 """Number of layers of the only exaone4 model with a window."""
 GEMMA3N_LAYERS = 20
@@ -94,17 +94,17 @@ RECURRENT_ARCHITECTURES = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "
 
 _NO_CACHE = "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe"
 NO_CACHE = frozenset(_NO_CACHE.split())
-"""Architectures for which llama.cpp makes no memory: create_memory in llama-model.cpp of build 11063. ik_llama.cpp makes a cache for them too."""
+"""Architectures for which llama.cpp creates no cache: create_memory in llama-model.cpp of build 11063. ik_llama.cpp creates a cache for them, too."""
 
-NO_HEADS = frozenset(
+HEADLESS_RECURRENT = frozenset(
     ("granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2")
 )
 """Architectures whose recurrent layers are the layers without KV heads."""
 INTERVAL_ARCHITECTURES = frozenset(("qwen3next", "qwen35", "qwen35moe"))
 """Architectures with recurrent layers except for one attention layer in each interval, by default four."""
-DUAL_ARCHITECTURES = frozenset(("falcon-h1",))
+CACHE_AND_STATE_ARCHITECTURES = frozenset(("falcon-h1",))
 """Architectures in which every layer has a cache and a state."""
-HYBRID_ARCHITECTURES = NO_HEADS | INTERVAL_ARCHITECTURES | DUAL_ARCHITECTURES
+HYBRID_ARCHITECTURES = HEADLESS_RECURRENT | INTERVAL_ARCHITECTURES | CACHE_AND_STATE_ARCHITECTURES
 
 LATENT_ARCHITECTURES = frozenset(("deepseek2", "kimi-linear", "mistral4"))
 """Architectures that cache one compressed vector per token (MLA) if the file has the size of the expanded heads."""
@@ -129,7 +129,7 @@ class CacheSettings(NamedTuple):
     type_k: str = "f16"
     type_v: str = "f16"
     flash_attention: str | None = None
-    """on, off or auto; None is llama-server's default."""
+    """on, off or auto; None for llama-server's default."""
     unified: bool = False
     full_window: bool = False
     micro_batch: int = MICRO_BATCH
@@ -138,11 +138,11 @@ class CacheSettings(NamedTuple):
     latent_attention: int | None = None
     """``-mla`` of ik_llama.cpp: 0 caches full heads, 1 compressed keys and values, 2 and 3 only compressed keys."""
     attention_batch: int | None = None
-    """``-amb`` of ik_llama.cpp: limit of the scores in MiB; 0 is no limit."""
+    """``-amb`` of ik_llama.cpp: limit of the scores in MiB; 0 for no limit."""
     offload: bool = True
-    """Whether each layer's cache is on its device, not in the head's memory."""
+    """Whether each layer's cache is on its device instead of the head's memory."""
     every_output: bool = False
-    """Whether the server computes the output of every token, as for embeddings, and not only of the last token of a slot."""
+    """Whether the server computes the output of every token, as for embeddings, instead of only the last token of a slot."""
 
     @property
     def tokens(self) -> int:
@@ -157,8 +157,8 @@ class CacheSettings(NamedTuple):
 
 
 def is_known_build(build: int) -> bool:
-    """Return whether a build is no newer than the measured builds: the caches of newer builds may differ."""
-    return build <= NEWEST_MEASURED
+    """Return whether a build is not newer than the measured builds: the caches of newer builds may differ."""
+    return build <= NEWEST_MEASURED_BUILD
 
 
 def pad(number: int, multiple: int) -> int:
@@ -191,7 +191,7 @@ def window_size(summary: ModelSummary) -> int:
     window = WINDOWS.get(architecture)
     if window is None or (architecture == "exaone4" and summary.layers != EXAONE4_LAYERS):
         return 0
-    if (architecture in SIZE_NEEDED and not size) or size == 0:
+    if (architecture in SIZE_REQUIRED and not size) or size == 0:
         return 0
     return window.size if window.size and (window.is_fixed or size is None) else size or 0
 
@@ -225,9 +225,9 @@ def _state(summary: ModelSummary) -> int:
 def recurrent_layers(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it has a state; true for unknown architectures."""
     layers, architecture = summary.layers, summary.architecture
-    if architecture in RECURRENT_ARCHITECTURES or architecture in DUAL_ARCHITECTURES:
+    if architecture in RECURRENT_ARCHITECTURES or architecture in CACHE_AND_STATE_ARCHITECTURES:
         return [True] * layers
-    if architecture in NO_HEADS:
+    if architecture in HEADLESS_RECURRENT:
         feeds = summary.by_layer("feed_forward_length")
         is_uncached = architecture.startswith("nemotron_h")
         return [not heads and not (is_uncached and feed) for heads, feed in zip(_kv_heads(summary), feeds)]
@@ -249,7 +249,7 @@ def _cached_layers(summary: ModelSummary) -> list[bool]:
         end -= summary.number("attention.shared_kv_layers") or 0
     if architecture in RECURRENT_ARCHITECTURES | NO_CACHE:
         return [False] * layers
-    is_uncached = architecture in NO_HEADS or architecture in INTERVAL_ARCHITECTURES
+    is_uncached = architecture in HEADLESS_RECURRENT or architecture in INTERVAL_ARCHITECTURES
     return [
         index < end and not (is_uncached and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))
     ]
@@ -298,7 +298,7 @@ def checkpointed_layers(summary: ModelSummary, settings: CacheSettings) -> list[
 
 
 def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
-    """Return the capacity of a layer's cache in tokens, without a window and with a window; those of a micro-batch if there is no cache."""
+    """Return the capacity of a layer's cache in tokens, without and with a window; the size of a micro-batch if there is no cache."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
     visible_tokens = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
     if summary.architecture in NO_CACHE and settings.fork == MAINLINE:

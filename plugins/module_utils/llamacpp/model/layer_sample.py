@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A sample of a model's layers as a model of its own, whatever the architecture.
+"""A sample of a model's layers as a separate model, for any architecture.
 
 The header stays as it is, except for the number of layers and the values that it lists for each of them. llama.cpp names the tensors of a layer
 ``blk.N.…`` in every architecture. Many architectures derive a layer's rules from its number, so each place of the sample gets a layer of the kind that
@@ -20,13 +20,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.gguf import GGUFError
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 
-LAYER_NAME = re.compile(r"blk\.(\d+)\.")
-N_MTP, N_SHARED, N_DENSE = "nextn_predict_layers", "attention.shared_kv_layers", "leading_dense_block_count"
-"""Keys: how many of the last layers predict further tokens, how many use the cache of earlier layers, how many of the first have no experts."""
+LAYER_PATTERN = re.compile(r"blk\.(\d+)\.")
+MTP_KEY, SHARED_KEY, DENSE_KEY = ("nextn_predict_layers", "attention.shared_kv_layers", "leading_dense_block_count")
+"""Keys: number of last layers that predict further tokens, of layers that use the cache of earlier layers, and of first layers without experts."""
 GLOBAL_ARRAYS = ("rope.dimension_sections",)
 """Keys of arrays whose entries are not layers, even if there are as many."""
 PART_PREFIX = "split."
-"""Prefix of the keys that say which part of a model a file is."""
+"""Prefix of the keys about the parts of a split model."""
 FIXED_LAYER_COUNTS = {"deepseek2": (26, 27)}
 """Architecture → numbers of layers by which llama.cpp recognises a variant: a sample would be another variant. deepseek2.cpp, ``is_lite``."""
 NUMBER_FORMATS = {
@@ -37,14 +37,14 @@ CHUNK_BYTES = 1 << 20
 
 
 class LayerSample(NamedTuple):
-    """Layers of a model that make a model of their own."""
+    """Layers of a model that form a separate model."""
 
     layers: tuple[int, ...]
     """numbers of these layers in the model, in the order of the sample"""
     bytes: int
-    """size of a file of them"""
+    """size of a file with these layers"""
     has_every_kind: bool
-    """whether the model has no other kind of layer"""
+    """whether the layers include every kind in the model"""
     has_experts: bool
     """whether a layer has experts, if the model has any"""
 
@@ -57,32 +57,32 @@ class Room(NamedTuple):
 
 
 def choose_layers(summary: ModelSummary, room: Room) -> LayerSample | str:
-    """Return as many layers as fit: the first, the last and every kind, spread over the depth.
+    """Return as many layers as fit: the first, the last and every kind, spread evenly.
 
     :returns: the reason for no sample, as the end of a sentence, if not one layer fits or the file's tensors are not known by name.
     """
     if not summary.tensors:
-        return "the names of the model's tensors are not known: read its header with model_info"
+        return "the names of the model's tensors are unknown: read its header with model_info"
     if any(group.name.startswith("per_layer_") for group in summary.tensors):
         return "tensors outside the layers have a part for each layer"
     kinds = _kinds(summary)
-    places = [*kinds]
+    sample_kinds = [*kinds]
     expert_layers = frozenset(
         layer for group in summary.named_tensors if "_exps" in group.name for layer in group.layers or ()
     )
     dense_layers = min(expert_layers, default=0)
     if expert_layers.issuperset(range(dense_layers, len(kinds))):  # one of the leading dense layers is enough
-        del places[1:dense_layers]
+        del sample_kinds[1:dense_layers]
     outside_bytes = sum(group.bytes for group in summary.tensors if group.layers is None)
     needs_all_layers = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
-    for count in range(min(room.layers, len(places)), 0, -1):
-        layers = _spread_layers(places[:count], kinds)
+    for count in range(min(room.layers, len(sample_kinds)), 0, -1):
+        layers = _spread_layers(sample_kinds[:count], kinds)
         size = outside_bytes + sum(summary.layer_bytes[layer] for layer in layers)
         if size <= room.bytes and not (needs_all_layers and count < summary.layers):
             every_kind = {kinds[layer] for layer in layers} == {*kinds}
             return LayerSample(layers, size, every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
     if needs_all_layers:
-        return f"llama.cpp recognises this model by its number of layers, {summary.layers}, and not all of them fit"
+        return f"llama.cpp recognises this model by its number of layers, {summary.layers}, which do not all fit"
     smallest_bytes = outside_bytes + min(summary.layer_bytes[: len(kinds)])
     return f"one layer and the embedding tables need {smallest_bytes / 2**30:.1f} GiB, but the limit is {room.bytes / 2**30:.1f}"
 
@@ -97,9 +97,9 @@ class Kind(NamedTuple):
 
 
 def _kinds(summary: ModelSummary) -> list[Kind]:
-    """Return the kind of each layer that computes."""
-    count = summary.layers - (summary.number(N_MTP) or 0)
-    first_sharing_layer = summary.layers - (summary.number(N_SHARED) or 0)
+    """Return the kind of each computing layer."""
+    count = summary.layers - (summary.number(MTP_KEY) or 0)
+    first_sharing_layer = summary.layers - (summary.number(SHARED_KEY) or 0)
     layer_values = [value for _key, value in summary.keys if isinstance(value, tuple)]
     layer_values += [tuple(kv_cache.windowed_layers(summary)), tuple(kv_cache.recurrent_layers(summary))]
     members = [
@@ -114,25 +114,25 @@ def _kinds(summary: ModelSummary) -> list[Kind]:
     return kinds
 
 
-def _spread_layers(places: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
+def _spread_layers(sample_kinds: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
     """Return a layer for each place: of the place's rules, the first and last such layer, one of each kind, the rest evenly spread."""
     queues = {}
-    for rules in {place.rules for place in places}:
+    for rules in {place.rules for place in sample_kinds}:
         layers = [layer for layer, kind in enumerate(kinds) if kind.rules == rules]
-        count = sum(place.rules == rules for place in places)
+        count = sum(place.rules == rules for place in sample_kinds)
         first_of_kind = {kinds[layer]: layer for layer in reversed(layers)}
         evenly_spaced = [layers[round(index * (len(layers) - 1) / max(1, count - 1))] for index in range(count)]
         order = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *evenly_spaced, *layers])
         queues[rules] = iter(sorted([*order][:count]))
-    return tuple(next(queues[place.rules]) for place in places)
+    return tuple(next(queues[place.rules]) for place in sample_kinds)
 
 
 def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
-    """Write a model of some layers of another one, which may have several parts.
+    """Write a model with some layers of another model, which may have several parts.
 
     :param source: path of its first part.
-    :raises GGUFError: it is not a model, or lacks one of the layers; ends a sentence that begins with its path.
-    :raises OSError: it cannot be read, or the other one cannot be written.
+    :raises GGUFError: the source is not a model, or lacks a layer; the message is the end of a sentence that begins with its path.
+    :raises OSError: the source cannot be read, or the target cannot be written.
     """
     model, places = gguf.read_path(source), gguf.tensor_places(source)
     architecture = str(model.metadata.get("general.architecture"))
@@ -142,7 +142,7 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
     alignment = model.data[0][1]
     tensors = {}
     for name, tensor in model.tensors.items():
-        match = LAYER_NAME.match(name)
+        match = LAYER_PATTERN.match(name)
         if not match:
             tensors[name] = (name, tensor)
         elif int(match[1]) in layers:
@@ -152,8 +152,8 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
         stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
         for key in keys:
             entry = file.read(model.keys[key].start, len(model.keys[key]))
-            stream.write(_cut_array(model, architecture, key, entry, layers))
-        stream.write(b"".join(_entries({name: tensor for name, (_old, tensor) in tensors.items()}, alignment)))
+            stream.write(_trim_array(model, architecture, key, entry, layers))
+        stream.write(b"".join(_entries({name: tensor for name, (_old_name, tensor) in tensors.items()}, alignment)))
         for old_name, _tensor in tensors.values():
             stream.write(bytes(-stream.tell() % alignment))
             path, offset, size = places[old_name]
@@ -162,11 +162,11 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
                     stream.write(part.read(offset + start, min(CHUNK_BYTES, size - start)))
 
 
-def _cut_array(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
+def _trim_array(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
     """Return a key and its value for a model with these layers."""
     value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
-    prediction_layers = model.metadata.get(f"{architecture}.{N_MTP}")
-    computing_layers = count - (prediction_layers if gguf.is_whole(prediction_layers) else 0)
+    prediction_layers = model.metadata.get(f"{architecture}.{MTP_KEY}")
+    computing_layers = count - (prediction_layers if gguf.is_integer(prediction_layers) else 0)
     name = key[len(architecture) + 1 :] if key.startswith(f"{architecture}.") else ""
     kind = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
     begin = kind + gguf.U32.size
@@ -175,16 +175,16 @@ def _cut_array(model: gguf.ModelHeader, architecture: str, key: str, entry: byte
         size, start = struct.calcsize(form or ""), first + gguf.U64.size
         values = b"".join(entry[start + layer * size : start + (layer + 1) * size] for layer in layers)
         return entry[:first] + gguf.U64.pack(len(layers)) + values if form else entry
-    new_value = {"block_count": len(layers), N_MTP: 0}.get(name)
-    if gguf.is_whole(value) and name in (N_SHARED, N_DENSE):
+    new_value = {"block_count": len(layers), MTP_KEY: 0}.get(name)
+    if gguf.is_integer(value) and name in (SHARED_KEY, DENSE_KEY):
         first_sharing = count - value
-        new_value = sum(layer >= first_sharing if name == N_SHARED else layer < value for layer in layers)
+        new_value = sum(layer >= first_sharing if name == SHARED_KEY else layer < value for layer in layers)
     form = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, kind))
     return entry if new_value is None or not form else entry[:begin] + struct.pack(f"<{form}", new_value)
 
 
 def _entries(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[bytes]:
-    """Yield what the header says of each tensor."""
+    """Yield the header's entry for each tensor."""
     offset = 0
     for name, tensor in tensors.items():
         text = name.encode()

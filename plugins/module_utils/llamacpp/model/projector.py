@@ -26,7 +26,7 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
     name = model.metadata.get("general.name")
     return {
         "architecture": ARCHITECTURE,
-        "name": printable(name[: header_summary.MAX_TITLE]) if isinstance(name, str) else model.files[0]["name"],
+        "name": printable(name[: header_summary.MAX_NAME_LENGTH]) if isinstance(name, str) else model.files[0]["name"],
         "tensors": len(model.tensors),
         "tensor_bytes": sum(tensor.bytes for tensor in model.tensors.values()),
         "files": model.files,

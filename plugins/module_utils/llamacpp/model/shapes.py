@@ -57,7 +57,7 @@ class Recurrent(NamedTuple):
 class WindowShape(NamedTuple):
     size: Count
     period: Count
-    """Number of layers of which the last attends to everything."""
+    """Number of layers in a group, whose last layer attends to everything."""
     kv_heads: CountOrZero = 0
     """KV heads of the layers with a window, if they differ. Then ``head`` differs too, and the other layers have no separate values."""
     head: CountOrZero = 0
@@ -102,7 +102,7 @@ TYPE_MIXTURES: dict[str, dict[str, str]] = {
     "Q2_K": {"": "Q2_K", "value": "Q4_K", "ffn_down": "Q3_K", "attn_output": "Q3_K"},
     "MXFP4_MOE": {"": "Q8_0", "output": "Q8_0", "experts": "MXFP4"},
 }
-"""Quantisation, the largest first → kind of tensor → its type. The default for the output is Q6_K; ``more`` applies to values and ffn_down in layers
+"""Type of each kind of tensor in each quantisation, the largest first. The default for the output is Q6_K; ``more`` applies to values and ffn_down in layers
 that get more bits."""
 NARROW_TYPES = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 """Replacement for types whose blocks are longer than a row; for other types it is Q4_0."""
@@ -111,7 +111,7 @@ UNQUANTISED = re.compile(r"norm|_inp$|conv1d")
 VALUE_TENSORS = {"attn_v", "attn_qkv"}
 MIXED_KINDS = ("value", "ffn_down")
 TensorShapes = dict[str, "tuple[int, ...]"]
-"""Name of a tensor → elements in each dimension, the row first."""
+"""Number of elements in each dimension of each tensor, the row first."""
 
 
 def quantisations(shape: Shape) -> list[str]:
@@ -201,7 +201,7 @@ def tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
 
 
 def keys(shape: Shape) -> dict[str, int | list[int]]:
-    """Return the keys of the header without the name of the architecture."""
+    """Return the keys of the header without the architecture's name."""
     result: dict[str, int | list[int]] = {
         **{"block_count": shape.layers, "embedding_length": shape.width, "context_length": shape.context},
         **{"attention.head_count": shape.heads, "attention.head_count_kv": shape.kv_heads},
@@ -234,9 +234,9 @@ def keys(shape: Shape) -> dict[str, int | list[int]]:
 
 @functools.lru_cache(maxsize=1024)
 def summary_of(shape: Shape, quantisation: str) -> ModelSummary:
-    """Return the summary of a model in one of its ``quantisations``.
+    """Return the summary of a model in a quantisation.
 
-    :raises gguf.GGUFError: such a model cannot be served.
+    :raises gguf.GGUFError: the model cannot be served.
     """
     stored_tensors, name = tensors(shape, quantisation), f"{shape.name} {quantisation}"
     architecture_keys = {f"{shape.architecture}.{key}": value for key, value in keys(shape).items()}

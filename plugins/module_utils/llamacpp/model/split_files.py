@@ -16,20 +16,20 @@ class ModelFiles(NamedTuple):
     """Files of one model: a single file, or the parts of a split model in order."""
 
     names: tuple[str, ...]
-    is_whole: bool
+    is_complete: bool
     """Whether no part is missing."""
 
 
 RAW_PART = re.compile(
     r"(?i).*[.-](part[-_.]?(\d+|[a-z]{1,2})([-_]?of[-_]?\d+)?|split-[a-z]{1,2}|(?<=gguf\.)(\d{2,3}|[a-z]{2}))(\.gguf)?"
 )
-"""Pattern for the name of a part of a file that was cut at any byte."""
-PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
+"""Pattern for the name of a part of a file that was split at arbitrary bytes."""
+PART_NAME = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 
 def siblings(name: str) -> list[str]:
     """Return the names of all parts of the split model to which a file belongs; for other files, the name itself."""
-    match = PART.fullmatch(name)
+    match = PART_NAME.fullmatch(name)
     if not match or not 0 < int(match[2]) <= int(match[3]):
         return [name]
     return [f"{match[1]}-{index:05d}-of-{match[3]}.gguf" for index in range(1, int(match[3]) + 1)]
@@ -39,7 +39,7 @@ def group(names: Iterable[str]) -> list[ModelFiles]:
     """Group files into models, in the order of their first names."""
     groups: dict[tuple[str, str], list[str]] = {}
     for name in dict.fromkeys(names):
-        match = PART.fullmatch(name)
+        match = PART_NAME.fullmatch(name)
         key = (match[1], match[3]) if match and "00000" < match[2] <= match[3] else (name, "1")
         groups.setdefault(key, []).append(name)
     return [ModelFiles(tuple(sorted(files)), len(files) == int(count)) for (_name, count), files in groups.items()]

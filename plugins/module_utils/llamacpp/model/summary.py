@@ -11,9 +11,9 @@ MAX_LAYERS = 512
 """Maximum number of layers that llama.cpp and ik_llama.cpp load: LLAMA_MAX_LAYERS in llama-hparams.h."""
 Name = Annotated[str, Text(max_length=MAX_TEXT)]
 Count = Annotated[int, Number(1, gguf.MAX_COUNT)]
-Number0 = Annotated[int, Number(0, gguf.MAX_COUNT)]
-KeyValue = Union[Number0, tuple[Number0, ...]]
-"""Value of a key of the header: one for the model, or one for each layer."""
+CountOrZero = Annotated[int, Number(0, gguf.MAX_COUNT)]
+KeyValue = Union[CountOrZero, tuple[CountOrZero, ...]]
+"""Value of a key of the header: a single value, or a value for each layer."""
 _DIFFUSION = "a diffusion model, which llama-server does not support: use an autoregressive model"
 _SPEECH = "a speech model, which only llama-tts supports: use a model that generates text"
 _DRAFT = "a draft model: set llama_model_draft to this file, and serve the model for which it predicts tokens"
@@ -25,7 +25,7 @@ UNSUPPORTED = {
     **dict.fromkeys(("pockettts", "qwen3tts"), _SPEECH),
     **dict.fromkeys(("dflash", "dflash-draft", "eagle3", "gemma4-assistant", "gemma4_mtp"), _DRAFT),
 }
-"""Architecture that llama-server does not serve → reason and remedy (llm_arch_is_diffusion and llama_model_has_encoder of build 11434)."""
+"""Reason and remedy for each architecture that llama-server does not serve (llm_arch_is_diffusion and llama_model_has_encoder of build 11434)."""
 _EMBEDDERS = """
 bert eurobert gemma-embedding gemma-embedding2 jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder
 """
@@ -39,7 +39,7 @@ class TensorGroup(NamedTuple):
     """Tensors that differ only in their layer."""
 
     name: Name
-    """Name with ``*`` in place of the layer."""
+    """Name with ``*`` instead of the layer."""
     type: Name
     shape: tuple[Annotated[int, Number(1)], ...]
     bytes: Annotated[int, Number(1)]
@@ -49,7 +49,7 @@ class TensorGroup(NamedTuple):
 
     @property
     def how_many(self) -> int:
-        """Number of tensors: one per layer, or one outside the layers."""
+        """Number of tensors: one per layer, or a single tensor outside the layers."""
         return 1 if self.layers is None else len(self.layers)
 
 
@@ -86,7 +86,7 @@ class ModelSummary(NamedTuple):
     """Bytes of all files."""
     files: tuple[NamedFile, ...] = ()
     chat_template: Optional[bool] = None
-    """Whether the file has a chat template; None if the summary does not say."""
+    """Whether the file has a chat template; None if unknown."""
 
     @property
     def named_tensors(self) -> tuple[TensorGroup, ...]:
@@ -106,12 +106,12 @@ class ModelSummary(NamedTuple):
         return self.bytes or sum(self.layer_bytes) + self.input_bytes + self.output_bytes
 
     def number(self, key: str) -> Optional[int]:
-        """Return the single value of a key; None if it is missing or has one value per layer."""
+        """Return the single value of a key; None if it is missing or has a value per layer."""
         value = dict(self.keys).get(key)
         return value if isinstance(value, int) else None
 
     def layer_values(self, key: str) -> Optional[tuple[int, ...]]:
-        """Return the values of a key with one value per layer, or None."""
+        """Return the values of a key that has a value per layer, or None."""
         value = dict(self.keys).get(key)
         return value if isinstance(value, tuple) else None
 

@@ -60,7 +60,7 @@ SHARED_TYPES = {
     39: Type("MXFP4", 32, 17),
     41: Type("Q1_0", 128, 18),
 }
-"""Number → type that both forks have."""
+"""Types that both forks have, by number."""
 
 MAINLINE_TYPES = {
     34: Type("TQ1_0", 256, 54),
@@ -123,7 +123,7 @@ IK_LLAMA_TYPES = {
     398: Type("Q8_KV_R8", 32, 32, 4),
     399: Type("Q8_K_R8", 256, 258),
 }
-"""Number → type that only one fork has, without types that never occur in files."""
+"""Types that only one of the forks has, by number, without types that never occur in files."""
 
 ALL_TYPES = {**SHARED_TYPES, **MAINLINE_TYPES, **IK_LLAMA_TYPES}
 
@@ -131,12 +131,12 @@ EXCLUSIVE_TYPES = {
     fork: frozenset(kind.name for kind in kinds.values())
     for fork, kinds in ((MAINLINE, MAINLINE_TYPES), (IK_LLAMA, IK_LLAMA_TYPES))
 }
-"""Fork → names of the types that only it has."""
+"""Names of the types that only this fork has, by fork."""
 FUTURE_NUMBERS, FUTURE_PREFIX = {*range(max(MAINLINE_TYPES) + 1, 512)} - set(ALL_TYPES), "type "
 """Numbers that newer builds may assign to types, and prefix of the names of such types. Offsets in the file determine the size of their tensors."""
 
 FIRST_BUILDS = {"F8_E4M3": 12211}
-"""Type → first reviewed build of llama.cpp that has it, unless that is the oldest supported build."""
+"""First reviewed build of llama.cpp with each type, unless it is the oldest supported build."""
 
 
 def unknown_types(kinds: Collection[str]) -> list[str]:

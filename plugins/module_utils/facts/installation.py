@@ -38,9 +38,9 @@ class InstallationPaths(NamedTuple):
 
 
 def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
-    """Return the name of the service manager that runs services of this scope here."""
+    """Return the name of the service manager for this scope on this host."""
     if scope == "user":
-        commands.find_user_session()
+        commands.set_runtime_directory()
     managers = (
         (name, service_managers.MANAGERS[name]) for name in service_managers.usable_managers(platform.system(), scope)
     )
@@ -55,7 +55,7 @@ def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
 
 
 def scope(requested_scope: str) -> str:
-    """Return ``system`` for ``auto`` if the connecting user is or may become root, else ``user``."""
+    """Return ``system`` for ``auto`` if the connecting user is root or may become root, otherwise ``user``."""
     if requested_scope != "auto":
         return requested_scope
     may_become_root = os.geteuid() == 0 or (
@@ -65,8 +65,8 @@ def scope(requested_scope: str) -> str:
     return "system" if may_become_root else "user"
 
 
-def place_of(requested_scope: str) -> InstallationPaths:
-    """Return the paths of the installation here, whether it exists or not."""
+def detect_paths(requested_scope: str) -> InstallationPaths:
+    """Return the paths of the installation on this host, even if it does not exist."""
     effective_scope = scope(requested_scope)
     manager = service_manager(effective_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
@@ -75,13 +75,13 @@ def place_of(requested_scope: str) -> InstallationPaths:
     )
 
 
-def place_in(host_plan: object) -> InstallationPaths:
+def planned_paths(host_plan: object) -> InstallationPaths:
     """Return the paths in a host's part of a plan."""
     return InstallationPaths(*(getattr(host_plan, name) for name in InstallationPaths._fields))
 
 
 def supervisor_runs(prefix: str) -> bool:
-    """Return whether the installation's supervisor runs, without waiting for one that hangs. A folder without our mark never counts."""
+    """Return whether the installation's supervisor runs, without waiting if it hangs. A folder without our mark never counts."""
     if not files.is_marked(Path(prefix)):
         return False
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
@@ -100,20 +100,20 @@ def has_lingering(user: str) -> bool:
     return os.path.exists("/var/lib/systemd/linger/" + user)
 
 
-def problems(place: InstallationPaths) -> list[str]:
+def problems(paths: InstallationPaths) -> list[str]:
     """Return a sentence for each reason why the service manager cannot run services."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    if place.service_manager == "systemd_user" and not has_lingering(user):
+    if paths.service_manager == "systemd_user" and not has_lingering(user):
         return [f"services of {user} stop at logout"]
-    if place.service_manager == "supervisor" and not supervisor_runs(place.prefix):
+    if paths.service_manager == "supervisor" and not supervisor_runs(paths.prefix):
         return ["supervisor is not running"]
     return []
 
 
-def disabled_services(place: InstallationPaths, service_names: Iterable[str]) -> set[str]:
+def disabled_services(paths: InstallationPaths, service_names: Iterable[str]) -> set[str]:
     """Return the services that are not started at boot."""
-    manager = service_managers.MANAGERS[place.service_manager]
-    links = manager.boot_links and os.path.join(place.units, manager.boot_links)
+    manager = service_managers.MANAGERS[paths.service_manager]
+    links = manager.boot_links and os.path.join(paths.units, manager.boot_links)
     return {name for name in service_names if links and not os.path.lexists(manager.definition(links, name))}
 
 
@@ -128,15 +128,15 @@ def is_own_definition(definition: Path) -> bool:
 def defined_services(manager: str, unit_folder: str) -> list[str]:
     """Return the names of services whose definition this collection wrote."""
     services = []
-    for path in Path(unit_folder).glob(f"{names.NAME}-*") if os.path.isdir(unit_folder) else []:
+    for path in Path(unit_folder).glob(f"{names.PREFIX}-*") if os.path.isdir(unit_folder) else []:
         service = service_managers.MANAGERS[manager].service(path)
-        if service and names.SERVICE.fullmatch(service) and is_own_definition(path):
+        if service and names.SERVICE_PATTERN.fullmatch(service) and is_own_definition(path):
             services.append(service)
     return sorted(services)
 
 
-def read_left(prefix: str, name: str) -> dict:
-    """Return the JSON object in a file of an installation; empty without a file."""
+def read_json(prefix: str, name: str) -> dict:
+    """Return the JSON object in a file of the installation; empty if it is absent."""
     try:
         return reading.read_object(Path(prefix, name), FACTS_BYTES)
     except (OSError, ValueError):
