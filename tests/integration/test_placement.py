@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
     facts_of,
     server_of,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Worker
@@ -52,7 +52,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     layout = device_load.Layout(devices, tuple(split), load, load.units if gpu_layers is None else gpu_layers)
     host = Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DEFAULT_FACTS, "cpu": hardware.cpu()})})
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
-    return layout, llama_server.argv_of(candidate, "")[1:]
+    return layout, llama_server.argv_of(candidate, prompt_cache.prompt_cache(candidate), "")[1:]
 
 
 def worker_at(endpoint):

@@ -8,15 +8,11 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
@@ -36,43 +32,34 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
 
 
-def make_plan(
-    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
-) -> Plan | Refused:
+def make_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
     """Decide, write the plan, and add its fallbacks, its services, the advisories that it meets and the remedies that help; then judge it.
 
-    :param model_found: report of the module model_info about the model: a model_source.Found; empty if nothing is known. For several models
-        ``models``: name → report.
     :param runtime_id: digest of the launcher's files, which names their folder on the hosts.
     :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
         nothing may be applied.
     """
     if cluster.turns:
-        models = deriving.variants(cluster, model_found)
-        return merging.merged_plan(
-            cluster, [make_plan(variant, report, catalogue, runtime_id) for variant, report in models]
-        )
+        variants = deriving.variants(cluster)
+        return merging.merged_plan(cluster, [make_plan(variant, catalogue, runtime_id) for variant in variants])
     try:
-        resolved_cluster = automatic.resolve(cluster, catalogue)
-        installation, candidate = decide_placement(resolved_cluster, model_found, catalogue, runtime_id)
+        installation, candidate = decide_placement(cluster, catalogue, runtime_id)
         plan = fallbacks.with_fallbacks(installation, candidate, document.compose(installation, candidate))
         plan = advice.add_advice(installation, candidate, proof_plan.with_proof(services.with_services(plan)))
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
 
     def plan_variant(variant: Cluster) -> Plan | Refused:
-        return make_candidate(variant, model_found, catalogue, runtime_id)
+        return make_candidate(variant, catalogue, runtime_id)
 
-    plan = advice.with_remedies(plan, candidate.workload.model.offered, resolved_cluster, plan_variant)
+    plan = advice.with_remedies(plan, candidate.workload.model.offered, cluster, plan_variant)
     return advice.judge_plan(plan, cluster.accepted)
 
 
-def make_candidate(
-    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
-) -> Plan | Refused:
+def make_candidate(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
     """Return the plan without fallbacks and remedies: one of many that are compared with each other."""
     try:
-        decision = decide_placement(automatic.resolve(cluster, catalogue), model_found, catalogue, runtime_id)
+        decision = decide_placement(cluster, catalogue, runtime_id)
         plan = services.with_services(document.compose(*decision))
         return advice.judge_plan(advice.add_advice(*decision, plan), cluster.accepted)
     except Refusal as refusal:
@@ -80,21 +67,20 @@ def make_candidate(
 
 
 def decide_placement(
-    requested_cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
+    requested_cluster: Cluster, catalogue: Catalogue, runtime_id: str
 ) -> tuple[Installation, Candidate]:
     """Make all decisions, each stage from those before it: which programs, who lends what, who builds, and which layers lie where.
 
     :raises Refusal: there is no plan.
     """
-    report = model_source.report_of(model_found)
-    cluster = deriving.derive(requested_cluster, report)
+    cluster = deriving.derive(requested_cluster)
     selection = programs.choose_programs(cluster, catalogue)
     equipped_hosts, site = lending.equip(cluster, selection, catalogue)
     tls_backend = selection.serving_backend if cluster.server.tls else None
     builds = releases.builds(
         equipped_hosts, selection.releases, cluster.server, catalogue, tls_backend, cluster.measures
     )
-    workload = deriving.workload_of(cluster, selection, equipped_hosts[cluster.head], report)
+    workload = deriving.workload_of(cluster, selection, equipped_hosts[cluster.head])
     candidate = prompts.best_batches(attempt_placement(workload, site))
     if cluster.alternates or not candidate.fits or "unprotected-worker" in cluster.accepted:
         return Installation(cluster, selection, equipped_hosts, builds, runtime_id), candidate

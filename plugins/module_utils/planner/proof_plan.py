@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     ProvenDevice,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import SOCKET
@@ -89,7 +89,7 @@ def plan_proof(candidate: Candidate, estimate: Estimate, seconds: int) -> ProofP
     context = min(longest_context, workload.context_per_request)
     prompts = questions.list_questions(context)
     variants = questions.variant_questions(prompts) * (1 + (workload.cache.type_v == "f16"))
-    rate = cost_model.processor_rate(head.facts)
+    rate = head.rates[device_load.CPU]
     gflops = cost_model.cores_gflops(head.facts) if rate.source == cost_model.ASSUMED_SOURCE else rate.prompt_gflops
 
     def reference_s(layers: float) -> float:

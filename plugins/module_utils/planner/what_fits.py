@@ -210,7 +210,7 @@ def _plan(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Cata
     source = ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
     changed_cluster = cluster._replace(server=server, model=ModelRequest(source, None, summary))
-    return planner.make_candidate(changed_cluster, {}, catalogue, "")
+    return planner.make_candidate(changed_cluster, catalogue, "")
 
 
 def _reason(plan: Plan | Refused) -> str:

@@ -115,6 +115,16 @@ class ModelSummary(NamedTuple):
         value = dict(self.keys).get(key)
         return value if isinstance(value, tuple) else None
 
+    @property
+    def layer_heads(self) -> list[int]:
+        """Number of heads in each layer."""
+        return self.by_layer("attention.head_count", self.heads)
+
+    @property
+    def layer_kv_heads(self) -> list[int]:
+        """Number of heads with keys and values in each layer."""
+        return self.by_layer("attention.head_count_kv", self.kv_heads)
+
     def by_layer(self, key: str, default: int = 0) -> list[int]:
         """Return the value of a key in each layer: its single value, ``default`` without the key, or its list, extended by zeros."""
         layer_values = self.layer_values(key)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Quantisation
 
 Change = Callable[[Cluster], Cluster]
@@ -63,7 +64,12 @@ def _set_server(**fields: Any) -> Change:
 
 def _set_model_size(size: int) -> Change:
     """Return a change to the same model in files of this many bytes."""
-    return lambda cluster: cluster._replace(model=cluster.model._replace(instead_bytes=size))
+
+    def change(cluster: Cluster) -> Cluster:
+        summary = cluster.model.summary and model_source.scale_summary(cluster.model.summary, size)
+        return cluster._replace(model=cluster.model._replace(summary=summary))
+
+    return change
 
 
 def _shorter_contexts(context: int, parallel: int) -> Iterator[int]:

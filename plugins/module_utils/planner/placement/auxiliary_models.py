@@ -40,20 +40,25 @@ def candidate_places(workload: Workload, head_devices: Sequence[Device]) -> Iter
 
     :param head_devices: devices that llama-server itself drives, the fastest first.
     """
-    model, excluded_models = workload.model, workload.uncounted_models
-    roles = [role for role in PLACE_OPTIONS if header_of(model, role) and role not in excluded_models]
+    headers = {role: header_of(workload.model, role) for role in PLACE_OPTIONS if role not in workload.uncounted_models}
     places = [*head_devices[:1], None]
-    return itertools.product(*([_auxiliary_model(role, workload, place) for place in places] for role in roles))
+    return itertools.product(
+        *(
+            [_auxiliary_model(role, header, workload, place) for place in places]
+            for role, header in headers.items()
+            if header
+        )
+    )
 
 
-def _auxiliary_model(role: str, workload: Workload, device: Device | None) -> AuxiliaryModel:
+def _auxiliary_model(
+    role: str, header: ModelSummary | Projector, workload: Workload, device: Device | None
+) -> AuxiliaryModel:
     backend = backends.BY_NAME[device.backend] if device else backends.CPU
-    if role == host_types.MMPROJ:
-        header = cast(Projector, workload.model.projector)
+    if isinstance(header, Projector):
         return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
-    summary = cast(ModelSummary, workload.model.draft)
-    loaded_summary = summary.without_key("nextn_predict_layers") if _is_part(summary) else summary
-    load = device_load.load_of(loaded_summary, _cache_settings(workload), workload.release.build)
+    summary = header.without_key("nextn_predict_layers") if _is_part(header) else header
+    load = device_load.load_of(summary, _cache_settings(workload), workload.release.build)
     units, kv = list(range(load.units)), _cache_bytes(load, summary)
     if not device:
         return AuxiliaryModel(role, None, load.on_head(units), kv, load.compute)

@@ -175,12 +175,12 @@ def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list
     holders = [pair for pair in ((None, processor), *enumerate(solution.devices)) if shares[pair[0]].visits]
     summary, parts = workload.summary, []
     for index, device in holders:
-        link, is_last = site.link_to(device), index == holders[-1][0]
+        link, is_last = site.links.get(device.buffer), index == holders[-1][0]
         visits = shares[index].visits
         part = cost_model.Work(
             host=device.host,
             device=device.buffer,
-            rate=cost_model.rate_of(device, site.facts_of(device), summary.architecture),
+            rate=site.rates[device.buffer],
             link=link,
             active=cost_model.active_share(summary),
             # Only the last token's result comes back from the device with the output.

@@ -98,15 +98,13 @@ def checkpoints_pay(candidate: Candidate) -> bool:
 def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
     """llama-server computes the last tokens by themselves, and fetches windows and states from the devices before them; those before the last micro-batch,
     too, of a longer prompt (server-context.cpp of build 11063)."""
-    summary, cache, parts = candidate.summary, candidate.workload.cache, candidate.parts
-    in_checkpoints = kv_cache.checkpointed_layers(summary, cache)
-    if not candidate.release.mainline or not any(in_checkpoints):
+    cache, parts = candidate.workload.cache, candidate.parts
+    sizes = kv_cache.checkpoint_sizes(candidate.summary, cache, candidate.release.build, tokens)
+    if not candidate.release.mainline or not any(candidate.layout.load.checkpointed):
         return 0.0
-    cells = min(tokens, kv_cache.window_size(summary) or 1)
-    sizes = kv_cache.sizes(summary, cache._replace(context=cells, parallel=1), candidate.release.build)[0]
     s_per_gb = {part.device: cost_model.COPY_S_PER_GB + (8 / part.link.gbit if part.link else 0) for part in parts}
-    layers = zip(candidate.layout.buffer_of_layers(), sizes, in_checkpoints)
-    fetch_ms = sum(size * s_per_gb.get(buffer, 0) for buffer, size, counts in layers if counts) / 1e6
+    layers = zip(candidate.layout.buffer_of_layers(), sizes)
+    fetch_ms = sum(size * s_per_gb.get(buffer, 0) for buffer, size in layers) / 1e6
     return cost_model.token_ms(parts) + fetch_ms * (1 + (tokens > cache.tokens))
 
 
@@ -229,7 +227,7 @@ def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.Work])
     :param parts_by_device: buffer → part of the model.
     """
     for device in candidate.layout.devices:
-        link, part = candidate.site.link_to(device), parts_by_device.get(device.buffer)
+        link, part = candidate.site.links.get(device.buffer), parts_by_device.get(device.buffer)
         if link and device.endpoint:
             yield LinkEstimate(
                 host=device.host,

@@ -36,7 +36,7 @@ ALL, FASTEST = "all", "fastest"
 def lay_out(workload: Workload, site: Site) -> Layout:
     """Return the layout with the fewest seconds for a token. Auxiliary models get the first place with which everything fits."""
     head_devices = [device for device in site.devices if not device.worker]
-    head_devices.sort(key=lambda device: -cost_model.rate_of(device, site.facts).gb_per_s)
+    head_devices.sort(key=lambda device: -site.rates[device.buffer].gb_per_s)
     places = list(auxiliary_models.candidate_places(workload, head_devices))
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
     failures = []
@@ -167,8 +167,7 @@ class DeviceOption(NamedTuple):
 def _options(workload: Workload, site: Site, load: device_load.Load, start: int) -> list[DeviceOption]:
     """Return the devices as the solver needs them. Devices that are alike cost the same, even if one is the head's and one a worker's: their
     memory then decides which layers they get, and the worker's cost whether they get any."""
-    architecture = workload.summary.architecture
-    rates = [cost_model.rate_of(device, site.facts_of(device), architecture) for device in site.devices]
+    rates = [site.rates[device.buffer] for device in site.devices]
     unit_bytes, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load.summary)
     weights = sum(cost.dense + cost.experts for cost in cost_model.part_costs(load)) / sum(unit_bytes)
     token_ms = [
@@ -184,18 +183,17 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
             for unit, size in enumerate(unit_bytes)
         ]
         unit_costs[group] = [solver.cost_of(time) for time in ms]
-    links = {device.buffer: site.link_to(device) for device in site.devices}
     visits = {
         device.buffer: [cost_model.worker_ms(link, rate, count) if link else 0 for count in (1, 2)]
         for device, rate in zip(site.devices, rates)
-        for link in (links[device.buffer],)
+        for link in (site.links.get(device.buffer),)
     }
     least_gain = cost_model.HOP_GAIN * min(token_ms)
     move_costs = {buffer: solver.cost_of(two_ms - one_ms) for buffer, (one_ms, two_ms) in visits.items()}
     options = []
     for device, rate, group in zip(site.devices, rates, groups):
         fixed_bytes, buffer, costs = load.fixed(device.buffer, device.backend), device.buffer, list(unit_costs[group])
-        if link := links[buffer]:
+        if link := site.links.get(buffer):
             costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
         for unit, buffers in load.moved.items():
             for target in buffers - {buffer}:

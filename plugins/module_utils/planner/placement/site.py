@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Interface, MeasuredLink
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Worker
 
 KINDS = {
@@ -32,6 +32,12 @@ class Site(NamedTuple):
     """All hosts with devices, also those of external workers."""
     devices: tuple[Device, ...]
     """Devices of workers, then the head's own."""
+    rates: Mapping[str, cost_model.Rate] = {}
+    """Buffer of a device, or CPU for the head's processor → its rate."""
+    links: Mapping[str, cost_model.Link] = {}
+    """Buffer of a worker's device → how the head reaches it."""
+    server_backends: Mapping[str, str] = {}
+    """Host of the inventory → the backend whose llama-server would run there."""
 
     @property
     def facts(self) -> Facts:
@@ -45,32 +51,44 @@ class Site(NamedTuple):
         endpoints = {worker.endpoint for worker in workers}
         return self._replace(devices=tuple(device for device in self.devices if device.endpoint not in endpoints))
 
-    def link_to(self, device: Device) -> cost_model.Link | None:
-        """Return how the head reaches a device, measured or assumed for the kind of its link; None if llama-server drives it itself."""
-        if not device.worker:
-            return None
-        host = self.hosts[device.host]
-        kind = kind_of(device.wire, host.links, host.facts.interfaces)
-        if kind == "loopback" and not host.is_head:
-            kind = "tunnel"
-        measurement = (self.facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
-        round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
-        assumed_link = cost_model.ASSUMED_LINKS[kind]
-        declared_gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
-        gbit = mbit / 1000 if mbit else declared_gbit or assumed_link.gbit
-        is_encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
-        return cost_model.Link(
-            kind,
-            (round_trip or assumed_link.round_trip_ms) + is_encrypted * cost_model.STUNNEL_MS,
-            min(gbit, cost_model.STUNNEL_GBIT) if is_encrypted else gbit,
-            bool(round_trip),
-            cost_model.is_board(host.facts),
-            bool(mbit or declared_gbit or kind == "loopback"),
-        )
+
+def site_of(
+    head: str,
+    hosts: Mapping[str, Host],
+    devices: Sequence[Device],
+    architecture: str,
+    server_backends: Mapping[str, str],
+) -> Site:
+    """Return the site with the rate of each device for models of an architecture, and the links to workers."""
+    rates = {device.buffer: cost_model.rate_of(device, hosts[device.host].facts, architecture) for device in devices}
+    rates[device_load.CPU] = cost_model.processor_rate(hosts[head].facts)
+    links = {device.buffer: _link(device, hosts[device.host], hosts[head].facts) for device in devices if device.worker}
+    return Site(head, hosts, tuple(devices), rates, links, server_backends)
+
+
+def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:
+    """Return how the head reaches a worker's device, measured or assumed for the kind of its link."""
+    kind = kind_of(device.wire, host.links, host.facts.interfaces)
+    if kind == "loopback" and not host.is_head:
+        kind = "tunnel"
+    measurement = (head_facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
+    round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
+    assumed_link = cost_model.ASSUMED_LINKS[kind]
+    declared_gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
+    gbit = mbit / 1000 if mbit else declared_gbit or assumed_link.gbit
+    is_encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
+    return cost_model.Link(
+        kind,
+        (round_trip or assumed_link.round_trip_ms) + is_encrypted * cost_model.STUNNEL_MS,
+        min(gbit, cost_model.STUNNEL_GBIT) if is_encrypted else gbit,
+        bool(round_trip),
+        cost_model.is_board(host.facts),
+        bool(mbit or declared_gbit or kind == "loopback"),
+    )
 
 
 def kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Interface] = ()) -> str:
-    """Return the kind of the link over which the head reaches a worker, a key of cost_model.LINKS."""
+    """Return the kind of the link over which the head reaches a worker, a key of cost_model.ASSUMED_LINKS."""
     address = endpoint.rsplit(":", 1)[0]
     if is_loopback(address):
         return "loopback"

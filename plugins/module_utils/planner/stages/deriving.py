@@ -4,10 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, speculation, workload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
@@ -15,7 +11,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
     model_source,
     rdma,
     server_checks,
-    turns,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Programs
@@ -23,8 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
 
-def derive(cluster: Cluster, report: model_source.ModelReport) -> Cluster:
-    """Return the cluster with the summary of its model, the hosts of external workers, hosts as they are after a reboot for their kernel parameters,
+def derive(cluster: Cluster) -> Cluster:
+    """Return the cluster with the hosts of external workers, hosts as they are after a reboot for their kernel parameters,
     the head's ends of tunnels, and RDMA if both ends have it.
 
     :raises Refusal: a host cannot have what is asked for.
@@ -32,19 +27,18 @@ def derive(cluster: Cluster, report: model_source.ModelReport) -> Cluster:
     derived_cluster = cluster._replace(
         hosts={name: kernel_parameters.after_reboot(host) for name, host in cluster.hosts.items()},
         external_hosts=external_workers.hosts_of(cluster.external),
-        summary=model_source.summary_of(cluster.model, report),
         model=speculation.request_of(cluster.model, cluster.server),
     )
     return workers.with_transport(rdma.with_rdma(derived_cluster))
 
 
-def workload_of(cluster: Cluster, programs: Programs, head: Equipped, report: model_source.ModelReport) -> Workload:
+def workload_of(cluster: Cluster, programs: Programs, head: Equipped) -> Workload:
     """Work out what the head shall serve.
 
     :raises Refusal: the model does not go with the settings of the server, or with its release.
     """
     release, request = programs.release, cluster.model
-    model = model_source.model_of(request, report, head.host.facts, names.ACCOUNT)
+    model = model_source.model_of(request, head.host.facts)
     server_checks.check_architecture(request, model.summary)
     server = workload.for_kind(cluster.server, model.summary)
     server_checks.check_auxiliary(server, request)
@@ -56,23 +50,17 @@ def workload_of(cluster: Cluster, programs: Programs, head: Equipped, report: mo
     return workload.plan_workload(server, cluster.placement, cluster.users, model, release)
 
 
-def variants(cluster: Cluster, reports: Mapping[str, Any]) -> list[tuple[Cluster, Mapping[str, Any]]]:
-    """Return for each of several models the cluster as if it served that model only, with caches of workers for all of them, and the report of it."""
-    reports_by_model = {turn.name: turns.report_of(reports, turn.name) for turn in cluster.turns}
-    summaries = {
-        turn.name: model_source.summary_of(turn.model, model_source.report_of(reports_by_model[turn.name]))
-        for turn in cluster.turns
-    }
+def variants(cluster: Cluster) -> list[Cluster]:
+    """Return for each of several models the cluster as if it served that model only, with caches of workers for all of them."""
     return [
-        (
-            cluster._replace(
-                server=turn.server,
-                model=turn.model,
-                turns=(),
-                alternates=True,
-                other_summaries=tuple(summary for name, summary in summaries.items() if summary and name != turn.name),
+        cluster._replace(
+            server=turn.server,
+            model=turn.model,
+            turns=(),
+            alternates=True,
+            other_summaries=tuple(
+                other.model.summary for other in cluster.turns if other.model.summary and other != turn
             ),
-            reports_by_model[turn.name],
         )
         for turn in cluster.turns
     ]

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import external_workers, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import consistency
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Programs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -60,7 +60,10 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[d
     head_devices = devices.head_devices(
         head, loan.driven, loan.shares[head.name], loan.limits, cluster.server.environment, within_shown_memory
     )
-    return equipped_hosts, Site(cluster.head, cluster.every_host, (*worker_devices, *head_devices))
+    architecture = cluster.model.summary.architecture if cluster.model.summary else ""
+    return equipped_hosts, site_of(
+        cluster.head, cluster.every_host, [*worker_devices, *head_devices], architecture, programs.servers
+    )
 
 
 class Lending(NamedTuple):
@@ -110,7 +113,7 @@ def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) ->
 def _with_cache(cluster: Cluster, name: str, entry: workers.DeclaredWorker) -> workers.DeclaredWorker:
     """A worker of a host, of which is decided whether it has a cache."""
     facts = cluster.hosts[name].facts
-    models = [*([cluster.summary] if cluster.summary else []), *cluster.other_summaries]
+    models = [*([cluster.model.summary] if cluster.model.summary else []), *cluster.other_summaries]
     return entry._replace(request=cache_prefill.with_cache(entry.request, facts, models))
 
 
