@@ -8,9 +8,33 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Address, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import AMDGPU, BACKENDS
 
 MAX_MIB = 1 << 40
+OTHER_DRIVERS = ("Intel", "NVIDIA")
+"""Beginnings of names of devices that another Vulkan driver than Mesa's for AMD drives."""
+UNNAMED_DEVICE = "declared"
+"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
+DEFAULT_FACTS: dict[str, Any] = {
+    "system": "Linux",
+    "architecture": "x86_64",
+    "distribution": {"id": "debian", "version": "13", "family": "debian"},
+    "cpu": {"model": "declared", "cores": 8, "features_id": "declared"},
+    "memory_mib": 0,
+    "accelerators": [],
+    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", **toolkits.DECLARED_TOOLS, "patch": "2.7"},
+    "toolchains": None,
+    "scope": "system",
+    "python": "/usr/bin/python3",
+    "service_manager": "systemd",
+    "units_filter": True,
+    "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
+    "prefix": "/opt/llamacpp",
+    "cache": "/var/cache/llamacpp",
+    "units": "/etc/systemd/system",
+}
+"""Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 Name = Annotated[str, Text()]
 Word = Annotated[str, Text("[A-Za-z0-9_.:+~-]*")]
 PathText = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
@@ -28,6 +52,13 @@ class Accelerator(NamedTuple):
     architecture: Word
     memory_mib: Mib
     unified: bool
+
+    @property
+    def is_lent_by_amdgpu(self) -> bool:
+        """Whether parameters of the kernel's driver for AMD decide how much of the host's memory the device has."""
+        record = backends.BY_NAME[self.backend]
+        by_amd = record.any_vendor or record.kernel_driver == AMDGPU
+        return self.unified and by_amd and not self.name.startswith(OTHER_DRIVERS)
 
 
 class Distribution(NamedTuple):

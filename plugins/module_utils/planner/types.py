@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ModelFilePlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 
 
 class WorkerRequest(NamedTuple):
@@ -258,24 +258,18 @@ class AuxiliaryModel(NamedTuple):
         """Return the bytes on its device."""
         return self.weights + self.kv + self.compute
 
+    def total_on(self, device: Device) -> int:
+        """Return the bytes on a device."""
+        return self.total if self.device and self.device.buffer == device.buffer else 0
+
 
 class External(NamedTuple):
     """An entry of ``llama_external_workers``: a worker that others run."""
 
-    address: str
-    port: int
-    host: str
-    """Its name for people; the address where none is given."""
-    memory_mib: int
+    worker: Worker
     protocol: str | None
-    backend: str
-    architecture: str
-    device: str
-    """Its device's name."""
-
-    @property
-    def endpoint(self) -> str:
-        return f"{self.address}:{self.port}"
+    accelerator: Accelerator | None
+    """Its device; None for a processor."""
 
 
 class Turn(NamedTuple):

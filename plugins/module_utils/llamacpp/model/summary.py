@@ -105,6 +105,12 @@ class ModelSummary(NamedTuple):
         """Bytes of its files, or of its tensors if files are unknown."""
         return self.bytes or sum(self.layer_bytes) + self.input_bytes + self.output_bytes
 
+    @property
+    def active_share(self) -> float:
+        """Part of the experts' tensors that a token reads."""
+        count, used_count = self.number("expert_count") or 0, self.number("expert_used_count") or 0
+        return min(1.0, used_count / count) if count and used_count else 1.0
+
     def number(self, key: str) -> Optional[int]:
         """Return the single value of a key; None if it is missing or has one value per layer."""
         value = dict(self.keys).get(key)

@@ -178,7 +178,7 @@ def _requirements(host: Host, backend: str, catalogue: Catalogue, release: Relea
         tools, patch = toolkits.tools(backend), ["patch"] * bool(release.patches)
         missing_tools = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
         return Needs([*tools, *needed_libraries, *patch], {*missing_tools, *gaps})
-    libraries = prebuilt_archives.libraries(facts, backend) if release.source == "prebuilt" else []
+    libraries = prebuilt_archives.runtime_libraries(facts, backend) if release.source == "prebuilt" else []
     return Needs(libraries, {name for name in libraries if _lacks_tool(facts, name)})
 
 

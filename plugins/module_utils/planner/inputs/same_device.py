@@ -9,8 +9,7 @@ from collections.abc import Mapping
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import UNNAMED_DEVICE, Accelerator, Facts
 
 
 def named_accelerators(facts: Facts) -> tuple[tuple[str, Accelerator], ...]:
@@ -55,6 +54,6 @@ def devices(facts: Facts) -> list[Accelerator]:
 def _match_score(first_device: Accelerator, second_device: Accelerator) -> int:
     """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
     devices one of these may differ, and a host has integrated graphics once."""
-    same_name = first_device.name == second_device.name != cluster_inputs.UNNAMED_DEVICE
+    same_name = first_device.name == second_device.name != UNNAMED_DEVICE
     same_size = (first_device.memory_mib, first_device.unified) == (second_device.memory_mib, second_device.unified)
     return 4 * same_name + 2 * same_size + (first_device.unified and second_device.unified)

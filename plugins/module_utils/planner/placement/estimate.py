@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     ContextSpeed,
@@ -198,7 +199,7 @@ def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[
         limited_by=_limit_of_generation(parts) if parts and generates else None,
         prompt_limited_by=_limit_of_prompts(candidate) if parts else None,
         load_limited_by=_limit_of_load(candidate) if parts else None,
-        rates=max(sources, key=(cost_model.TABLE, cost_model.ASSUMED_SOURCE).index, default=None),
+        rates=max(sources, key=(device_rates.TABLE, device_rates.ASSUMED_SOURCE).index, default=None),
         devices=tuple(_device(part) for part in parts),
         best_single_host=best_host,
         network_ms_per_token=round(sum(cost_model.link_ms(part) for part in worker_parts), 3),

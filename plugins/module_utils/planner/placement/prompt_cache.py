@@ -18,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     cost_model,
     devices,
     prompts,
-    workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import checkpoints_pay
@@ -53,7 +52,8 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     available_backends = {
         name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spelled(release.fork)
     }
-    free_mib = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB
+    free_mib, move_s = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB, _move_s(candidate)
+    computing_s = prompts.seconds_of(candidate, workload.context_per_request) if candidate.parts else 0.0
     # Checkpoints contain caches of windows, and states. Other caches need none.
     load = candidate.layout.load
     size = sum(size for size, is_contained in zip(load.kv, load.checkpointed) if is_contained)
@@ -68,11 +68,13 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
         and "prompt-cache" in available_backends
         and candidate.parts
         and not load.torn_backends & used_backends
-        and _move_s(candidate) < prompts.seconds_of(candidate, workload.context_per_request)
+        and move_s < computing_s
     )
     planned_mib = max(0, min(LIMIT_MIB, free_mib - checkpoints_mib)) // STEP_MIB * STEP_MIB if is_worthwhile else 0
     mib = planned_mib if server.prompt_cache_mib is None else server.prompt_cache_mib
-    return PromptCache(mib, checkpoints, checkpoints_mib, _conversations_on_disk(candidate, checkpoints_mib))
+    return PromptCache(
+        mib, checkpoints, checkpoints_mib, _conversations_on_disk(candidate, checkpoints_mib, move_s, computing_s)
+    )
 
 
 def why_not_on_disk(candidate: Candidate) -> str:
@@ -92,7 +94,9 @@ def why_not_on_disk(candidate: Candidate) -> str:
     return ""
 
 
-def _conversations_on_disk(candidate: Candidate, checkpoints_mib: int) -> ConversationsPlan | None:
+def _conversations_on_disk(
+    candidate: Candidate, checkpoints_mib: int, move_s: float, computing_s: float
+) -> ConversationsPlan | None:
     workload = candidate.workload
     if not workload.server.keep_conversations or not candidate.parts or why_not_on_disk(candidate):
         return None
@@ -102,8 +106,8 @@ def _conversations_on_disk(candidate: Candidate, checkpoints_mib: int) -> Conver
     return ConversationsPlan(
         limit_mib=workload.server.conversations_mib,
         file_mib=math.ceil(size / MIB),
-        move_s=round(_move_s(candidate) / 2 + size / 1e9 / cost_model.DISK_GB_PER_S, 1),
-        computing_s=round(prompts.seconds_of(candidate, tokens), 1),
+        move_s=round(move_s / 2 + size / 1e9 / cost_model.DISK_GB_PER_S, 1),
+        computing_s=round(computing_s, 1),
         timeout_s=max(SHORTEST_LIMIT_S, math.ceil(2 * batch_s)),
     )
 
@@ -117,8 +121,8 @@ def _free_mib(candidate: Candidate) -> int:
     for device, share in zip(layout.devices, layout.shares()):
         if device.host == candidate.site.head and devices.shares_memory(device, facts):
             size += share.weights + share.kv + layout.compute_on(device)
-            size += auxiliary_models.bytes_on(layout.auxiliary, device)
-    return max(0, workers.usable_mib(facts.memory_mib) - -(-size // MIB))
+            size += layout.auxiliary_on(device)
+    return max(0, devices.usable_mib(facts.memory_mib) - -(-size // MIB))
 
 
 def _move_s(candidate: Candidate) -> float:

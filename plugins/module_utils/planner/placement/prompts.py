@@ -15,11 +15,7 @@ from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    auxiliary_models,
-    cost_model,
-    device_load,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
@@ -106,8 +102,7 @@ def _fits_beside_layers(candidate: Candidate, cache: kv_cache.CacheSettings) -> 
     load = device_load.load_of(candidate.summary, cache, candidate.release.build, ())
     layout = candidate.layout._replace(load=load)
     return all(
-        share.weights + share.kv + layout.compute_on(device) + auxiliary_models.bytes_on(layout.auxiliary, device)
-        <= device.capacity_mib * MIB
+        share.weights + share.kv + layout.compute_on(device) + layout.auxiliary_on(device) <= device.capacity_mib * MIB
         for device, share in zip(layout.devices, layout.shares())
     )
 

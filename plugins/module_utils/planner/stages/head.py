@@ -65,7 +65,7 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
         fallback_after=server.fallback_after if server.fallback else None,
         context=workload.cache.context,
         context_per_request=workload.context_per_request,
-        load_mode=candidate.load_mode(),
+        load_mode=candidate.layout.load_mode,
         devices=tuple(device.name for device in layout.head_devices()),
         backends=tuple(sorted({device.backend for item in candidates for device in _driven_devices(item)})),
         cpu=HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),

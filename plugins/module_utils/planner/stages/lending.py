@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import ca
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import external_workers, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import consistency
@@ -24,7 +24,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     Equipped,
     Host,
-    Server,
     Worker,
 )
 
@@ -43,26 +42,24 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[d
             host,
             programs,
             catalogue,
-            cluster.server,
-            workers.workers_of(host, loan.declared[name], cluster.head, loan.shares[name]),
+            workers.workers_of(host, loan.declared[name], cluster.head, loan.capacities[name]),
         )
         for name, host in cluster.hosts.items()
     }
-    external_workers.check_protocol(cluster.external, programs.release)
-    external = _layer_workers(cluster, external_workers.workers_of(cluster.external))
-    consistency.check_consistency(cluster, equipped_hosts, external)
+    consistency.check_consistency(cluster, equipped_hosts, programs.release)
     usable_workers = _layer_workers(
         cluster, _usable_workers(cluster, programs, equipped_hosts, [name for name, _device in loan.driven])
     )
     if cluster.layer_hosts is None and not usable_workers:
         _check_some_worker_serves(cluster, programs, equipped_hosts)
+    external = _layer_workers(cluster, [external.worker for external in cluster.external])
     worker_devices = devices.lent_devices([*usable_workers, *external], cluster.every_host, within_shown_memory)
     head_devices = devices.head_devices(
-        head, loan.driven, loan.shares[head.name], loan.limits, cluster.server.environment, within_shown_memory
+        head, loan.driven, loan.capacities[head.name], cluster.server.environment, within_shown_memory
     )
     architecture = cluster.model.summary.architecture if cluster.model.summary else ""
     return equipped_hosts, site_of(
-        cluster.head, cluster.every_host, [*worker_devices, *head_devices], architecture, programs.servers
+        cluster.head, cluster.every_host, [*worker_devices, *head_devices], architecture, programs.server_backends
     )
 
 
@@ -73,10 +70,8 @@ class Lending(NamedTuple):
     """Host → its workers."""
     driven: Sequence[tuple[str, Accelerator]]
     """The head's own devices, with their names."""
-    shares: Mapping[str, Mapping[str, int]]
-    """Host → workers.shares_of_memory."""
-    limits: Mapping[str, int]
-    """The head's own device → what the operator lets it hold."""
+    capacities: Mapping[str, Mapping[str, int]]
+    """Host → device → MiB that it may hold."""
 
 
 def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) -> Lending:
@@ -97,17 +92,16 @@ def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) ->
     driven_devices = devices.driven_by_head(head.facts, lent_names, programs.serving_backend)
     names_of_driven = [name for name, _device in driven_devices]
     limits = devices.limits_of_head(driven_devices, cluster.server)
-    shares = {}
+    capacities = {}
     for name, host in cluster.hosts.items():
         driven_names = names_of_driven if host.is_head else []
         environments = {entry.device.device: entry.request.environment for entry in declared_workers[name]}
         if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
             environments.update(dict.fromkeys(driven_names, cluster.server.environment))
         reported_mib = devices.driver_memory(host.facts, environments) if within_shown_memory else {}
-        shares[name] = workers.memory_shares(
-            host, declared_workers[name], driven_names, reported_mib, limits if host.is_head else {}
-        )
-    return Lending(declared_workers, driven_devices, shares, limits)
+        lent = [(entry.device.device, entry.request.memory_mib) for entry in declared_workers[name]]
+        capacities[name] = devices.capacities_of(host, lent, driven_names, reported_mib, limits if host.is_head else {})
+    return Lending(declared_workers, driven_devices, capacities)
 
 
 def _with_cache(cluster: Cluster, name: str, entry: workers.DeclaredWorker) -> workers.DeclaredWorker:
@@ -117,12 +111,9 @@ def _with_cache(cluster: Cluster, name: str, entry: workers.DeclaredWorker) -> w
     return entry._replace(request=cache_prefill.with_cache(entry.request, facts, models))
 
 
-def _equip_host(
-    host: Host, programs: Programs, catalogue: Catalogue, server: Server, declared_workers: Sequence[Worker]
-) -> Equipped:
+def _equip_host(host: Host, programs: Programs, catalogue: Catalogue, declared_workers: Sequence[Worker]) -> Equipped:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
     facts, built_backends, releases_by_backend = host.facts, programs.built_backends[host.name], programs.releases
-    tls_backend = programs.serving_backend if server.tls else None
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
@@ -138,7 +129,7 @@ def _equip_host(
     return Equipped(
         host=host,
         backends=built_backends,
-        tools=requirements.tools_of(host, built_backends, catalogue, releases_by_backend, tls_backend),
+        tools=requirements.tools_of(host, built_backends, catalogue, releases_by_backend, programs.tls_backend),
         optional_tools=requirements.optional_tools_of(
             host, catalogue, {releases_by_backend[backend].source for backend in built_backends}
         ),
@@ -153,7 +144,7 @@ def _usable_workers(
 
     :param driven: names of the head's devices that llama-server itself drives.
     """
-    preferred_backend, usable_backends = cluster.server.backend or programs.serving_backend, programs.usable_backends()
+    preferred_backend, usable_backends = cluster.server.backend or programs.serving_backend, programs.usable_backends
     return [
         worker
         for name, entry in equipped_hosts.items()

@@ -14,12 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     SpeedRange,
     UsersEstimate,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    cost_model,
-    devices,
-    prompts,
-    workers,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices, prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
@@ -103,7 +98,7 @@ def _free_mib(candidate: Candidate) -> int:
     """Return the free memory of the devices with layers; of the host without such."""
     layout, facts = candidate.layout, candidate.site.facts
     if not layout.devices:
-        return workers.usable_mib(facts.memory_mib) - -(-(layout.on_head().weights + layout.on_head().kv) // MIB)
+        return devices.usable_mib(facts.memory_mib) - -(-(layout.on_head().weights + layout.on_head().kv) // MIB)
     pairs = zip(layout.devices, layout.shares())
     return int(sum(device.capacity_mib - (share.weights + share.kv) / MIB for device, share in pairs))
 
@@ -234,7 +229,7 @@ def _with_most_layers(workload: Workload, site: Site) -> Candidate:
 def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
     """Return the candidate with the experts of as few layers as possible on the processor; nothing for other models."""
     summary = workload.summary
-    if summary.tensors is None or cost_model.active_share(summary) == 1:
+    if summary.tensors is None or summary.active_share == 1:
         return []
 
     def with_experts(number: int) -> Candidate:
