@@ -55,11 +55,9 @@ def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan
         plan = advice.add_advice(installation, candidate, services.with_tunnels(plan))
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
-
-    def plan_variant(variant: Cluster) -> Plan | Refused:
-        return make_candidate(variant, catalogue, runtime_id)
-
-    plan = advice.with_remedies(plan, candidate.workload.model.offered, cluster, plan_variant)
+    plan = advice.with_remedies(
+        plan, candidate.workload.model.offered, cluster, lambda variant: make_candidate(variant, catalogue, runtime_id)
+    )
     return advice.judge_plan(plan, cluster.accepted)
 
 

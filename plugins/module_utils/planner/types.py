@@ -258,6 +258,11 @@ class AuxiliaryModel(NamedTuple):
         """Return the bytes on its device."""
         return self.weights + self.kv + self.compute
 
+    @property
+    def head_bytes(self) -> int:
+        """Return the bytes in the head's memory."""
+        return self.in_memory + (0 if self.device else self.total)
+
     def total_on(self, device: Device) -> int:
         """Return the bytes on a device."""
         return self.total if self.device and self.device.buffer == device.buffer else 0

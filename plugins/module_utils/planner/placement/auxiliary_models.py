@@ -85,11 +85,6 @@ def _cache_settings(workload: Workload) -> kv_cache.CacheSettings:
     return workload.cache._replace(type_k=types[0][1], type_v=types[1][1])
 
 
-def memory_bytes(models: Sequence[AuxiliaryModel]) -> int:
-    """Return the bytes that the models take of the head's memory."""
-    return sum(model.in_memory + (0 if model.device else model.total) for model in models)
-
-
 def without_buffers(models: Sequence[AuxiliaryModel]) -> tuple[AuxiliaryModel, ...]:
     """Return the models without compute buffers, which are bounds and never a reason to refuse."""
     return tuple(model._replace(compute=0) for model in models)

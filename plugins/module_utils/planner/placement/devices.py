@@ -55,23 +55,16 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     return total_mib * 2 // 3
 
 
-def driver_memory(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
-    """Accelerator → MiB that its driver shows as the device's own, where it is less than the device has: the rest is left to the processor.
-
-    :param environments: name of the device → that of the program that drives it.
-    """
-    sizes = {
-        name: visible_mib(device.backend, device, environments[name])
-        for name, device in same_device.named_accelerators(facts)
-        if name in environments
-    }
-    return {name: int(size) for name, size in sizes.items() if size < math.inf}
+def _is_limited(device: Device) -> bool:
+    """Return whether a device holds no more than its driver shows: heap_of_head makes the driver of the head's own devices show all, unless the operator
+    says what it shows."""
+    return device.worker is not None or backends.UNIFIED_HEAP in device.environment
 
 
-def _with_visible_memory(device: Device, facts: Facts) -> Device:
-    """The device with no more capacity than its driver shows as its own."""
+def with_visible_memory(device: Device, facts: Facts) -> Device:
+    """Return the device with no more capacity than its driver shows as its own."""
     accelerator = accelerator_of(facts, device.name)
-    if not accelerator:
+    if not accelerator or not _is_limited(device):
         return device
     visible_size = visible_mib(device.backend, accelerator, device.environment)
     return device._replace(capacity_mib=int(min(device.capacity_mib, visible_size)))
@@ -100,7 +93,7 @@ def capacities_of(
     host: Host,
     lent: Sequence[tuple[str, int | None]],
     driven_names: Collection[str],
-    reported_mib: Mapping[str, int],
+    environments: Mapping[str, Mapping[str, str]],
     limits: Mapping[str, int],
 ) -> dict[str, int]:
     """Return the MiB that each device may hold; CPU stands for each worker on the processor.
@@ -109,6 +102,7 @@ def capacities_of(
 
     :param lent: name of each worker's device, and the MiB that the operator lets it hold.
     :param driven_names: names of the accelerators that llama-server itself drives.
+    :param environments: device that holds no more than its driver shows as its own → environment of the program that drives it.
     :param limits: MiB that some of these may hold, where the operator says so.
     """
     canonical, memory_mib = same_device.canonical_device_names(host.facts), host.facts.memory_mib
@@ -120,8 +114,11 @@ def capacities_of(
     }
     shared_mib: dict[str, int] = {}
     for name in [*driven_names, *(name for name, _mib in lent)]:
-        if name in accelerators and accelerators[name].unified:
-            largest_mib = min(capacities[name], reported_mib.get(name, capacities[name]))
+        device = accelerators.get(name)
+        if device and device.unified:
+            environment = environments.get(name)
+            shown_mib = math.inf if environment is None else visible_mib(device.backend, device, environment)
+            largest_mib = int(min(capacities[name], shown_mib))
             shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), largest_mib)
     requested_mib = [mib for name, mib in lent if name == backends.CPU.device]
     room = usable_mib(memory_mib)
@@ -140,12 +137,9 @@ def capacities_of(
     return {**capacities, **unified_mib, backends.CPU.device: room}
 
 
-def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_shown_memory: bool) -> list[Device]:
-    """The devices that workers lend.
-
-    :param within_shown_memory: whether they lend no more than their driver shows as their own.
-    """
-    devices = [
+def lent_devices(workers: Iterable[Worker]) -> list[Device]:
+    """Return the devices that workers lend."""
+    return [
         Device(
             host=worker.host,
             backend=worker.backend,
@@ -156,9 +150,6 @@ def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_sh
             worker=worker,
         )
         for worker in workers
-    ]
-    return [
-        _with_visible_memory(device, hosts[device.host].facts) if within_shown_memory else device for device in devices
     ]
 
 
@@ -209,27 +200,13 @@ def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) ->
 
 
 def head_devices(
-    head: Host,
-    driven: Sequence[tuple[str, Accelerator]],
-    capacities: Mapping[str, int],
-    environment: Mapping[str, str],
-    within_shown_memory: bool = True,
+    head: Host, driven: Sequence[tuple[str, Accelerator]], capacities: Mapping[str, int], environment: Mapping[str, str]
 ) -> list[Device]:
-    """The devices that llama-server itself drives. They hold all of a memory that is the host's too, since heap_of_head has their driver show
-    it, unless the operator says what it shows.
-
-    :param within_shown_memory: whether they hold no more than their driver shows as their own.
-    """
-    result = [
+    """Return the devices that llama-server itself drives."""
+    return [
         Device(head.name, accelerator.backend, name, name, capacities[name], environment)
         for name, accelerator in driven
     ]
-    is_unified_heap = backends.UNIFIED_HEAP in environment
-    return (
-        [_with_visible_memory(device, head.facts) for device in result]
-        if is_unified_heap and within_shown_memory
-        else result
-    )
 
 
 def single_host_devices(host: Host, backend: str, server: Server | None = None) -> list[Device]:
@@ -327,7 +304,6 @@ def holders_of(layout: Layout, hosts: Mapping[str, Host]) -> list[Holder]:
 def _holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
     accelerator = accelerator_of(facts, device.name)
     backend = accelerator.backend if accelerator else backends.CPU.name
-    is_limited = device.worker is not None or backends.UNIFIED_HEAP in device.environment
     return Holder(
         host=device.host,
         name=device.name,
@@ -337,7 +313,9 @@ def _holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> 
         is_unified=bool(accelerator and accelerator.unified),
         weights_mib=weights_mib,
         held_mib=weights_mib + kv_mib,
-        visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator and is_limited else math.inf,
+        visible_mib=visible_mib(backend, accelerator, device.environment)
+        if accelerator and _is_limited(device)
+        else math.inf,
         host_memory_mib=facts.memory_mib,
     )
 

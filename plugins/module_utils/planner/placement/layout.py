@@ -46,7 +46,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
         devices = auxiliary_models.remaining_capacity(site.devices, reserve)
         if devices is None:
             continue
-        head_bytes = auxiliary_models.memory_bytes(reserve) + prompt_cache
+        head_bytes = sum(model.head_bytes for model in reserve) + prompt_cache
         layout = _with_head_bytes(workload, site._replace(devices=tuple(devices)), head_bytes)
         layout = layout._replace(devices=auxiliary_models.with_capacity_of(layout.devices, reserve), auxiliary=place)
         if not layout.reasons:

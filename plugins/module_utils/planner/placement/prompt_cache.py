@@ -13,12 +13,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ConversationsPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    auxiliary_models,
-    cost_model,
-    devices,
-    prompts,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices, prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import checkpoints_pay
 
@@ -117,7 +112,7 @@ def _free_mib(candidate: Candidate) -> int:
     layout, facts = candidate.layout, candidate.site.facts
     on_head, load = layout.on_head(), layout.load
     size = on_head.weights + on_head.kv + (load.compute if on_head.layers else 0)
-    size += auxiliary_models.memory_bytes(layout.auxiliary)
+    size += sum(model.head_bytes for model in layout.auxiliary)
     for device, share in zip(layout.devices, layout.shares()):
         if device.host == candidate.site.head and devices.shares_memory(device, facts):
             size += share.weights + share.kv + layout.compute_on(device)
