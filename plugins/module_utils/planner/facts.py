@@ -3,6 +3,7 @@
 """The facts of a host that planning reads, as facts/host.py returns them. A host may report anything. Facts that older versions of the collection do not
 report have a default."""
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
@@ -168,8 +169,57 @@ class Facts(NamedTuple):
         """Return the accelerators that this backend drives, in the order of their numbers."""
         return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
 
+    @property
+    def named_accelerators(self) -> tuple[tuple[str, Accelerator], ...]:
+        """Accelerators, each with the name that llama.cpp gives it."""
+        return _with_names(self.accelerators)
+
+    @property
+    def canonical_names(self) -> Mapping[str, str]:
+        """Name of each accelerator, as llama.cpp calls it → the name that stands for the device: Vulkan0 and CUDA0 may both be CUDA0."""
+        return _canonical_names(self.accelerators)
+
+    def accelerator_of(self, name: str) -> Optional[Accelerator]:
+        """Return the accelerator that llama.cpp calls so; None for the processor."""
+        return dict(self.named_accelerators).get(name)
+
+    def distinct_accelerators(self) -> list[Accelerator]:
+        """Return the accelerators, each device once: one backend drives those of its vendor, another those of every vendor."""
+        return [accelerator for name, accelerator in self.named_accelerators if self.canonical_names[name] == name]
+
     def architectures(self, backend: str) -> list[str]:
         return sorted({accelerator.architecture for accelerator in self.accelerators_of(backend)})
+
+
+@functools.lru_cache(maxsize=64)
+def _with_names(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accelerator], ...]:
+    return tuple(
+        (backends.device_name(backend, index), accelerator)
+        for backend in BACKENDS[1:]
+        for index, accelerator in enumerate(item for item in accelerators if item.backend == backend)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _canonical_names(accelerators: tuple[Accelerator, ...]) -> Mapping[str, str]:
+    pairs = _with_names(accelerators)
+    choices = {name: device for name, device in pairs if not backends.BY_NAME[device.backend].any_vendor}
+    canonical = {name: name for name, _device in pairs}
+    for name, device in pairs:
+        if backends.BY_NAME[device.backend].any_vendor:
+            best_match = max(choices, key=lambda candidate: _match_score(choices[candidate], device), default=None)
+            if best_match and _match_score(choices[best_match], device):
+                canonical[name] = best_match
+                del choices[best_match]
+    return canonical
+
+
+def _match_score(first_device: Accelerator, second_device: Accelerator) -> int:
+    """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
+    devices one of these may differ, and a host has integrated graphics once."""
+    same_name = first_device.name == second_device.name != UNNAMED_DEVICE
+    same_size = (first_device.memory_mib, first_device.unified) == (second_device.memory_mib, second_device.unified)
+    return 4 * same_name + 2 * same_size + (first_device.unified and second_device.unified)
 
 
 def facts_of(data: Any) -> Facts:

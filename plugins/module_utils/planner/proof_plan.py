@@ -15,11 +15,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import WorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
     Estimate,
-    ExternalWorkerPlan,
     Plan,
     ProofPlan,
     ProvenDevice,
@@ -180,29 +178,31 @@ def work_of(plan: Plan) -> ProofWork | None:
 
 def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
     """Return a device as a side; the head's processor without one."""
+    details: Any
     argv = _argv(plan, entry)
-    if not entry:
-        return Side(_hash(plan, argv), f"{plan.head.host}'s processor", argv)
-    workers: list[WorkerPlan | ExternalWorkerPlan] = [worker for host in plan.hosts.values() for worker in host.workers]
-    worker = next(filter(lambda worker: worker.endpoint == entry.endpoint, [*workers, *plan.external_workers]), None)
-    rates = [
-        (device.gb_per_s, device.prompt_gflops) for device in plan.estimate.devices if device.device == entry.device
-    ]
-    program: Any = None
-    if isinstance(worker, WorkerPlan):
-        program = [
-            word
-            for pair in options.pairs(worker.argv[1:])
-            for word in pair
-            if pair[0] not in ("-H", "-p", "--host", "--port")
+    name, details = f"{plan.head.host}'s processor", argv
+    if entry:
+        workers = [worker for host in plan.hosts.values() for worker in host.workers]
+        worker = next((worker for worker in workers if worker.endpoint == entry.endpoint), None)
+        rates = [
+            (device.gb_per_s, device.prompt_gflops) for device in plan.estimate.devices if device.device == entry.device
         ]
-        program = [worker.argv[0], program, dict(worker.environment)]
-    pairs = [
-        pair for pair in options.pairs(argv[1:]) if options.name_of(pair[0]) not in ("rpc", "device", "micro-batch")
-    ]
-    device = [entry.host, entry.worker or entry.device, entry.capacity_mib, rates]
-    identifier = _hash(plan, [argv[0], pairs, device, program])
-    return Side(identifier, f"{entry.host} {entry.worker or entry.device}", argv)
+        program = worker and [
+            worker.argv[0],
+            [
+                word
+                for pair in options.pairs(worker.argv[1:])
+                for word in pair
+                if pair[0] not in ("-H", "-p", "--host", "--port")
+            ],
+            dict(worker.environment),
+        ]
+        pairs = [
+            pair for pair in options.pairs(argv[1:]) if options.name_of(pair[0]) not in ("rpc", "device", "micro-batch")
+        ]
+        name = f"{entry.host} {entry.worker or entry.device}"
+        details = [argv[0], pairs, [entry.host, entry.worker or entry.device, entry.capacity_mib, rates], program]
+    return Side(_hash(plan, details), name, argv)
 
 
 def _hash(plan: Plan, details: Any) -> str:

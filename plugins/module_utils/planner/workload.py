@@ -89,8 +89,8 @@ def workload_of(cluster: Cluster, head: Equipped, release: ReleasePlan, release_
     """
     server, request = cluster.server, speculation.request_of(cluster.model, cluster.server)
     model = model_source.model_of(request, head.host.facts)
-    server_checks.check_model(request, model.summary, release, release_variable)
     server_checks.check_server(head, server, request, release)
+    server_checks.check_model(request, model.summary, release, release_variable)
     speculation.check_speculation(server, model, release)
     model = speculation.with_predicting_layers(model, server)
     return plan_workload(server, cluster.placement, cluster.users, model, release)

@@ -92,7 +92,7 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
     places: list[tuple[devices.Holder, str]] = []
     for device in context.holders:
         reported_text = f"{device.visible_mib} MiB reported"
-        accelerator = devices.accelerator_of(context.cluster.every_host[device.host].facts, device.name)
+        accelerator = context.cluster.every_host[device.host].facts.accelerator_of(device.name)
         if context.plan.fits and (share := round(device.held_mib)) > device.visible_mib:
             places.append((device, f"{share} MiB planned, {reported_text}"))
         elif not context.plan.fits and accelerator and device.visible_mib < accelerator.memory_mib:

@@ -14,7 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
 
@@ -28,14 +27,9 @@ MIN_MIB = 2048
 """Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
 
 
-def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
-    """The accelerator that llama.cpp calls ``name`` on a host; None for its processor."""
-    return dict(same_device.named_accelerators(facts)).get(name)
-
-
 def shares_memory(device: Device, facts: Facts) -> bool:
     """Whether what it holds is in the memory of the host's processor."""
-    accelerator = accelerator_of(facts, device.name)
+    accelerator = facts.accelerator_of(device.name)
     return accelerator.unified if accelerator else True
 
 
@@ -63,7 +57,7 @@ def _is_limited(device: Device) -> bool:
 
 def with_visible_memory(device: Device, facts: Facts) -> Device:
     """Return the device with no more capacity than its driver shows as its own."""
-    accelerator = accelerator_of(facts, device.name)
+    accelerator = facts.accelerator_of(device.name)
     if not accelerator or not _is_limited(device):
         return device
     visible_size = visible_mib(device.backend, accelerator, device.environment)
@@ -105,8 +99,8 @@ def capacities_of(
     :param environments: device that holds no more than its driver shows as its own → environment of the program that drives it.
     :param limits: MiB that some of these may hold, where the operator says so.
     """
-    canonical, memory_mib = same_device.canonical_device_names(host.facts), host.facts.memory_mib
-    accelerators = dict(same_device.named_accelerators(host.facts))
+    canonical, memory_mib = host.facts.canonical_names, host.facts.memory_mib
+    accelerators = dict(host.facts.named_accelerators)
     limits = {**{name: mib for name, mib in lent if mib}, **limits}
     capacities = {
         name: limits.get(name, usable_by_device(device.memory_mib, device.unified, memory_mib))
@@ -156,9 +150,9 @@ def lent_devices(workers: Iterable[Worker]) -> list[Device]:
 def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
     backend. Where others are hidden, only those before the first one that it lends."""
-    canonical = same_device.canonical_device_names(facts)
+    canonical = facts.canonical_names
     hidden_names = {canonical[name] for name in lent_names if name in canonical}
-    pairs = [(name, device) for name, device in same_device.named_accelerators(facts) if device.backend == backend]
+    pairs = [(name, device) for name, device in facts.named_accelerators if device.backend == backend]
     free_devices = [(name, device) for name, device in pairs if canonical[name] not in hidden_names]
     if backends.visibility(backend):
         return [*itertools.takewhile(lambda entry: canonical[entry[0]] not in hidden_names, pairs)]
@@ -170,9 +164,7 @@ def driven_by_head(facts: Facts, lent_names: Collection[str], backend: str) -> l
     llama.cpp does it. One whose memory is not known is left out."""
     with_size = [entry for entry in _visible_devices(facts, lent_names, backend) if entry[1].memory_mib]
     discrete = [entry for entry in with_size if not entry[1].unified]
-    has_better = any(
-        name in lent_names and not accelerator.unified for name, accelerator in same_device.named_accelerators(facts)
-    )
+    has_better = any(name in lent_names and not accelerator.unified for name, accelerator in facts.named_accelerators)
     return discrete or ([] if has_better else with_size[:1])
 
 
@@ -260,7 +252,7 @@ def environment_of_head(
 def heap_of_head(holders: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes Mesa report enough memory, if llama-server drives a device that holds more than is reported otherwise."""
     for item in holders:
-        accelerator = None if item.endpoint else accelerator_of(facts, item.name)
+        accelerator = None if item.endpoint else facts.accelerator_of(item.name)
         if accelerator and item.held_mib > visible_mib(item.backend, accelerator, environment) < accelerator.memory_mib:
             return {backends.UNIFIED_HEAP: "true"}
     return {}
@@ -302,7 +294,7 @@ def holders_of(layout: Layout, hosts: Mapping[str, Host]) -> list[Holder]:
 
 
 def _holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
-    accelerator = accelerator_of(facts, device.name)
+    accelerator = facts.accelerator_of(device.name)
     backend = accelerator.backend if accelerator else backends.CPU.name
     return Holder(
         host=device.host,

@@ -93,10 +93,10 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     # auto maps nothing where a device of the head shares its memory
     copies = any(not device.worker and shares_memory(device, site.facts) for device in devices)
     mode = server.load_mode or load_mode_of(workload.release, holders_of(layout, site.hosts), site.head)
+    overfull = layout.overloaded_devices()
     is_mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing_mib = _missing_on_head(site.facts, load, start, head_bytes, is_mapped)
-    overfull, has_rest = layout.overloaded_devices(), bool(start or overrides)
-    cache = server.prompt_cache_mib or 0
+    cache, has_rest = server.prompt_cache_mib or 0, bool(start or overrides)
     reasons = [*_head_excess(site.head, load, start, missing_mib, has_rest, cache), *_device_excess(overfull, fits)]
     return layout._replace(
         reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
@@ -287,7 +287,7 @@ def _words(
         nearly_all = uses_all and slower == 1
         return "the most: faster than the rest" if nearly_all else "filled first: faster than the rest"
     unused_faster_peers = [peer for peer in places if peer.group < place.group]
-    if any(peer.holds_a_unit() for peer in unused_faster_peers):
+    if any(peer.holds_a_unit for peer in unused_faster_peers):
         return "faster devices would add more overhead than they save"
     if unused_faster_peers:
         return "the fastest memory with enough space"

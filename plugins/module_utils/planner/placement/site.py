@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Interface, MeasuredLink
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Worker
 
 KINDS = {
@@ -71,7 +71,7 @@ def site_of(
 
 def rate_of(device: Device, facts: Facts, architecture: str = "") -> device_rates.Rate:
     """Return the rate of a device for models of an architecture."""
-    accelerator = devices.accelerator_of(facts, device.name)
+    accelerator = facts.accelerator_of(device.name)
     return device_rates.accelerator_rate(*accelerator, architecture) if accelerator else processor_rate(facts)
 
 

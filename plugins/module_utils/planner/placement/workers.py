@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Worker, WorkerRequest
 
@@ -177,7 +177,7 @@ def _default_workers(
 
     :param serving_backend: on the head, the backend of its llama-server.
     """
-    canonical = same_device.canonical_device_names(host.facts)
+    canonical = host.facts.canonical_names
     kept_devices = [device.device for device in devices if device.backend == serving_backend] if len(builds) > 1 else []
     used_devices = {canonical[name] for name in kept_devices if name in canonical}
     chosen_devices = []

@@ -66,13 +66,13 @@ def merged_plan(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Ref
             refused=any(item.refused for item in valid_plans),
             reasons=reasons,
             fits=all(item.fits for item in valid_plans),
-            head=_head(valid_plans, tuple(map(_model, cluster.turns, valid_plans))),
             advisories=_advisories(model_names, valid_plans, own_variables),
             external_workers=tuple(
                 worker._replace(used=any(item.external_workers[index].used for item in valid_plans))
                 for index, worker in enumerate(first_plan.external_workers)
             ),
             hosts={name: _host(name, valid_plans) for name in first_plan.hosts},
+            head=_head(valid_plans, tuple(map(_model, cluster.turns, valid_plans))),
         )
     except Refusal as refusal:
         return Refused(SCHEMA, cluster.name, True, False, (str(refusal),))

@@ -13,7 +13,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import ca
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import consistency
@@ -144,7 +143,7 @@ def _usable_workers(
             entry.workers,
             (preferred_backend, *entry.backends),
             usable_backends,
-            same_device.canonical_device_names(entry.host.facts),
+            entry.host.facts.canonical_names,
             driven if name == cluster.head else (),
         )
     ]
