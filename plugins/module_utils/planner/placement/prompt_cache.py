@@ -47,17 +47,17 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     available_backends = {
         name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spelled(release.fork)
     }
-    free_mib, move_s = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB, _move_s(candidate)
-    computing_s = prompts.seconds_of(candidate, workload.context_per_request) if candidate.parts else 0.0
+    free_mib, load = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB, candidate.layout.load
     # Checkpoints contain caches of windows, and states. Other caches need none.
-    load = candidate.layout.load
     size = sum(size for size, is_contained in zip(load.kv, load.checkpointed) if is_contained)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in available_backends:
         count = max(1, min(MAX_CHECKPOINTS, min(LIMIT_MIB, free_mib) * MIB // size))
         checkpoints = count if workload.generates and checkpoints_pay(candidate) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
-    used_backends = {device.backend for device in candidate.layout.devices}
+    tokens = workload.context_per_request, min(workload.context_per_request, workload.cache.batch)
+    computing_s, batch_s = (prompts.seconds_of(candidate, count) if candidate.parts else 0.0 for count in tokens)
+    move_s, used_backends = _move_s(candidate), {device.backend for device in candidate.layout.devices}
     is_worthwhile = (
         workload.generates
         and "prompt-cache" in available_backends
@@ -67,9 +67,18 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     )
     planned_mib = max(0, min(LIMIT_MIB, free_mib - checkpoints_mib)) // STEP_MIB * STEP_MIB if is_worthwhile else 0
     mib = planned_mib if server.prompt_cache_mib is None else server.prompt_cache_mib
-    return PromptCache(
-        mib, checkpoints, checkpoints_mib, _conversations_on_disk(candidate, checkpoints_mib, move_s, computing_s)
+    if not server.keep_conversations or not candidate.parts or why_not_on_disk(candidate):
+        return PromptCache(mib, checkpoints, checkpoints_mib)
+    slots = 1 if workload.cache.unified else workload.cache.parallel
+    slot_bytes = sum(load.kv) / slots + checkpoints_mib * MIB / slots
+    disk_plan = ConversationsPlan(
+        limit_mib=server.conversations_mib,
+        file_mib=math.ceil(slot_bytes / MIB),
+        move_s=round(move_s / 2 + slot_bytes / 1e9 / cost_model.DISK_GB_PER_S, 1),
+        computing_s=round(computing_s, 1),
+        timeout_s=max(SHORTEST_LIMIT_S, math.ceil(2 * batch_s)),
     )
+    return PromptCache(mib, checkpoints, checkpoints_mib, disk_plan)
 
 
 def why_not_on_disk(candidate: Candidate) -> str:
@@ -87,24 +96,6 @@ def why_not_on_disk(candidate: Candidate) -> str:
     if any(device.backend in load.torn_backends for device in candidate.layout.devices):
         return "llama-server crashes when it saves a KV cache that is split into several buffers (ggml-org/llama.cpp#25584)"
     return ""
-
-
-def _conversations_on_disk(
-    candidate: Candidate, checkpoints_mib: int, move_s: float, computing_s: float
-) -> ConversationsPlan | None:
-    workload = candidate.workload
-    if not workload.server.keep_conversations or not candidate.parts or why_not_on_disk(candidate):
-        return None
-    slots, tokens = 1 if workload.cache.unified else workload.cache.parallel, workload.context_per_request
-    size = sum(candidate.layout.load.kv) / slots + checkpoints_mib * MIB / slots
-    batch_s = prompts.seconds_of(candidate, min(tokens, workload.cache.batch))
-    return ConversationsPlan(
-        limit_mib=workload.server.conversations_mib,
-        file_mib=math.ceil(size / MIB),
-        move_s=round(move_s / 2 + size / 1e9 / cost_model.DISK_GB_PER_S, 1),
-        computing_s=round(computing_s, 1),
-        timeout_s=max(SHORTEST_LIMIT_S, math.ceil(2 * batch_s)),
-    )
 
 
 def _free_mib(candidate: Candidate) -> int:
