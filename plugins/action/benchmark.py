@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, turns
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, model_source, turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, failure_reason
@@ -85,7 +85,8 @@ class ActionModule(Action):
             hosts = {**hosts, self._name: {**hosts[self._name], "variables": first_model.variables}}
         model = turns.report_of(arguments.model, first_model.name) if first_model else arguments.model
         catalogue = cluster_inputs.catalogue(inventory.packages())
-        cluster = sources.look_up(self.find_file, cluster_inputs.read_cluster(name, hosts), catalogue)
+        cluster = model_source.with_reports(cluster_inputs.read_cluster(name, hosts), model)
+        cluster = sources.look_up(self.find_file, cluster, catalogue)
         request = matrix.request_of(hosts[self._name]["variables"])
         if not any(options.BENCH in build.targets for build in served_plan.hosts[self._name].builds):
             remedy = "set llama_benchmark_programs to true, run site.yml, then run this playbook again"
@@ -99,7 +100,7 @@ class ActionModule(Action):
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
         for host_names in matrix.loads_of(request, served_plan):
-            plan = _make_plan(matrix.cluster_of(cluster, host_names, request, served_plan), model, catalogue)
+            plan = _make_plan(matrix.cluster_of(cluster, host_names, request, served_plan), catalogue)
             obstacle = matrix.skip_reason(plan, served_plan, host_names)
             if isinstance(plan, Plan) and not obstacle:
                 loads.append(PlannedLoad(host_names, plan, command_line.argv_of(plan, request)))
@@ -184,9 +185,9 @@ class ActionModule(Action):
         return answer
 
 
-def _make_plan(cluster: Cluster, model: Mapping[str, Any], catalogue: Any) -> Plan | Refused:
+def _make_plan(cluster: Cluster, catalogue: Any) -> Plan | Refused:
     try:
-        return planner.make_plan(cluster, model, catalogue, "")
+        return planner.make_plan(cluster, catalogue, "")
     except Refusal as refusal:
         return planner.refused_plan(cluster.name, refusal)
 

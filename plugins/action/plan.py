@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import speed_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner, what_fits
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, model_source
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, what_fits_text
@@ -98,8 +98,8 @@ def make_plan(
         cluster = cluster_inputs.read_cluster(name, hosts)
         # Refuse an impossible benchmark now, not when it begins.
         matrix.request_of(hosts[cluster.head]["variables"])
-        cluster = sources.look_up(find_file, cluster, catalogue)
-        plan = planner.make_plan(cluster, model, catalogue, digest)
+        cluster = model_source.with_reports(sources.look_up(find_file, cluster, catalogue), model)
+        plan = planner.make_plan(cluster, catalogue, digest)
         if isinstance(plan, Refused) or plan.refused:
             return plan
         cached_facts = {name: host.cached_facts for name, host in cluster.hosts.items()}

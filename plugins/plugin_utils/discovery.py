@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 
 MIN_MEMORY_SHARE = 0.9
@@ -39,7 +39,7 @@ class Machine(NamedTuple):
 
     @property
     def devices_mib(self) -> int:
-        return sum(device.memory_mib for device in same_device.devices(self.facts))
+        return sum(device.memory_mib for device in self.facts.distinct_accelerators())
 
 
 def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> list[Machine]:

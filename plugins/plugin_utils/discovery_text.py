@@ -9,7 +9,6 @@ import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.discovery import Machine, Proposal
 
 WIDTH = 120
@@ -88,7 +87,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _devices(machine: Machine) -> str:
-    devices = same_device.named_accelerators(machine.facts)
+    devices = machine.facts.named_accelerators
     return ", ".join(f"{name} {device.name} {_gib(device.memory_mib)}" for name, device in devices) or "no accelerator"
 
 

@@ -20,6 +20,7 @@ import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
 from fast_load import PORT, WORKER_PROGRAMS, health, listens, running
@@ -75,7 +76,7 @@ def measured(options: argparse.Namespace, model: Path, cell: str, flash: str) ->
 def planned_s(tokens: int, cell: str, one_s: float) -> float:
     """Seconds that the plan predicts, where each device is as fast as it was alone."""
     cost_model.VISIT_MS = 0
-    rate = cost_model.Rate(1e9, 1.0, cost_model.TABLE, 0.0)
+    rate = device_rates.Rate(1e9, 1.0, device_rates.TABLE, 0.0)
     link = cost_model.ASSUMED_LINKS["loopback"]._replace(gbit=1e9)
     count = 1 if cell == ONE else 2
     half = one_s / tokens * 1e9 / 2 / count

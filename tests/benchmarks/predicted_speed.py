@@ -58,13 +58,13 @@ def _summary(model: Any) -> dict[str, Any]:
     return yaml_load((ROOT / "inventories" / model).read_text())["llama_model_gguf_summary"]
 
 
-def _rate(machine: dict[str, Any]) -> cost_model.Rate:
+def _rate(machine: dict[str, Any]) -> device_rates.Rate:
     row = (
         device_rates.processor_row(machine["processor"])
         if "processor" in machine
         else device_rates.accelerator_row(machine["architecture"], machine["name"])
     )
-    return cost_model.rate_of_row(row, cost_model.TABLE, machine.get("backend", "cpu"))
+    return device_rates.rate_of_row(row, device_rates.TABLE, machine.get("backend", "cpu"))
 
 
 def release_of(build: int) -> ReleasePlan:
@@ -75,7 +75,7 @@ def release_of(build: int) -> ReleasePlan:
 def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:
     """Its devices with their parts of the model."""
     load = device_load.Load(model, kv_cache.CacheSettings(512), figure["build"])
-    read, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(model)
+    read, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load)
     costs = cost_model.part_costs(load)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):

@@ -12,13 +12,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, workload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import (
-    DEFAULT_FACTS,
-    facts_of,
-    server_of,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Worker
@@ -49,10 +46,12 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     work = workload.plan_workload(server, None, None, Model(str(path), None, model), release)
     overrides = tuple(entry.partition("=")[::2] for entry in server.override_tensor)
     load = device_load.Load(model, work.cache, BUILD, overrides)
-    layout = device_load.Layout(devices, tuple(split), load, load.units if gpu_layers is None else gpu_layers)
+    layout = device_load.Layout(
+        devices, tuple(split), load, load.units if gpu_layers is None else gpu_layers, load_mode="none"
+    )
     host = Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DEFAULT_FACTS, "cpu": hardware.cpu()})})
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
-    return layout, llama_server.argv_of(candidate, "")[1:]
+    return layout, llama_server.argv_of(candidate, prompt_cache.prompt_cache(candidate), "")[1:]
 
 
 def worker_at(endpoint):

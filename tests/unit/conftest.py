@@ -21,7 +21,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import completion, planner
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, model_source
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory
 from model_server import serve
 from support.models import tensor
@@ -65,9 +66,10 @@ def pytest_collection():
         gc.freeze()
 
 
-def make(*arguments):
+def make(cluster, model, catalogue, runtime_id):
     """The JSON of a plan."""
-    return typed_json.dump(planner.make_plan(*arguments))
+    resolved = automatic.resolve(model_source.with_reports(cluster, model), catalogue)
+    return typed_json.dump(planner.make_plan(resolved, catalogue, runtime_id))
 
 
 def refused(cluster, refusal):

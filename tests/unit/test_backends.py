@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, Accelerator
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -36,7 +36,7 @@ def test_a_record_is_of_a_form(record):
 
 @pytest.mark.parametrize("toolkit", toolkits.TOOLKITS.values(), ids=lambda toolkit: toolkit.command)
 def test_a_toolkit_is_found_named_and_declared(toolkit):
-    assert cluster_inputs.DEFAULT_FACTS["toolchain"][toolkit.command] == toolkit.declared
+    assert DEFAULT_FACTS["toolchain"][toolkit.command] == toolkit.declared
     assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.patterns)
     if toolkit.patterns:
         assert toolkit.vendor

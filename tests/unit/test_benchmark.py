@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, model_source
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
 from ansible_collections.llamacpp.cluster.plugins.modules import service
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
@@ -61,7 +61,8 @@ def request_of(found, **variables):
 def served_by(found, model=None):
     """The plan that serves."""
     values = cluster_inputs.read_cluster("llama_cluster", found.hosts)
-    return planner.make_plan(values, model or {}, CATALOGUE, "runtime")._replace(id="0123456789abcdef")
+    values = model_source.with_reports(values, model or {})
+    return planner.make_plan(values, CATALOGUE, "runtime")._replace(id="0123456789abcdef")
 
 
 def loads_of(found, **variables):
@@ -69,7 +70,7 @@ def loads_of(found, **variables):
     request, served = request_of(found, **variables), served_by(found)
     cluster = cluster_inputs.read_cluster("llama_cluster", found.hosts)
     return request, [
-        (load, planner.make_plan(matrix.cluster_of(cluster, load, request, served), {}, CATALOGUE, "runtime"))
+        (load, planner.make_plan(matrix.cluster_of(cluster, load, request, served), CATALOGUE, "runtime"))
         for load in matrix.loads_of(request, served)
     ]
 

@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import d
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load, site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 from support import models
 
@@ -26,21 +26,21 @@ def rate(pair, device, accelerators=(), model="test"):
         accelerators=list(accelerators), cpu={"model": model, "cores": 64, "features_id": "f"}
     )
     facts = cluster_inputs.read_cluster("test", pair.hosts).hosts["worker1"].facts
-    return cost_model.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
+    return site.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
 
 
 def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):
     given = rate(pair, "Vulkan0", [STRIX])
-    assert given.source == cost_model.TABLE
+    assert given.source == rates.TABLE
     assert given.gb_per_s == pytest.approx(256 * rates.FAMILIES["strix"].share, abs=0.1)
-    assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == cost_model.TABLE
+    assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == rates.TABLE
 
 
 @pytest.mark.parametrize("unified, kind", [(True, "unified"), (False, "discrete")])
 def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
     given = rate(pair, "Vulkan0", [{**STRIX, "name": "Other", "architecture": "gfx9999", "unified": unified}])
     row = rates.ASSUMED_RATES[kind]
-    assert given.source == cost_model.ASSUMED_SOURCE
+    assert given.source == rates.ASSUMED_SOURCE
     assert given.gb_per_s == pytest.approx(row.gb_per_s * rates.FAMILIES[row.family].share)
 
 
@@ -59,7 +59,7 @@ def test_a_card_of_nvidia_that_no_table_knows_is_as_those_of_its_capability(pair
     card = {**STRIX, "backend": "cuda", "name": "NVIDIA XYZ", "architecture": architecture, "unified": False}
     given = rate(pair, "CUDA0", [card])
     known = rates.FAMILIES[family]
-    assert given.source == cost_model.ASSUMED_SOURCE
+    assert given.source == rates.ASSUMED_SOURCE
     assert least < given.gb_per_s / known.share < most
     assert given.node_us == known.node_us
     rows = [row for row in rates.NVIDIA if row.family == family]
@@ -98,7 +98,7 @@ def test_four_of_five_figures_that_no_fit_used_are_in_their_range():
 
 
 def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
-    rate = cost_model.Rate(100, 1e9, cost_model.TABLE, node_us=1)
+    rate = rates.Rate(100, 1e9, rates.TABLE, node_us=1)
     work = cost_model.Work("a", "", rate, read_bytes=1e9, weights=8e9, multiplied=0, nodes=1000)
     assert [cost_model.device_ms(work, users) for users in (1, 8)] == [11, 11]
     cached = work._replace(cache=1e8)
@@ -204,23 +204,23 @@ def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
     dense = cost_model.bytes_read_by_unit(load_of(summary))
     mixed = cost_model.bytes_read_by_unit(load_of(summary._replace(tensors=(*summary.tensors, named))))
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
-    assert cost_model.active_share(summary._replace(keys=EXPERTS[:1])) == 1, "of experts that nobody counted, all"
+    assert summary._replace(keys=EXPERTS[:1]).active_share == 1, "of experts that nobody counted, all"
     load = load_of(models.nameless(summary)._replace(expert_bytes=(0, 20000)))
     assert cost_model.bytes_read_by_unit(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
 
 def test_nodes_follow_the_architecture():
     plain = models.known_answer_model(4, 64, "f16")
-    assert cost_model.nodes_per_layer(plain) == 31
-    assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3moe", keys=EXPERTS)) == 50
-    assert cost_model.nodes_per_layer(plain._replace(architecture="qwen3next", keys=EXPERTS)) > 50
+    assert cost_model.nodes_per_layer(load_of(plain)) == 31
+    assert cost_model.nodes_per_layer(load_of(plain._replace(architecture="qwen3moe", keys=EXPERTS))) == 50
+    assert cost_model.nodes_per_layer(load_of(plain._replace(architecture="qwen3next", keys=EXPERTS))) > 50
 
 
 ETHERNET = cost_model.ASSUMED_LINKS["ethernet"]
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
-    card = cost_model.Rate(800, 1000, cost_model.TABLE)
+    card = rates.Rate(800, 1000, rates.TABLE)
     here, there = (cost_model.worker_ms(cost_model.ASSUMED_LINKS[kind], card) for kind in ("loopback", "ethernet"))
     assert here < there < 2
     assert cost_model.worker_ms(ETHERNET, card._replace(wake_ms=1.8)) == pytest.approx(there + 1.8)
@@ -268,7 +268,7 @@ def test_weights_of_a_tensor_follow_from_its_size_and_shape():
 
 
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
-    rate = cost_model.Rate(100, 1000, cost_model.TABLE)
+    rate = rates.Rate(100, 1000, rates.TABLE)
     work = cost_model.Work("a", "", rate, 1e9, 8e9, 2e9, 310)
     costs = cost_model.prompt_costs(work)
     computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_STEPS)
@@ -290,9 +290,9 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
 def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     pair.hosts["worker1"]["facts"]["cpu"] = {"model": "AMD EPYC 7713", "cores": 2, "features_id": "f"}
     facts = cluster_inputs.read_cluster("test", pair.hosts).hosts["worker1"].facts
-    few = cost_model.processor_rate(facts)
-    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, cost_model.ASSUMED_SOURCE)
-    assert cost_model.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=64))).source == cost_model.TABLE
+    few = site.processor_rate(facts)
+    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, rates.ASSUMED_SOURCE)
+    assert site.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=64))).source == rates.TABLE
 
 
 def test_prompts_on_h200_are_predicted_as_they_were_measured(pair):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
 from conftest import definition
 from support.clusters import accelerator
@@ -243,7 +243,7 @@ def test_units_of_all_hosts_are_locked_in(pair, tmp_path, backend, variables, wo
     """A head that everybody may reach talks to everybody, which is 0.1, and which the plan warns of (server-for-everybody)."""
     for host in serving(pair, **variables).hosts.values():
         host["facts"]["accelerators"] = DEVICES[backend]
-        host["facts"]["toolchain"] = cluster_inputs.DEFAULT_FACTS["toolchain"]
+        host["facts"]["toolchain"] = DEFAULT_FACTS["toolchain"]
         host["variables"]["llama_backend"] = backend
     units = [
         (service["name"], definition(host, service))

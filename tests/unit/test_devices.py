@@ -4,7 +4,6 @@ import copy
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from conftest import FACTS, RELEASE, Cluster, known_answer_of
 from machines import Machine
@@ -191,8 +190,8 @@ def test_releases_are_alike_by_build_commit_and_patches(one, other, same):
 def test_devices_that_are_one_and_the_same(name, expected, tmp_path, monkeypatch):
     machine = Machine(name, tmp_path).stand_in(monkeypatch)
     facts = entry.facts_of({**FACTS, "accelerators": machine.accelerators()})
-    assert same_device.canonical_device_names(facts) == expected
-    assert len(same_device.devices(facts)) == len(set(expected.values()))
+    assert facts.canonical_names == expected
+    assert len(facts.distinct_accelerators()) == len(set(expected.values()))
 
 
 @pytest.mark.parametrize(
@@ -208,4 +207,4 @@ def test_declared_devices_that_are_one_and_the_same(one, other, same):
     declared = {"name": "declared", "architecture": "", "unified": False}
     accelerators = [{**declared, **one, "backend": "hip"}, {**declared, **other, "backend": "vulkan"}]
     facts = entry.facts_of({**FACTS, "accelerators": accelerators})
-    assert (same_device.canonical_device_names(facts)["Vulkan0"] == "ROCm0") is same
+    assert (facts.canonical_names["Vulkan0"] == "ROCm0") is same

@@ -62,7 +62,7 @@ def test_a_model_is_found_downloaded_and_then_found_without_a_server(server, rep
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
     first, _action = run(call, given, prefix)
     report = model_source.report_of(first)
-    plan = model_source.with_files(Model("", None, report.summary), request_of(**given), report, prefix)
+    plan = model_source.with_files(Model("", None, report.summary), request_of(**given)._replace(report=report), prefix)
     arguments = {"files": [file._asdict() for file in plan.files]}
     assert call(module=model, folder=f"{prefix}/models", **arguments)["changed"]
     server.stop()

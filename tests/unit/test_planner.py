@@ -7,7 +7,6 @@ import re
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -644,7 +643,7 @@ def test_tuning_is_planned_where_it_is_asked_for(pair):
 
 def test_graphics_are_planned_with_what_the_kernel_lends_them_after_the_reboot(pair):
     tuned(pair, llama_host_reboot=True)["facts"]["accelerators"][0]["memory_mib"] = 65536
-    host = kernel_parameters.after_reboot(entry.read_cluster("test", pair.hosts).hosts["worker1"])
+    host = entry.read_cluster("test", pair.hosts).hosts["worker1"]
     assert [device.memory_mib for device in host.facts.accelerators] == [128200 - 4096]
 
 

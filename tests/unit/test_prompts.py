@@ -1,6 +1,7 @@
 """What a plan says of prompts and conversations: what is kept of them, how fast they are when the context fills, and in which pieces."""
 
 import pytest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from conftest import known_answer_of, typed
@@ -186,7 +187,7 @@ def free_visits(monkeypatch):
 def works(seconds, links):
     """Stages of a pipeline that compute so many seconds for 256 tokens."""
     link = cost_model.ASSUMED_LINKS["loopback"]._replace(gbit=1e6)
-    rate = cost_model.Rate(1e9, 1.0, cost_model.TABLE)
+    rate = device_rates.Rate(1e9, 1.0, device_rates.TABLE)
     return [
         cost_model.Work("h", str(index), rate, 0, 0, time * 1e9 / 512, 0, link=link if lent else None)
         for index, (time, lent) in enumerate(zip(seconds, links))

@@ -10,6 +10,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from conftest import RELEASE, Cluster, known_answer_of
 from machines import Machine
@@ -336,7 +337,7 @@ def test_a_host_that_is_only_declared_builds_with_what_it_is_said_to_have():
     assert build_of(plan_of(facts))["environment"] == {}
     prefix = {"llama_build_toolchain": "/opt/rocm-7.2.0"}
     assert build_of(plan_of(facts, **prefix))["environment"] == ROCM
-    tools = {**entry.DEFAULT_FACTS["toolchain"], "hipconfig": "5.7"}
+    tools = {**DEFAULT_FACTS["toolchain"], "hipconfig": "5.7"}
     old = entry.merge_hardware("here", None, {"accelerators": [DECLARED_STRIX], "toolchain": tools})
     assert "here has ROCm 5.7" in plan_of(old)["reasons"][0]
 

@@ -368,3 +368,48 @@ def is_board(system: str, architecture: str, memory_mib: int, model: str) -> boo
     if row:
         return row.family == "board"
     return system == "Linux" and architecture in ("aarch64", "armv7l") and memory_mib <= BOARD_MIB
+
+
+TABLE, ASSUMED_SOURCE = "table", "assumed"
+"""Sources of a rate, the surest first."""
+
+
+class Rate(NamedTuple):
+    """How fast a device is."""
+
+    gb_per_s: float
+    """Bytes of weights and KV cache (1e9) that it reads per second in generation."""
+    prompt_gflops: float
+    """Rate that prompts reach."""
+    source: str
+    """TABLE or ASSUMED_SOURCE."""
+    node_us: float = 2.0
+    """Microseconds that each node of the graph takes besides reading."""
+    factor: float = 1.3
+    """Factor by which generation may be faster or slower; see Family."""
+    weights_per_s: float = math.inf
+    """Weights (1e9) that its kernels for single tokens multiply per second; see Family."""
+    wake_ms: float = 0.0
+    """Milliseconds that a worker with this device takes to wake up for a token."""
+
+
+UNKNOWN_FACTOR = 2.0
+"""Factor of a device that no table has."""
+
+
+def rate_of_row(row: RateRow, source: str, backend: str = "cpu", architecture: str = "") -> Rate:
+    """Return the rate that llama.cpp reaches with a row's figures."""
+    family = FAMILIES[family_of(row.family, backend, architecture)]
+    prompt_rate = 1000 * row.tflops * family.prompt_share
+    factor = max(UNKNOWN_FACTOR if source == ASSUMED_SOURCE else family.factor, row.spread)
+    gb_per_s, node_us = round(row.gb_per_s * family.share, 1), round(family.node_us, 2)
+    return Rate(gb_per_s, round(prompt_rate, 1), source, node_us, factor, family.weights_per_s, family.wake_ms)
+
+
+def accelerator_rate(
+    backend: str, name: str, architecture: str, memory_mib: int, unified: bool, model_architecture: str
+) -> Rate:
+    """Return the rate of an accelerator by its name or architecture, or the rate that is assumed for its kind."""
+    row = accelerator_row(architecture, name, memory_mib or 0)
+    assumed_row = ASSUMED_RATES["unified"] if unified else assumed_card(architecture)
+    return rate_of_row(row or assumed_row, TABLE if row else ASSUMED_SOURCE, backend, model_architecture)

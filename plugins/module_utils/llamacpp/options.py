@@ -419,6 +419,12 @@ def by_word(word: str) -> Option | None:
     return _SERVER.get(normalize(word))
 
 
+def name_of(word: str) -> str:
+    """Return the name of the option of llama-server in an argument; the word itself if the table lacks it."""
+    option = by_word(word)
+    return option.name if option else normalize(word)
+
+
 def identity(word: str) -> str:
     """Return an identity that all words of an option of llama.cpp's llama-server share, including its negations."""
     name, option = normalize(word), by_word(word)

@@ -3,14 +3,39 @@
 """The facts of a host that planning reads, as facts/host.py returns them. A host may report anything. Facts that older versions of the collection do not
 report have a default."""
 
+import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Address, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import AMDGPU, BACKENDS
 
 MAX_MIB = 1 << 40
+OTHER_DRIVERS = ("Intel", "NVIDIA")
+"""Beginnings of names of devices that another Vulkan driver than Mesa's for AMD drives."""
+UNNAMED_DEVICE = "declared"
+"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
+DEFAULT_FACTS: dict[str, Any] = {
+    "system": "Linux",
+    "architecture": "x86_64",
+    "distribution": {"id": "debian", "version": "13", "family": "debian"},
+    "cpu": {"model": "declared", "cores": 8, "features_id": "declared"},
+    "memory_mib": 0,
+    "accelerators": [],
+    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", **toolkits.DECLARED_TOOLS, "patch": "2.7"},
+    "toolchains": None,
+    "scope": "system",
+    "python": "/usr/bin/python3",
+    "service_manager": "systemd",
+    "units_filter": True,
+    "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
+    "prefix": "/opt/llamacpp",
+    "cache": "/var/cache/llamacpp",
+    "units": "/etc/systemd/system",
+}
+"""Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 Name = Annotated[str, Text()]
 Word = Annotated[str, Text("[A-Za-z0-9_.:+~-]*")]
 PathText = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
@@ -28,6 +53,13 @@ class Accelerator(NamedTuple):
     architecture: Word
     memory_mib: Mib
     unified: bool
+
+    @property
+    def is_lent_by_amdgpu(self) -> bool:
+        """Whether parameters of the kernel's driver for AMD decide how much of the host's memory the device has."""
+        record = backends.BY_NAME[self.backend]
+        by_amd = record.any_vendor or record.kernel_driver == AMDGPU
+        return self.unified and by_amd and not self.name.startswith(OTHER_DRIVERS)
 
 
 class Distribution(NamedTuple):
@@ -137,8 +169,57 @@ class Facts(NamedTuple):
         """Return the accelerators that this backend drives, in the order of their numbers."""
         return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
 
+    @property
+    def named_accelerators(self) -> tuple[tuple[str, Accelerator], ...]:
+        """Accelerators, each with the name that llama.cpp gives it."""
+        return _with_names(self.accelerators)
+
+    @property
+    def canonical_names(self) -> Mapping[str, str]:
+        """Name of each accelerator, as llama.cpp calls it → the name that stands for the device: Vulkan0 and CUDA0 may both be CUDA0."""
+        return _canonical_names(self.accelerators)
+
+    def accelerator_of(self, name: str) -> Optional[Accelerator]:
+        """Return the accelerator that llama.cpp calls so; None for the processor."""
+        return dict(self.named_accelerators).get(name)
+
+    def distinct_accelerators(self) -> list[Accelerator]:
+        """Return the accelerators, each device once: one backend drives those of its vendor, another those of every vendor."""
+        return [accelerator for name, accelerator in self.named_accelerators if self.canonical_names[name] == name]
+
     def architectures(self, backend: str) -> list[str]:
         return sorted({accelerator.architecture for accelerator in self.accelerators_of(backend)})
+
+
+@functools.lru_cache(maxsize=64)
+def _with_names(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accelerator], ...]:
+    return tuple(
+        (backends.device_name(backend, index), accelerator)
+        for backend in BACKENDS[1:]
+        for index, accelerator in enumerate(item for item in accelerators if item.backend == backend)
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _canonical_names(accelerators: tuple[Accelerator, ...]) -> Mapping[str, str]:
+    pairs = _with_names(accelerators)
+    choices = {name: device for name, device in pairs if not backends.BY_NAME[device.backend].any_vendor}
+    canonical = {name: name for name, _device in pairs}
+    for name, device in pairs:
+        if backends.BY_NAME[device.backend].any_vendor:
+            best_match = max(choices, key=lambda candidate: _match_score(choices[candidate], device), default=None)
+            if best_match and _match_score(choices[best_match], device):
+                canonical[name] = best_match
+                del choices[best_match]
+    return canonical
+
+
+def _match_score(first_device: Accelerator, second_device: Accelerator) -> int:
+    """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
+    devices one of these may differ, and a host has integrated graphics once."""
+    same_name = first_device.name == second_device.name != UNNAMED_DEVICE
+    same_size = (first_device.memory_mib, first_device.unified) == (second_device.memory_mib, second_device.unified)
+    return 4 * same_name + 2 * same_size + (first_device.unified and second_device.unified)
 
 
 def facts_of(data: Any) -> Facts:

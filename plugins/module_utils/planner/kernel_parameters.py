@@ -5,9 +5,8 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import AMDGPU
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Tuning
 
 DRIVER = AMDGPU
 """Kernel driver for whose devices the parameters are."""
@@ -29,18 +28,13 @@ def parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:
     return {f"{DRIVER}.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}
 
 
-def after_reboot(host: Host) -> Host:
-    """The host as planning takes it: where the run tunes and reboots it, with the memory that its graphics have then."""
-    if not (host.tuning.enabled and host.tuning.reboot):
-        return host
-    return host._replace(facts=facts_after_lending(host.facts, host.tuning.gtt_mib or host.facts.memory_mib - KEPT_MIB))
-
-
-def facts_after_lending(facts: Facts, size: int) -> Facts:
-    return facts._replace(accelerators=tuple(_at_least(accelerator, size) for accelerator in facts.accelerators))
-
-
-def _at_least(accelerator: Accelerator, size: int) -> Accelerator:
-    if not devices.is_lent_by_amdgpu(accelerator):
-        return accelerator
-    return accelerator._replace(memory_mib=max(accelerator.memory_mib, size))
+def after_reboot(facts: Facts, tuning: Tuning) -> Facts:
+    """Return the facts as planning takes them: if the run tunes and reboots the host, with the memory that its graphics have then."""
+    if not (tuning.enabled and tuning.reboot):
+        return facts
+    size = tuning.gtt_mib or facts.memory_mib - KEPT_MIB
+    accelerators = (
+        device._replace(memory_mib=max(device.memory_mib, size)) if device.is_lent_by_amdgpu else device
+        for device in facts.accelerators
+    )
+    return facts._replace(accelerators=tuple(accelerators))

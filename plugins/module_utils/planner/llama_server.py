@@ -15,10 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import (
-    conversations_on_disk,
-    prompt_cache,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import PromptCache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
 CREDENTIALS_FOLDER = "/run/credentials/{service}.service/"
@@ -29,10 +26,10 @@ METRICS_OPTION = "--metrics"
 """Option that makes llama-server count tokens and requests, for its launcher."""
 
 
-def argv_of(candidate: Candidate, build: str) -> tuple[str, ...]:
+def argv_of(candidate: Candidate, cache: PromptCache, build: str) -> tuple[str, ...]:
     """Return llama-server's command line. Devices of workers have to be known before --device and --override-tensor name them."""
     workload, layout, host = candidate.workload, candidate.layout, candidate.site.hosts[candidate.site.head]
-    server, model, release, cache = workload.server, workload.model, workload.release, prompt_cache(candidate)
+    server, model, release = workload.server, workload.model, workload.release
     values: list[tuple[str, str | Sequence[str] | None]] = [
         ("rpc", [worker.endpoint for worker in layout.workers()]),
         ("device", device_names(release.fork, [(device.endpoint, device.name) for device in layout.devices])),
@@ -56,8 +53,8 @@ def argv_of(candidate: Candidate, build: str) -> tuple[str, ...]:
         ("prompt-cache", str(cache.mib)),
         ("context-checkpoints", "" if cache.checkpoints is None else str(cache.checkpoints)),
         ("sleep", str(server.idle_seconds or "")),
-        ("conversations", f"{host.facts.prefix}/state/conversations" if conversations_on_disk(candidate) else None),
-        ("load-mode", candidate.load_mode()),
+        ("conversations", f"{host.facts.prefix}/state/conversations" if cache.on_disk else None),
+        ("load-mode", candidate.layout.load_mode),
         ("repack", "off" if _crashes_with_amx(candidate) else None),
         ("ui", "none" if server.ui == "false" else None),
         *zip(CREDENTIAL_OPTIONS, _credentials(server, host.facts)),

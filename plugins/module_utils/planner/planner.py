@@ -8,15 +8,11 @@ The plan depends on the inventory and on facts that stay the same from run to ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
@@ -25,7 +21,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import (
     advice,
-    deriving,
     document,
     fallbacks,
     hosts,
@@ -34,88 +29,66 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import workload_of
 
 
-def make_plan(
-    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
-) -> Plan | Refused:
-    """Decide, write the plan, and add its fallbacks, its services, the advisories that it meets and the remedies that help; then judge it.
+def make_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
+    """Return the plan of a cluster, or of several models as if each were alone and then combined, with its services and the proof of its devices.
 
-    :param model_found: report of the module model_info about the model: a model_source.Found; empty if nothing is known. For several models
-        ``models``: name → report.
     :param runtime_id: digest of the launcher's files, which names their folder on the hosts.
     :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
         nothing may be applied.
     """
     if cluster.turns:
-        models = deriving.variants(cluster, model_found)
-        return merging.merged_plan(
-            cluster, [make_plan(variant, report, catalogue, runtime_id) for variant, report in models]
-        )
+        plans = [_plan_model(variant, catalogue, runtime_id) for variant in merging.variants(cluster)]
+        plan = merging.merged_plan(cluster, plans)
+    else:
+        plan = _plan_model(cluster, catalogue, runtime_id)
+    return proof_plan.with_proof(services.with_services(plan)) if isinstance(plan, Plan) else plan
+
+
+def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
+    """Decide, write the plan of one model, and add its fallbacks, the advisories that it meets and the remedies that help; then judge it."""
     try:
-        resolved_cluster = automatic.resolve(cluster, catalogue)
-        installation, candidate = decide_placement(resolved_cluster, model_found, catalogue, runtime_id)
+        installation, candidate = decide_placement(cluster, catalogue, runtime_id)
         plan = fallbacks.with_fallbacks(installation, candidate, document.compose(installation, candidate))
-        plan = advice.add_advice(installation, candidate, proof_plan.with_proof(services.with_services(plan)))
+        plan = advice.add_advice(installation, candidate, services.with_tunnels(plan))
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
-
-    def plan_variant(variant: Cluster) -> Plan | Refused:
-        return make_candidate(variant, model_found, catalogue, runtime_id)
-
-    plan = advice.with_remedies(plan, candidate.workload.model.offered, resolved_cluster, plan_variant)
+    plan = advice.with_remedies(
+        plan, candidate.workload.model.offered, cluster, lambda variant: make_candidate(variant, catalogue, runtime_id)
+    )
     return advice.judge_plan(plan, cluster.accepted)
 
 
-def make_candidate(
-    cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
-) -> Plan | Refused:
-    """Return the plan without fallbacks and remedies: one of many that are compared with each other."""
+def make_candidate(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
+    """Return the plan without fallbacks, remedies and services: one of many that are compared with each other."""
     try:
-        decision = decide_placement(automatic.resolve(cluster, catalogue), model_found, catalogue, runtime_id)
-        plan = services.with_services(document.compose(*decision))
-        return advice.judge_plan(advice.add_advice(*decision, plan), cluster.accepted)
+        decision = decide_placement(cluster, catalogue, runtime_id)
+        return advice.judge_plan(advice.add_advice(*decision, document.compose(*decision)), cluster.accepted)
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
 
 
-def decide_placement(
-    requested_cluster: Cluster, model_found: Mapping[str, Any], catalogue: Catalogue, runtime_id: str
-) -> tuple[Installation, Candidate]:
+def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> tuple[Installation, Candidate]:
     """Make all decisions, each stage from those before it: which programs, who lends what, who builds, and which layers lie where.
 
     :raises Refusal: there is no plan.
     """
-    report = model_source.report_of(model_found)
-    cluster = deriving.derive(requested_cluster, report)
     selection = programs.choose_programs(cluster, catalogue)
     equipped_hosts, site = lending.equip(cluster, selection, catalogue)
-    tls_backend = selection.serving_backend if cluster.server.tls else None
     builds = releases.builds(
-        equipped_hosts, selection.releases, cluster.server, catalogue, tls_backend, cluster.measures
+        equipped_hosts, selection.releases, cluster.server, catalogue, selection.tls_backend, cluster.measures
     )
-    workload = deriving.workload_of(cluster, selection, equipped_hosts[cluster.head], report)
+    release_variable = releases.variable_of(selection.serving_backend, cluster.releases)
+    workload = workload_of(cluster, equipped_hosts[cluster.head], selection.release, release_variable)
     candidate = prompts.best_batches(attempt_placement(workload, site))
+    installation = Installation(cluster, selection, equipped_hosts, builds, runtime_id)
     if cluster.alternates or not candidate.fits or "unprotected-worker" in cluster.accepted:
-        return Installation(cluster, selection, equipped_hosts, builds, runtime_id), candidate
-    return _without_idle_workers(Installation(cluster, selection, equipped_hosts, builds, runtime_id), candidate)
-
-
-def _without_idle_workers(installation: Installation, candidate: Candidate) -> tuple[Installation, Candidate]:
-    """Return both without the workers that the plan does not use and that other hosts could reach."""
-    used_endpoints = {worker.endpoint for worker in candidate.layout.workers()}
-    spares = [
-        worker
-        for entry in installation.equipped.values()
-        for worker in entry.workers
-        if worker.endpoint not in used_endpoints and hosts.is_exposed(entry.host.facts, worker)
-    ]
-    equipped_hosts = {
-        name: entry._replace(workers=tuple(worker for worker in entry.workers if worker not in spares))
-        for name, entry in installation.equipped.items()
-    }
-    result = candidate._replace(site=candidate.site.without_workers(spares), idle_workers=tuple(spares))
-    return installation._replace(equipped=equipped_hosts), result
+        return installation, candidate
+    spares = hosts.exposed_workers(equipped_hosts, candidate)
+    candidate = candidate._replace(site=candidate.site.without_workers(spares), idle_workers=tuple(spares))
+    return installation.without_workers(spares), candidate
 
 
 def refused_plan(cluster: str, refusal: Refusal) -> Refused:

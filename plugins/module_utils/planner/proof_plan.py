@@ -11,23 +11,21 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import WorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
     Estimate,
-    ExternalWorkerPlan,
     Plan,
     ProofPlan,
     ProvenDevice,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import cores_gflops
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import SOCKET
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Question
@@ -89,8 +87,8 @@ def plan_proof(candidate: Candidate, estimate: Estimate, seconds: int) -> ProofP
     context = min(longest_context, workload.context_per_request)
     prompts = questions.list_questions(context)
     variants = questions.variant_questions(prompts) * (1 + (workload.cache.type_v == "f16"))
-    rate = cost_model.processor_rate(head.facts)
-    gflops = cost_model.cores_gflops(head.facts) if rate.source == cost_model.ASSUMED_SOURCE else rate.prompt_gflops
+    rate = head.rates[device_load.CPU]
+    gflops = cores_gflops(head.facts) if rate.source == device_rates.ASSUMED_SOURCE else rate.prompt_gflops
 
     def reference_s(layers: float) -> float:
         return _compute_s(summary, [*prompts, *variants], layers, rate.gb_per_s, gflops)
@@ -123,7 +121,7 @@ def _compute_s(
         if group.layers is not None:
             parameters = math.prod(group.shape) * group.how_many * share
             if cost_model.EXPERTS.search(group.name):
-                expert_cost += parameters * cost_model.active_share(summary)
+                expert_cost += parameters * summary.active_share
             else:
                 dense_cost += parameters
     pairs = questions.count_pairs(prompts) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
@@ -180,27 +178,31 @@ def work_of(plan: Plan) -> ProofWork | None:
 
 def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
     """Return a device as a side; the head's processor without one."""
+    details: Any
     argv = _argv(plan, entry)
-    if not entry:
-        return Side(_hash(plan, argv), f"{plan.head.host}'s processor", argv)
-    workers: list[WorkerPlan | ExternalWorkerPlan] = [worker for host in plan.hosts.values() for worker in host.workers]
-    worker = next(filter(lambda worker: worker.endpoint == entry.endpoint, [*workers, *plan.external_workers]), None)
-    rates = [
-        (device.gb_per_s, device.prompt_gflops) for device in plan.estimate.devices if device.device == entry.device
-    ]
-    program: Any = None
-    if isinstance(worker, WorkerPlan):
-        program = [
-            word
-            for pair in options.pairs(worker.argv[1:])
-            for word in pair
-            if pair[0] not in ("-H", "-p", "--host", "--port")
+    name, details = f"{plan.head.host}'s processor", argv
+    if entry:
+        workers = [worker for host in plan.hosts.values() for worker in host.workers]
+        worker = next((worker for worker in workers if worker.endpoint == entry.endpoint), None)
+        rates = [
+            (device.gb_per_s, device.prompt_gflops) for device in plan.estimate.devices if device.device == entry.device
         ]
-        program = [worker.argv[0], program, dict(worker.environment)]
-    pairs = [pair for pair in options.pairs(argv[1:]) if _name_of(pair[0]) not in ("rpc", "device", "micro-batch")]
-    device = [entry.host, entry.worker or entry.device, entry.capacity_mib, rates]
-    identifier = _hash(plan, [argv[0], pairs, device, program])
-    return Side(identifier, f"{entry.host} {entry.worker or entry.device}", argv)
+        program = worker and [
+            worker.argv[0],
+            [
+                word
+                for pair in options.pairs(worker.argv[1:])
+                for word in pair
+                if pair[0] not in ("-H", "-p", "--host", "--port")
+            ],
+            dict(worker.environment),
+        ]
+        pairs = [
+            pair for pair in options.pairs(argv[1:]) if options.name_of(pair[0]) not in ("rpc", "device", "micro-batch")
+        ]
+        name = f"{entry.host} {entry.worker or entry.device}"
+        details = [argv[0], pairs, [entry.host, entry.worker or entry.device, entry.capacity_mib, rates], program]
+    return Side(_hash(plan, details), name, argv)
 
 
 def _hash(plan: Plan, details: Any) -> str:
@@ -208,7 +210,7 @@ def _hash(plan: Plan, details: Any) -> str:
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
     hashed_values = [plan.model.path, plan.model.revision, files, plan.head.proof and plan.head.proof.layers, details]
     hashed_values.append(dict(plan.head.environment))
-    return hashlib.sha256(json.dumps(typed_json.dump(hashed_values), sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(hashed_values, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _reading_id(plan: Plan) -> str:
@@ -221,7 +223,7 @@ def _reading_id(plan: Plan) -> str:
 
 def _pairs(plan: Plan) -> list[tuple[str, list[str]]]:
     """Return the options of the planned command line by their names in the table, and their values."""
-    return [(_name_of(word), value) for word, *value in options.pairs(plan.head.argv[1:])]
+    return [(options.name_of(word), value) for word, *value in options.pairs(plan.head.argv[1:])]
 
 
 def _remedies(plan: Plan) -> Iterator[Remedy]:
@@ -242,8 +244,10 @@ def _argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
     """Return llama-server on a device; on the processor alone without one, which then repacks no weights, like the processors of workers."""
     fork, (program, *words) = plan.release.fork, plan.head.argv
     pairs = options.pairs(words)
-    kept_pairs = [pair for pair in pairs if _name_of(pair[0]) not in REPLACED_OPTIONS]
-    overrides = [part for word, *value in pairs if _name_of(word) == "override-tensor" for part in value[0].split(",")]
+    kept_pairs = [pair for pair in pairs if options.name_of(pair[0]) not in REPLACED_OPTIONS]
+    overrides = [
+        part for word, *value in pairs if options.name_of(word) == "override-tensor" for part in value[0].split(",")
+    ]
     proof = plan.head.proof
     values: Mapping[str, str | Sequence[str]] = {
         "rpc": [entry.endpoint] if entry and entry.endpoint else [],
@@ -257,9 +261,3 @@ def _argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
     }
     settings = [word for name, value in values.items() for word in options.render(name, value, fork)]
     return (program, *settings, *itertools.chain(*kept_pairs))
-
-
-def _name_of(word: str) -> str:
-    """Return the name of an option; the word itself if the table lacks it."""
-    option = options.by_word(word)
-    return option.name if option else options.normalize(word)

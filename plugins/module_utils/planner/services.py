@@ -178,13 +178,12 @@ def _may_connect(host: HostPlan, worker: WorkerPlan) -> list[str]:
 
 
 def with_services(plan: Plan) -> Plan:
-    """The plan with the services of each host, and the head's ends of tunnels."""
-    result = with_tunnels(plan)
-    hosts = {name: host._replace(services=services_of_host(result, name)) for name, host in result.hosts.items()}
-    return result._replace(hosts=hosts)
+    """Return the plan with the services of each host."""
+    hosts = {name: host._replace(services=_services_of_host(plan, name)) for name, host in plan.hosts.items()}
+    return plan._replace(hosts=hosts)
 
 
-def services_of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
+def _services_of_host(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
     services = [_worker_service(plan, host, worker) for worker in plan.hosts[host].workers]
     if host == plan.head.host:
         services.append(_head_service(plan, [service.name for service in services]))

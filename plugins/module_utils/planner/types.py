@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     ModelFilePlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 
 
 class WorkerRequest(NamedTuple):
@@ -174,30 +174,45 @@ class ModelSource(NamedTuple):
     """Path on the controller, of a split model that of the first part."""
 
 
-class ModelRequest(NamedTuple):
-    """The variables ``llama_model_…``."""
-
-    source: ModelSource | None
-    """None for the known-answer model."""
-    known_answer: KnownAnswerPlan | None
-    summary: ModelSummary | None
-    mmproj: ModelSource | None = None
-    draft: ModelSource | None = None
-    token_file: str | None = None
-    alias: str | None = None
-    """``llama_model_alias``."""
-    instead_bytes: int | None = None
-    """Plan with the same model in so many bytes."""
-
-    def sources(self) -> list[ModelSource]:
-        return [source for source in (self.source, self.mmproj, self.draft) if source]
-
-
 class Quantisation(NamedTuple):
     """One of those that a repository has."""
 
     name: str
     bytes: int
+
+
+class ModelReport(NamedTuple):
+    """The report of the module model_info about the files of a model."""
+
+    problem: str = ""
+    """Why the report is impossible; then nothing else is set."""
+    summary: ModelSummary | None = None
+    unreadable_path: str | None = None
+    """File or folder that the service cannot read."""
+    refused: str | None = None
+    files: tuple[ModelFilePlan, ...] = ()
+    offered: tuple[Quantisation, ...] = ()
+    draft: ModelSummary | None = None
+    projector: Projector | None = None
+
+
+class ModelRequest(NamedTuple):
+    """The variables ``llama_model_…``, and the report about their files."""
+
+    source: ModelSource | None
+    """None for the known-answer model."""
+    known_answer: KnownAnswerPlan | None
+    summary: ModelSummary | None
+    """Summary of the model's file, or ``llama_model_gguf_summary`` if the file was not read; None if neither is known."""
+    mmproj: ModelSource | None = None
+    draft: ModelSource | None = None
+    token_file: str | None = None
+    alias: str | None = None
+    """``llama_model_alias``."""
+    report: ModelReport = ModelReport()
+
+    def sources(self) -> list[ModelSource]:
+        return [source for source in (self.source, self.mmproj, self.draft) if source]
 
 
 class Model(NamedTuple):
@@ -243,24 +258,23 @@ class AuxiliaryModel(NamedTuple):
         """Return the bytes on its device."""
         return self.weights + self.kv + self.compute
 
+    @property
+    def head_bytes(self) -> int:
+        """Return the bytes in the head's memory."""
+        return self.in_memory + (0 if self.device else self.total)
+
+    def total_on(self, device: Device) -> int:
+        """Return the bytes on a device."""
+        return self.total if self.device and self.device.buffer == device.buffer else 0
+
 
 class External(NamedTuple):
     """An entry of ``llama_external_workers``: a worker that others run."""
 
-    address: str
-    port: int
-    host: str
-    """Its name for people; the address where none is given."""
-    memory_mib: int
+    worker: Worker
     protocol: str | None
-    backend: str
-    architecture: str
-    device: str
-    """Its device's name."""
-
-    @property
-    def endpoint(self) -> str:
-        return f"{self.address}:{self.port}"
+    accelerator: Accelerator | None
+    """Its device; None for a processor."""
 
 
 class Turn(NamedTuple):
@@ -288,8 +302,6 @@ class Cluster(NamedTuple):
     external: tuple[External, ...] = ()
     external_hosts: Mapping[str, Host] = {}
     """The hosts of these, which no run contacts."""
-    summary: ModelSummary | None = None
-    """Summary of the model that is served; None where it is not known."""
     layer_hosts: frozenset[str] | None = None
     """Hosts whose devices may hold layers; None for all of them."""
     proof_seconds: int = 60

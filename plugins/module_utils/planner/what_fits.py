@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.cost_model import EXPERTS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
@@ -189,7 +188,7 @@ def _result(
     cluster: Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: Catalogue, context: int
 ) -> Row:
     experts = sum(row.how_many * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
-    active_parameters = (summary.parameters or 0) - int(experts * (1 - cost_model.active_share(summary)))
+    active_parameters = (summary.parameters or 0) - int(experts * (1 - summary.active_share))
     row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
     plan = _plan(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:
@@ -210,7 +209,7 @@ def _plan(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Cata
     source = ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
     changed_cluster = cluster._replace(server=server, model=ModelRequest(source, None, summary))
-    return planner.make_candidate(changed_cluster, {}, catalogue, "")
+    return planner.make_candidate(changed_cluster, catalogue, "")
 
 
 def _reason(plan: Plan | Refused) -> str:

@@ -18,8 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import speculation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source, server_checks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Equipped, Model, Server
 
 PLACE_OPTIONS = {
     host_types.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
@@ -81,6 +81,21 @@ class Workload(NamedTuple):
         return self._replace(server=server, cache=cache)
 
 
+def workload_of(cluster: Cluster, head: Equipped, release: ReleasePlan, release_variable: str) -> Workload:
+    """Work out what the head shall serve.
+
+    :param release_variable: variable that requests the release.
+    :raises Refusal: the model does not go with the settings of the server, or with its release.
+    """
+    server, request = cluster.server, speculation.request_of(cluster.model, cluster.server)
+    model = model_source.model_of(request, head.host.facts)
+    server_checks.check_server(head, server, request, release)
+    server_checks.check_model(request, model.summary, release, release_variable)
+    speculation.check_speculation(server, model, release)
+    model = speculation.with_predicting_layers(model, server)
+    return plan_workload(server, cluster.placement, cluster.users, model, release)
+
+
 def plan_workload(
     server: Server, placement: str | None, users: int | None, model: Model, release: ReleasePlan
 ) -> Workload:
@@ -90,11 +105,13 @@ def plan_workload(
     """
     if users is not None and users < 1:
         raise Refusal(f"llama_users is {users}: use 1 or more, or remove it")
+    server = _for_kind(server, model.summary)
     cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
     further_loads = [_description(model, role) for role in uncounted_models]
     further_loads += speculation.uncounted_states(model, server, release)
+    spec_type = speculation.spec_type(model, server, release)
     unplanned_args = unplanned_options(server, counts_draft)
     return Workload(
         server=server,
@@ -105,14 +122,14 @@ def plan_workload(
         cache=cache,
         context_per_request=_context_per_request(server, model.summary, cache),
         requested_batches=(server.batch, server.micro_batch),
-        speculation=speculation.spec_type(model, server, release),
+        speculation=spec_type,
         uncounted_models=uncounted_models,
         uncounted=(*further_loads, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
         is_exact=release.mainline and not unplanned_args and not further_loads,
     )
 
 
-def for_kind(server: Server, summary: ModelSummary) -> Server:
+def _for_kind(server: Server, summary: ModelSummary) -> Server:
     """Return the server with the option for the kind of the model. Embeddings need a micro-batch as long as an input, which is computed at once."""
     cache = cache_settings(server, summary)
     if summary.switch and not cache.every_output:

@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import programs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, ReleaseRequest
@@ -53,15 +53,14 @@ OTHER_SOURCES = "source: pypi (compiled on the hosts), or source: package if the
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
-    """Return the cluster with the details that only the controller can look up, for the releases that hosts need."""
-
+    """Return the cluster with the details that only the controller can look up, for the releases that hosts need, and with a release instead of ``auto``."""
     resolved_requests = {}
     for variable in programs.release_variables(cluster, catalogue):
         try:
             resolved_requests[variable] = resolve(releases.requested_release(variable, cluster.releases), find_file)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
-    return cluster._replace(releases={**cluster.releases, **resolved_requests})
+    return automatic.resolve(cluster._replace(releases={**cluster.releases, **resolved_requests}), catalogue)
 
 
 def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> ReleaseRequest:

@@ -95,7 +95,7 @@ def _largest_layer_outputs(summary: ModelSummary) -> int:
 def _whole_cache(summary: ModelSummary, settings: kv_cache.CacheSettings, cells: int) -> int:
     """Return the bytes of a layer's keys and values in 16 bits, to which flash attention converts other types."""
     sizes = ((settings.type_k, summary.key_dimension), (settings.type_v, summary.value_dimension))
-    heads = max(summary.by_layer("attention.head_count_kv", summary.kv_heads))
+    heads = max(summary.layer_kv_heads)
     return F16 * cells * heads * sum(size for kind, size in sizes if kind != "f16")
 
 
@@ -104,6 +104,7 @@ def compute_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> in
     tokens, width = kv_cache.pad(settings.tokens, MASK_TOKENS), summary.width
     cells, window_cells = kv_cache.cells(summary, settings)
     mask_cells = cells + (window_cells if kv_cache.window_size(summary) else 0)
+    is_recurrent = all(kv_cache.recurrent_layers(summary))
     flash, is_mainline = uses_flash(summary, settings), settings.fork != IK_LLAMA
     heads = 0 if flash else _heads_at_once(summary, settings, cells)
     outputs = tokens if settings.every_output or not is_mainline else min(tokens, SLOT_OUTPUTS * settings.parallel)
@@ -115,7 +116,7 @@ def compute_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> in
             summary.key_dimension + summary.value_dimension
         )
     size = F32 * (tokens * values + outputs * summary.vocabulary)
-    if all(kv_cache.recurrent_layers(summary)):
+    if is_recurrent:
         return size
     if not is_mainline:
         masks = (IK_FLASH_MASKS if flash else IK_MASKS) * cells

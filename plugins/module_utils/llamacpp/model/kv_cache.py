@@ -8,6 +8,7 @@ llama-memory-recurrent.cpp. Sizes for ik_llama.cpp are upper bounds from llama_k
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
@@ -169,7 +170,7 @@ def windowed_layers(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it attends only to a sliding window."""
     layers, architecture = summary.layers, summary.architecture
     if architecture in ("lfm2", "lfm2moe") and window_size(summary):
-        return [heads > 0 for heads in _kv_heads(summary)]
+        return [heads > 0 for heads in summary.layer_kv_heads]
     if not window_size(summary):
         return [False] * layers
     window, pattern = WINDOWS[architecture], "attention.sliding_window_pattern"
@@ -201,10 +202,6 @@ def next_layers(summary: ModelSummary) -> int:
     return summary.number("nextn_predict_layers") or 0
 
 
-def _kv_heads(summary: ModelSummary) -> list[int]:
-    return summary.by_layer("attention.head_count_kv", summary.kv_heads)
-
-
 def _state(summary: ModelSummary) -> int:
     """Return the bytes of a recurrent layer's state and of its convolution's state, in 32-bit floats."""
     width, convolution = summary.width, summary.number("ssm.conv_kernel") or 0
@@ -214,7 +211,7 @@ def _state(summary: ModelSummary) -> int:
     if size := summary.number("shortconv.l_cache"):
         return 4 * width * (size - 1)
     if size := summary.number("kda.head_dim"):
-        heads = summary.by_layer("attention.head_count", summary.heads)[0]
+        heads = summary.layer_heads[0]
         return 4 * heads * size * (3 * (convolution - 1 if convolution else 3) + size)
     inner_width, state, groups = (
         summary.number(f"ssm.{key}") or 0 for key in ("inner_size", "state_size", "group_count")
@@ -230,7 +227,7 @@ def recurrent_layers(summary: ModelSummary) -> list[bool]:
     if architecture in HEADLESS_RECURRENT:
         feeds = summary.by_layer("feed_forward_length")
         is_uncached = architecture.startswith("nemotron_h")
-        return [not heads and not (is_uncached and feed) for heads, feed in zip(_kv_heads(summary), feeds)]
+        return [not heads and not (is_uncached and feed) for heads, feed in zip(summary.layer_kv_heads, feeds)]
     if architecture in INTERVAL_ARCHITECTURES:
         if summary.layer_values("attention.recurrent_layers") is not None:
             return [bool(entry) for entry in summary.by_layer("attention.recurrent_layers")]
@@ -266,7 +263,7 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
     :param flash: whether values are stored for flash attention.
     :param latent_values: whether values are also cached if keys are compressed.
     """
-    heads, windows, recurrent = _kv_heads(summary), windowed_layers(summary), recurrent_layers(summary)
+    heads, windows, recurrent = summary.layer_kv_heads, windowed_layers(summary), recurrent_layers(summary)
     cached_layers, state = _cached_layers(summary), _state(summary)
     key, value = summary.key_dimension, summary.value_dimension
     lengths = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
@@ -295,6 +292,31 @@ def checkpointed_layers(summary: ModelSummary, settings: CacheSettings) -> list[
     """Return for each layer whether checkpoints of the context contain its cache: windows and states cannot be truncated."""
     pairs = zip(windowed_layers(summary), recurrent_layers(summary))
     return [(window and not settings.full_window) or recurrent for window, recurrent in pairs]
+
+
+def checkpoint_sizes(summary: ModelSummary, settings: CacheSettings, build: int, tokens: int) -> list[int]:
+    """Return the bytes of each layer in a checkpoint after so many tokens; 0 for layers that checkpoints do not contain."""
+    checkpoint = settings._replace(context=min(tokens, window_size(summary) or 1), parallel=1)
+    pairs = zip(sizes(summary, checkpoint, build)[0], checkpointed_layers(summary, settings))
+    return [size if is_contained else 0 for size, is_contained in pairs]
+
+
+@functools.lru_cache(maxsize=64)
+def attention_of(
+    summary: ModelSummary, settings: CacheSettings, build: int, depth: int
+) -> tuple[list[int], list[float]]:
+    """Return for each layer the bytes of cache that a token reads, and of states that it writes too, and the multiplications of its attention.
+
+    :param depth: tokens before this token.
+    """
+    settings = settings._replace(context=depth, parallel=1)
+    full_cells, window_cells = cells(summary, settings)
+    head_size = summary.key_dimension + summary.value_dimension
+    layers = zip(sizes(summary, settings, build)[0], recurrent_layers(summary))
+    return [size * (1 + is_recurrent) for size, is_recurrent in layers], [
+        float(heads * head_size * (window_cells if layer.is_windowed else full_cells)) if layer.key else 0.0
+        for heads, layer in zip(summary.layer_heads, layers_of(summary, True))
+    ]
 
 
 def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:

@@ -105,6 +105,12 @@ class ModelSummary(NamedTuple):
         """Bytes of its files, or of its tensors if files are unknown."""
         return self.bytes or sum(self.layer_bytes) + self.input_bytes + self.output_bytes
 
+    @property
+    def active_share(self) -> float:
+        """Part of the experts' tensors that a token reads."""
+        count, used_count = self.number("expert_count") or 0, self.number("expert_used_count") or 0
+        return min(1.0, used_count / count) if count and used_count else 1.0
+
     def number(self, key: str) -> Optional[int]:
         """Return the single value of a key; None if it is missing or has a value per layer."""
         value = dict(self.keys).get(key)
@@ -114,6 +120,16 @@ class ModelSummary(NamedTuple):
         """Return the values of a key that has a value per layer, or None."""
         value = dict(self.keys).get(key)
         return value if isinstance(value, tuple) else None
+
+    @property
+    def layer_heads(self) -> list[int]:
+        """Number of heads in each layer."""
+        return self.by_layer("attention.head_count", self.heads)
+
+    @property
+    def layer_kv_heads(self) -> list[int]:
+        """Number of heads with keys and values in each layer."""
+        return self.by_layer("attention.head_count_kv", self.kv_heads)
 
     def by_layer(self, key: str, default: int = 0) -> list[int]:
         """Return the value of a key in each layer: its single value, ``default`` without the key, or its list, extended by zeros."""

@@ -14,7 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import accelerator_of
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
@@ -86,7 +85,7 @@ def rocblas_without_kernels(context: AdvisoryContext) -> Cases:
     cases: dict[str, dict[str, str | None]] = {}
     for device in context.candidate.layout.devices:
         host = context.cluster.hosts.get(device.host)
-        card = accelerator_of(host.facts, device.name) if host else None
+        card = host.facts.accelerator_of(device.name) if host else None
         name = card.architecture.partition(":")[0] if card and device.backend == backends.HIP.name else ""
         if name in UNSUPPORTED_GFX and OVERRIDE not in device.environment:
             builds = context.plan.hosts[device.host].builds

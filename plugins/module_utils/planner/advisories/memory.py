@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
@@ -57,8 +56,8 @@ def torn_cache(context: AdvisoryContext) -> Cases:
     """Return devices whose KV cache llama-server cannot fetch, if the operator turned the prompt cache on."""
     if not context.plan.head.prompt_cache_mib:
         return []
-    cache = context.candidate.workload.cache
-    torn_devices = [device for device in context.holders if kv_cache.is_torn(context.summary, cache, device.backend)]
+    torn_backends = context.candidate.layout.load.torn_backends
+    torn_devices = [device for device in context.holders if device.backend in torn_backends]
     return [(device.host, {"where": f"{device.name} on {device.host}"}) for device in torn_devices]
 
 
@@ -93,7 +92,7 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
     places: list[tuple[devices.Holder, str]] = []
     for device in context.holders:
         reported_text = f"{device.visible_mib} MiB reported"
-        accelerator = devices.accelerator_of(context.cluster.every_host[device.host].facts, device.name)
+        accelerator = context.cluster.every_host[device.host].facts.accelerator_of(device.name)
         if context.plan.fits and (share := round(device.held_mib)) > device.visible_mib:
             places.append((device, f"{share} MiB planned, {reported_text}"))
         elif not context.plan.fits and accelerator and device.visible_mib < accelerator.memory_mib:

@@ -6,17 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Union
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Quantisation
 
 Change = Callable[[Cluster], Cluster]
 """A function that takes the cluster and returns it as it would be after the operator has acted."""
-Attempt = Callable[[Cluster], Optional[Plan]]
-"""A function that returns the plan of a changed cluster, without remedies; None if its input is refused."""
+Attempt = Callable[[Cluster], Union[Plan, Refused]]
+"""A function that returns the plan of a changed cluster, without remedies."""
 
 MIN_CONTEXT = 1024
 """Smallest number of tokens per slot that a remedy suggests."""
@@ -54,7 +55,7 @@ class Trial(NamedTuple):
     def fits(self, change: Change) -> bool:
         """Return whether the model fits after a change, and no new error refuses the plan."""
         plan = self.attempt(change(self.cluster))
-        return plan is not None and plan.fits and _errors(plan) <= _errors(self.plan)
+        return isinstance(plan, Plan) and plan.fits and _errors(plan) <= _errors(self.plan)
 
 
 def _set_server(**fields: Any) -> Change:
@@ -63,7 +64,12 @@ def _set_server(**fields: Any) -> Change:
 
 def _set_model_size(size: int) -> Change:
     """Return a change to the same model in files of this many bytes."""
-    return lambda cluster: cluster._replace(model=cluster.model._replace(instead_bytes=size))
+
+    def change(cluster: Cluster) -> Cluster:
+        summary = cluster.model.summary and model_source.scale_summary(cluster.model.summary, size)
+        return cluster._replace(model=cluster.model._replace(summary=summary))
+
+    return change
 
 
 def _shorter_contexts(context: int, parallel: int) -> Iterator[int]:
@@ -91,7 +97,7 @@ def _most_layers(trial: Trial) -> int | None:
 
     def fits_on_device(is_bounded: bool, number: int) -> bool:
         plan = trial.attempt(_set_server(gpu_layers=number)(trial.cluster))
-        return plan is not None and all(
+        return isinstance(plan, Plan) and all(
             entry.total_mib - (0 if is_bounded else entry.compute_mib) <= entry.capacity_mib for entry in plan.placement
         )
 

@@ -40,7 +40,7 @@ def has_archive(facts: Facts, backend: str) -> bool:
         return False
 
 
-def libraries(facts: Facts, backend: str) -> list[str]:
+def runtime_libraries(facts: Facts, backend: str) -> list[str]:
     """Return the system libraries that the archives' programs need, as toolkits.RUNTIME names them."""
     runtime = toolkits.RUNTIME_LIBRARIES if facts.system == "Linux" else {}
     return [name for name, user in runtime.items() if user in ("", backend)]

@@ -8,7 +8,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional, cast
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
@@ -161,24 +161,26 @@ def sources_of(requests: Requests) -> dict[str, str]:
 
 
 def releases_by_backend(
-    requests: Requests, facts: Mapping[str, Facts], backends: Iterable[str]
+    requests: Requests, facts: Mapping[str, Facts], builders: Mapping[str, Mapping[str, str]]
 ) -> dict[str, ReleasePlan]:
-    """Return the release of each backend: ``llama_release_<backend>``, or else ``llama_release``.
+    """Return the release of each backend: ``llama_release_<backend>``, or else ``llama_release``. Nothing was looked up for any other backend.
 
-    :param backends: backends of the hosts. Nothing was looked up for any other backend.
+    :param builders: backend → host that builds for it → architecture of its processor.
     """
     package_versions = {name: host.packaged.version if host.packaged else None for name, host in facts.items()}
     releases = {}
-    for backend in backends:
+    for backend in builders:
         variable = variable_of(backend, requests)
         try:
             releases[backend] = release_of(requested_release(variable, requests), package_versions)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
+    for backend, release in releases.items():
+        _check_release(backend, release, builders[backend])
     return releases
 
 
-def check_release(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) -> None:
+def _check_release(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) -> None:
     """Refuse a backend that the fork lacks, and compiled programs for hosts with different processors.
 
     :param architectures: host that builds for the backend → architecture of its processor.
@@ -206,15 +208,20 @@ def _package_version(package_versions: Mapping[str, str | None]) -> str:
     return str(versions.pop())
 
 
-def same_source(head: ReleasePlan, worker: ReleasePlan) -> bool:
-    """Return whether two releases come from the same tree with the same patches, so that head and worker understand each other.
+def compatible_backends(releases: Mapping[str, ReleasePlan], serving_backend: str) -> frozenset[str]:
+    """Return the backends whose release comes from the same tree with the same patches as llama-server's, so that head and worker understand each other.
     One may be sources, the other compiled programs."""
-    left_tree, right_tree = (
-        (release.fork, release.build, {patch.sha256 for patch in release.patches}) for release in (head, worker)
+    head = releases[serving_backend]
+    return frozenset(
+        backend
+        for backend, worker in releases.items()
+        if _tree_of(worker) == _tree_of(head)
+        and ("unknown" in (head.commit, worker.commit) or head.commit[:7] == worker.commit[:7])
     )
-    return left_tree == right_tree and (
-        "unknown" in (head.commit, worker.commit) or head.commit[:7] == worker.commit[:7]
-    )
+
+
+def _tree_of(release: ReleasePlan) -> tuple[str, int, set[str]]:
+    return release.fork, release.build, {patch.sha256 for patch in release.patches}
 
 
 def builds(

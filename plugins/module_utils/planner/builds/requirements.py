@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host
 
 
@@ -109,7 +109,7 @@ def unused_accelerators(host: Host, backend_names: Collection[str]) -> list[str]
     """Return the names of the accelerators that ``auto`` leaves without a build; integrated graphics only if the host has no other device."""
     if host.backends != ("auto",):
         return []
-    devices, names = (same_device.named_accelerators(host.facts), same_device.canonical_device_names(host.facts))
+    devices, names = (host.facts.named_accelerators, host.facts.canonical_names)
     if tuple(backend_names) == (backends.CPU.name,):
         return sorted({device.name for _name, device in devices})
     used_names = {names[name] for name, device in devices if device.backend in backend_names or device.unified}
@@ -178,7 +178,7 @@ def _requirements(host: Host, backend: str, catalogue: Catalogue, release: Relea
         tools, patch = toolkits.tools(backend), ["patch"] * bool(release.patches)
         missing_tools = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
         return Needs([*tools, *needed_libraries, *patch], {*missing_tools, *gaps})
-    libraries = prebuilt_archives.libraries(facts, backend) if release.source == "prebuilt" else []
+    libraries = prebuilt_archives.runtime_libraries(facts, backend) if release.source == "prebuilt" else []
     return Needs(libraries, {name for name in libraries if _lacks_tool(facts, name)})
 
 

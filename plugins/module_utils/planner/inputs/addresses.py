@@ -22,8 +22,8 @@ def _bits_in_common(first_address: str, second_address: str) -> int:
     return 32 - (int(first_ip) ^ int(second_ip)).bit_length()
 
 
-def address_of(host: Host, peer: str, target: str | None = None) -> str:
-    """The numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of the
+def common_address(host: Host, peer: str, target: str | None = None) -> str:
+    """Return the numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of the
     first link without a peer, or where the host is reached.
 
     :param target: address of the peer, where it is known: of the links without a peer and where the host is reached, the address that begins most like it.

@@ -17,20 +17,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, rpc, toolkits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB, Facts, facts_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, Facts, facts_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
+    external_workers,
     limits,
     model_inputs,
     release_request,
+    transport,
     turns,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
-    External,
     Host,
     ModelRequest,
     ReleaseRequest,
@@ -40,42 +42,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     WorkerRequest,
 )
 
-UNNAMED_DEVICE = "declared"
-"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
 MAX_THREADS = 4096
-
-DEFAULT_FACTS: dict[str, Any] = {
-    "system": "Linux",
-    "architecture": "x86_64",
-    "distribution": {"id": "debian", "version": "13", "family": "debian"},
-    "cpu": {"model": "declared", "cores": 8, "features_id": "declared"},
-    "memory_mib": 0,
-    "accelerators": [],
-    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", **toolkits.DECLARED_TOOLS, "patch": "2.7"},
-    "toolchains": None,
-    "scope": "system",
-    "python": "/usr/bin/python3",
-    "service_manager": "systemd",
-    "units_filter": True,
-    "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
-    "prefix": "/opt/llamacpp",
-    "cache": "/var/cache/llamacpp",
-    "units": "/etc/systemd/system",
-}
-"""Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
 
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Form of the name of a variable of a process."""
-HOST_NAME = r"\w[\w.:@+-]*"
-"""Form of the name of a host or a cluster: it is used in names of files, in definitions and in commands."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Form of the name of a variable of a process whose value is a secret."""
 
 PLANNING_FACTS = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
 """Facts that a plan depends on."""
-
-EXTERNAL_WORKERS = "llama_external_workers"
-PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 
 SUBSTITUTE_FACTS = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
 """Facts that ``llama_hardware`` may set for a host that is not contacted. An apply needs the reported ones."""
@@ -114,8 +89,9 @@ def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: Model
             "llama_balancer host of the same cluster"
         )
     variables = hosts[heads[0]]["variables"]
+    external = external_workers.read_workers(variables[external_workers.VARIABLE] or (), hosts)
     entries = () if model else tuple(map(_turn, turns.overlays(variables)))
-    return Cluster(
+    cluster = Cluster(
         name=name,
         head=heads[0],
         server=entries[0].server if entries else server_of(variables),
@@ -124,12 +100,14 @@ def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: Model
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
-        external=_external(variables["llama_external_workers"] or (), hosts),
+        external=external,
+        external_hosts=external_workers.hosts_of(external),
         measures=variables["llama_benchmark_programs"],
         proof_seconds=variables["llama_proof_seconds"],
         users=variables["llama_users"],
         hosts={host: _host(host, entry, hosts) for host, entry in hosts.items()},
     )
+    return transport.with_transport(cluster)
 
 
 def _turn(entry: turns.Overlay) -> Turn:
@@ -153,18 +131,11 @@ def check_variables(host: str, values: Mapping[str, Any]) -> None:
 
 
 def _check_name(subject: str, name: str) -> None:
-    problem = _problem_of_name(name)
+    problem = external_workers.problem_of_name(name)
     if problem:
         raise Refusal(
             f"{subject} has the name {validation.show(name)} in the inventory: {problem}; put an address like ::1 into ansible_host"
         )
-
-
-def _problem_of_name(name: str) -> str | None:
-    """Return the remedy for an impossible name of a host; None for a possible one."""
-    if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.MAX_NAME:
-        return None
-    return f"use at most {validation.MAX_NAME} letters, digits, and . : @ + - _ between them"
 
 
 def catalogue(packages: Mapping[str, Any]) -> Catalogue:
@@ -199,7 +170,12 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
         raise Refusal(
             f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: bring the host up, or declare its hardware"
         )
-    host_facts = facts_of(facts)
+    tuning = Tuning(
+        bool(variables["llama_host_tuning"]),
+        variables["llama_host_tuning_gtt_mib"],
+        bool(variables["llama_host_reboot"]),
+    )
+    host_facts = kernel_parameters.after_reboot(facts_of(facts), tuning)
     return Host(
         name=name,
         is_head="head" in entry["groups"],
@@ -219,11 +195,7 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
         toolchain=variables["llama_build_toolchain"],
         build_host=_build_host(name, variables["llama_build_host"], hosts),
         share_builds=variables["llama_build_share"],
-        tuning=Tuning(
-            bool(variables["llama_host_tuning"]),
-            variables["llama_host_tuning_gtt_mib"],
-            bool(variables["llama_host_reboot"]),
-        ),
+        tuning=tuning,
         releases=_releases(variables),
         unknown_variables=dict(entry["unknown_variables"]),
         metrics=_metrics(name, variables),
@@ -332,67 +304,6 @@ def _networks(place: str, values: Sequence[str] | None) -> tuple[str, ...]:
         ) from None
 
 
-def _external(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
-    """``llama_external_workers`` of the head.
-
-    :raises Refusal: an entry is not possible.
-    """
-    workers: list[External] = []
-    for index, values in enumerate(entries):
-        place = f"{EXTERNAL_WORKERS}[{index}]"
-        address, port = _place(place, values.get("endpoint"))
-        worker = External(
-            address=address,
-            port=port,
-            host=values.get("host") or address,
-            memory_mib=values["memory_mib"],
-            protocol=values.get("protocol"),
-            backend=values.get("backend") or backends.CPU.name,
-            architecture=values.get("architecture") or "",
-            device=values.get("device") or UNNAMED_DEVICE,
-        )
-        _check_external(place, worker, hosts, workers)
-        workers.append(worker)
-    return tuple(workers)
-
-
-def _place(place: str, endpoint: Any) -> tuple[str, int]:
-    try:
-        address, port = rpc.place_of(str(endpoint))
-    except ValueError:
-        address, port = names.ANY_ADDRESS, 0
-    ip = ipaddress.IPv4Address(address)
-    if ip.is_unspecified or ip.is_multicast or ip.is_reserved:  # 255.255.255.255 is reserved
-        raise Refusal(
-            f"{place} has the endpoint {endpoint!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
-        )
-    return address, port
-
-
-def _check_external(place: str, worker: External, hosts: Collection[str], earlier_workers: Sequence[External]) -> None:
-    limit = validation.limit(worker.memory_mib, 1, MAX_MIB)
-    if limit:
-        raise Refusal(f"{place} has the memory_mib {worker.memory_mib}: {limit}")
-    if worker.protocol is not None and not re.fullmatch(PROTOCOL, worker.protocol, re.ASCII):
-        raise Refusal(
-            f"{place} has the protocol {worker.protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
-        )
-    if worker.backend not in BACKENDS:
-        raise Refusal(f"{place} has the backend {worker.backend!r}: use one of {', '.join(BACKENDS)}")
-    problem = _problem_of_name(worker.host)
-    if problem:
-        raise Refusal(f"{place} has the host {validation.show(worker.host)}: {problem}")
-    if worker.host in hosts:
-        raise Refusal(
-            f"{place} has the host {worker.host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {worker.host}, or use "
-            "another name"
-        )
-    if any((worker.address, worker.port) == (entry.address, entry.port) for entry in earlier_workers):
-        raise Refusal(
-            f"{place} has the endpoint {worker.address}:{worker.port}, which another entry already has: remove one of the two entries"
-        )
-
-
 def _check_not_secret(place: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
@@ -456,7 +367,7 @@ def merge_hardware(
         )
         raise Refusal(
             f"llama_hardware for {name} has the {problem}. For another system, like Windows, remove the host from llama_head and "
-            f"llama_workers, and declare its workers in {EXTERNAL_WORKERS} of a Linux or macOS head"
+            f"llama_workers, and declare its workers in {external_workers.VARIABLE} of a Linux or macOS head"
         )
     for tool, version in (declared_values.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):

@@ -4,35 +4,131 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import ipaddress
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, facts_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import (
+    DEFAULT_FACTS,
+    MAX_MIB,
+    UNNAMED_DEVICE,
+    Accelerator,
+    facts_of,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import External, Host, Worker
 
+VARIABLE = "llama_external_workers"
+PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
 
-def check_protocol(workers: Sequence[External], release: ReleasePlan) -> None:
-    """Refuses a worker whose protocol the head does not accept. What is not known is judged when they shake hands."""
-    for index, worker in enumerate(workers):
-        if worker.protocol and release.protocol and not rpc.is_compatible(release.protocol, worker.protocol):
+HOST_NAME = r"\w[\w.:@+-]*"
+"""Form of the name of a host or a cluster: it is used in names of files, in definitions and in commands."""
+
+
+def problem_of_name(name: str) -> str | None:
+    """Return the remedy for an impossible name of a host; None for a possible one."""
+    if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.MAX_NAME:
+        return None
+    return f"use at most {validation.MAX_NAME} letters, digits, and . : @ + - _ between them"
+
+
+def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
+    """Return the workers of ``llama_external_workers``. Nothing is known of their ports, their caches and their threads.
+
+    :param hosts: hosts of the cluster.
+    :raises Refusal: an entry is not possible.
+    """
+    workers: list[External] = []
+    for index, values in enumerate(entries):
+        place = f"{VARIABLE}[{index}]"
+        endpoint, backend, memory_mib = (
+            _endpoint(place, values.get("endpoint")),
+            _backend(place, values),
+            values["memory_mib"],
+        )
+        host = str(values.get("host") or names.address_of(endpoint))
+        _check_entry(place, host, values, hosts)
+        if any(endpoint == other.worker.endpoint for other in workers):
             raise Refusal(
-                f"{cluster_inputs.EXTERNAL_WORKERS}[{index}] has the protocol {worker.protocol}, but {release.ref} speaks {release.protocol}: "
+                f"{place} has the endpoint {endpoint}, which another entry already has: remove one of the two entries"
+            )
+        number = sum((other.worker.host, other.worker.backend) == (host, backend) for other in workers)
+        worker = Worker(
+            name=f"external{index}",
+            host=host,
+            listens=endpoint,
+            endpoint=endpoint,
+            open=endpoint,
+            backend=backend,
+            build="",
+            device=backends.device_name(backend, number),
+            capacity_mib=memory_mib,
+        )
+        name, architecture = values.get("device") or UNNAMED_DEVICE, values.get("architecture") or ""
+        accelerator = Accelerator(backend, name, architecture, memory_mib, False)
+        workers.append(External(worker, values.get("protocol"), None if backend == backends.CPU.name else accelerator))
+    return tuple(workers)
+
+
+def _endpoint(place: str, endpoint: Any) -> str:
+    try:
+        address, port = rpc.place_of(str(endpoint))
+    except ValueError:
+        address, port = names.ANY_ADDRESS, 0
+    ip = ipaddress.IPv4Address(address)
+    if ip.is_unspecified or ip.is_multicast or ip.is_reserved:  # 255.255.255.255 is reserved
+        raise Refusal(
+            f"{place} has the endpoint {endpoint!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
+        )
+    return f"{address}:{port}"
+
+
+def _backend(place: str, values: Mapping[str, Any]) -> str:
+    backend = str(values.get("backend") or backends.CPU.name)
+    if backend not in BACKENDS:
+        raise Refusal(f"{place} has the backend {backend!r}: use one of {', '.join(BACKENDS)}")
+    return backend
+
+
+def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collection[str]) -> None:
+    limit = validation.limit(values["memory_mib"], 1, MAX_MIB)
+    if limit:
+        raise Refusal(f"{place} has the memory_mib {values['memory_mib']}: {limit}")
+    protocol = values.get("protocol")
+    if protocol is not None and not re.fullmatch(PROTOCOL, protocol, re.ASCII):
+        raise Refusal(
+            f"{place} has the protocol {protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+        )
+    problem = problem_of_name(host)
+    if problem:
+        raise Refusal(f"{place} has the host {validation.show(host)}: {problem}")
+    if host in hosts:
+        raise Refusal(
+            f"{place} has the host {host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {host}, or use another name"
+        )
+
+
+def check_workers(externals: Sequence[External], hosts: Mapping[str, Host], release: ReleasePlan) -> None:
+    """Refuse a worker whose protocol the head does not accept, and one at an address of a host of the cluster, whose memory is counted already. An unknown
+    protocol is judged when they shake hands. A tunnel ends on loopback."""
+    for index, external in enumerate(externals):
+        if external.protocol and release.protocol and not rpc.is_compatible(release.protocol, external.protocol):
+            raise Refusal(
+                f"{VARIABLE}[{index}] has the protocol {external.protocol}, but {release.ref} speaks {release.protocol}: "
                 "run that worker with this cluster's release, or set llama_release to the worker's release"
             )
 
-
-def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> None:
-    """Refuses a worker at an address of a host of the cluster, whose memory is counted already. A tunnel ends on loopback."""
     owners = {address: name for name, host in hosts.items() for address in _addresses(host)}
-    for index, worker in enumerate(workers):
-        owner = owners.get(worker.address)
+    for index, external in enumerate(externals):
+        owner = owners.get(names.address_of(external.worker.endpoint))
         if owner:
             raise Refusal(
-                f"{cluster_inputs.EXTERNAL_WORKERS}[{index}] has the endpoint {worker.endpoint}, an address of {owner}, whose memory the plan already "
+                f"{VARIABLE}[{index}] has the endpoint {external.worker.endpoint}, an address of {owner}, whose memory the plan already "
                 f"counts: remove the entry, and put {owner} into llama_workers"
             )
 
@@ -40,57 +136,25 @@ def check_addresses(workers: Sequence[External], hosts: Mapping[str, Host]) -> N
 def _addresses(host: Host) -> set[str]:
     addresses = {host.address, *host.facts.addresses, *(link.address.split("/", maxsplit=1)[0] for link in host.links)}
     addresses.update(address for interface in host.facts.interfaces for address in interface.addresses)
-    return {address for address in addresses if not is_loopback(address)}
-
-
-def workers_of(externals: Sequence[External]) -> list[Worker]:
-    """Return external workers as workers. Nothing is known of their ports, their cache and their threads."""
-    workers = []
-    for index, external in enumerate(externals):
-        workers.append(
-            Worker(
-                name=f"external{index}",
-                host=external.host,
-                listens=external.endpoint,
-                endpoint=external.endpoint,
-                open=external.endpoint,
-                backend=external.backend,
-                build="",
-                device=_device(externals, index),
-                capacity_mib=external.memory_mib,
-            )
-        )
-    return workers
-
-
-def _device(externals: Sequence[External], index: int) -> str:
-    """Return the name for the device of an external worker, as llama.cpp would name it on its host."""
-    worker = externals[index]
-    similar_workers = [
-        entry for entry in externals[:index] if (entry.host, entry.backend) == (worker.host, worker.backend)
-    ]
-    return backends.device_name(worker.backend, len(similar_workers))
+    return {address for address in addresses if not names.is_loopback(address)}
 
 
 def hosts_of(externals: Sequence[External]) -> dict[str, Host]:
-    """Name → what is known of a host on which others run workers: that they have these devices."""
-    return {
-        name: _host(name, [worker for worker in externals if worker.host == name])
-        for name in {worker.host: None for worker in externals}
-    }
+    """Return name → what is known of a host on which others run workers: that it has their devices."""
+    hosts: dict[str, list[External]] = {}
+    for external in externals:
+        hosts.setdefault(external.worker.host, []).append(external)
+    return {name: _host(name, group) for name, group in hosts.items()}
 
 
 def _host(name: str, externals: Sequence[External]) -> Host:
-    facts = facts_of({**cluster_inputs.DEFAULT_FACTS, "memory_mib": sum(worker.memory_mib for worker in externals)})
-    accelerators = tuple(
-        Accelerator(worker.backend, worker.device, worker.architecture, worker.memory_mib, False)
-        for worker in externals
-        if worker.backend != backends.CPU.name
-    )
+    memory_mib = sum(external.worker.capacity_mib for external in externals)
+    facts = facts_of({**DEFAULT_FACTS, "memory_mib": memory_mib})
+    accelerators = tuple(external.accelerator for external in externals if external.accelerator)
     return Host(
         name=name,
         is_head=False,
         is_worker=True,
-        address=externals[0].address,
+        address=names.address_of(externals[0].worker.endpoint),
         facts=facts._replace(accelerators=accelerators),
     )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +12,11 @@ from urllib.parse import urlsplit
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, split_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
+    header_summary,
+    known_answer,
+    split_files,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
@@ -56,10 +61,12 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
             "for example llama_model_huggingface to unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"
         )
     header = variables["llama_model_gguf_summary"]
+    known_model = None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"])
+    summary = None if header is None else summary_of("llama_model_gguf_summary", header)
     return ModelRequest(
-        source=None if size is not None else _model_source(variables),
-        known_answer=None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"]),
-        summary=None if header is None else summary_of("llama_model_gguf_summary", header),
+        source=None if known_model else _model_source(variables),
+        known_answer=known_model,
+        summary=_known_answer_summary(known_model) if known_model else summary,
         mmproj=_auxiliary(host_types.MMPROJ, variables["llama_model_mmproj"]),
         draft=_auxiliary(host_types.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
@@ -81,6 +88,12 @@ def summary_of(place: str, header: Any) -> ModelSummary:
         return header_summary.parse(header)
     except typed_json.Mismatch as error:
         raise Refusal(f"{place}{error.path} {error.reason}: set it to the summary that model_info returns") from None
+
+
+@functools.lru_cache(maxsize=16)
+def _known_answer_summary(size: KnownAnswerPlan) -> ModelSummary | None:
+    """Return the summary of the known-answer model; None if there is no such model."""
+    return None if known_answer.problem(*size) else header_summary.parse(known_answer.summary(*size))
 
 
 def _is_set(value: Any) -> bool:

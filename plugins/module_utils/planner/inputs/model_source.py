@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import posixpath
@@ -25,11 +24,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Cluster,
     Model,
+    ModelReport,
     ModelRequest,
     ModelSource,
     Quantisation,
@@ -80,21 +82,6 @@ def alias_of(request: ModelRequest) -> str:
     return re.sub(r"[^A-Za-z0-9._/:@+-]+", "-", name).strip("-.")[:MAX_FOLDER] or "model"
 
 
-class ModelReport(NamedTuple):
-    """The report of the module model_info about a model, read once for all attempts of a plan."""
-
-    problem: str = ""
-    """Why the report is impossible; then nothing else is set."""
-    summary: ModelSummary | None = None
-    unreadable_path: str | None = None
-    """File or folder that the service cannot read."""
-    refused: str | None = None
-    files: tuple[ModelFilePlan, ...] = ()
-    offered: tuple[Quantisation, ...] = ()
-    draft: ModelSummary | None = None
-    projector: Projector | None = None
-
-
 class RawReport(NamedTuple):
     """The raw report of the module model_info."""
 
@@ -106,8 +93,25 @@ class RawReport(NamedTuple):
     closed: str | None = None
 
 
+def with_reports(cluster: Cluster, data: Mapping[str, Any]) -> Cluster:
+    """Return the cluster with the report of the module model_info about its model, or about each of several models.
+
+    :param data: result of the module; empty if nothing was looked for. For several models ``models``: name → report.
+    """
+    models = tuple(
+        turn._replace(model=_with_report(turn.model, turns.report_of(data, turn.name))) for turn in cluster.turns
+    )
+    return cluster._replace(model=models[0].model if models else _with_report(cluster.model, data), turns=models)
+
+
+def _with_report(request: ModelRequest, data: Mapping[str, Any]) -> ModelRequest:
+    report = report_of(data)
+    summary = request.summary if request.known_answer else report.summary or request.summary
+    return request._replace(report=report, summary=summary)
+
+
 def report_of(data: Any) -> ModelReport:
-    """:param data: what the module reports; empty where nothing was looked for."""
+    """Read a report of the module model_info; one that is impossible has a problem."""
     try:
         raw_report = typed_json.parse(RawReport, data)
         draft, projector = (raw_report.auxiliary.get(role) for role in (host_types.DRAFT, host_types.MMPROJ))
@@ -128,12 +132,13 @@ def report_of(data: Any) -> ModelReport:
         return ModelReport(str(error))
 
 
-def with_files(model: Model, request: ModelRequest, report: ModelReport, prefix: str) -> Model:
+def with_files(model: Model, request: ModelRequest, prefix: str) -> Model:
     """The model with its files, from what was found, or from the variables alone where nothing was looked for.
 
     :raises Refusal: the names of its files are not known.
     """
     files: list[ModelFilePlan] = []
+    report = request.report
     for source in request.sources():
         source_files = [file for file in report.files if file.role == source.role]
         source_files, path = source_files or _from_variables(source, request.summary), folder(prefix, source)
@@ -226,12 +231,12 @@ def _from_variables(source: ModelSource, summary: ModelSummary | None) -> list[M
     return [ModelFilePlan(name, source.role) for name in file_names]
 
 
-def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: str) -> Model:
-    """Path and summary of the model that the head serves.
+def model_of(request: ModelRequest, facts: Facts) -> Model:
+    """Return the model that the head serves.
 
-    :param account: as which its services run in scope system.
+    :raises Refusal: its files or its header are unknown, or services cannot read them.
     """
-    source = next(iter(request.sources()), None)
+    source, report, summary = next(iter(request.sources()), None), request.report, request.summary
     if source and report.problem:
         raise typed_json.format_refusal("the head", f"the model ({_subject(source)})", report.problem)
     if report.refused:
@@ -241,17 +246,18 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
         if problem:
             raise Refusal(f"llama_model_known_answer describes an impossible model: {problem}")
         path = known_answer.path_of(facts.prefix, *request.known_answer)
-        model = Model(path, request.known_answer, _known_answer_summary(request.known_answer), "known-answer")
-        return with_files(model, request, report, facts.prefix)
+        model = Model(path, request.known_answer, cast(ModelSummary, summary), "known-answer")
+        return with_files(model, request, facts.prefix)
     source = cast(ModelSource, request.source)
-    summary = report.summary or _declared_summary(source, request.summary)
-    if request.instead_bytes:
-        summary = scale_summary(summary, request.instead_bytes)
-    model = with_files(Model("", None, summary), request._replace(summary=summary), report, facts.prefix)
+    if summary is None:
+        raise Refusal(
+            f"{_subject(source)}, but its header was not read: make the head reachable, or set llama_model_gguf_summary"
+        )
+    model = with_files(Model("", None, summary), request, facts.prefix)
     path = str(model.path_of(host_types.MODEL))
     if facts.scope == "system" and report.unreadable_path:
         raise Refusal(
-            f"{source.variable} is {path!r}, but the service account {account} cannot read {report.unreadable_path}: run "
+            f"{source.variable} is {path!r}, but the service account {names.ACCOUNT} cannot read {report.unreadable_path}: run "
             f"chmod o+rX {shlex.quote(report.unreadable_path)}, or move the model to /srv"
         )
     for file in model.files:
@@ -263,27 +269,6 @@ def model_of(request: ModelRequest, report: ModelReport, facts: Facts, account: 
     return model._replace(path=path)
 
 
-def summary_of(request: ModelRequest, report: ModelReport) -> ModelSummary | None:
-    """Return the summary of the requested model; None if ``model_of`` refuses it or nothing is known."""
-    if request.known_answer:
-        return None if known_answer.problem(*request.known_answer) else _known_answer_summary(request.known_answer)
-    return report.summary or request.summary
-
-
-@functools.lru_cache(maxsize=16)
-def _known_answer_summary(size: KnownAnswerPlan) -> ModelSummary:
-    return header_summary.parse(known_answer.summary(*size))
-
-
 def _subject(source: ModelSource) -> str:
     """The beginning of a sentence about a model."""
     return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {source_text(source)}"
-
-
-def _declared_summary(source: ModelSource, summary: ModelSummary | None) -> ModelSummary:
-    """``llama_model_gguf_summary``, where the file itself was not read."""
-    if summary is None:
-        raise Refusal(
-            f"{_subject(source)}, but its header was not read: make the head reachable, or set llama_model_gguf_summary"
-        )
-    return summary

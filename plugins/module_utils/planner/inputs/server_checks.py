@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ModelRequest, Server, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Equipped, ModelRequest, Server
 
 FIELD_LIMITS = {
     "context": (1, (1 << 31) - 1),
@@ -36,7 +36,7 @@ FIELD_LIMITS = {
 """Field of Server → its smallest and its largest value."""
 
 
-def check_auxiliary(server: Server, request: ModelRequest) -> None:
+def _check_auxiliary(server: Server, request: ModelRequest) -> None:
     """Refuse options for an auxiliary model that a variable already names."""
     for source in request.sources():
         option = options.by_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
@@ -45,11 +45,9 @@ def check_auxiliary(server: Server, request: ModelRequest) -> None:
             raise Refusal(f"{source.variable} is set, but llama-server also gets {words[0]}: remove one of the two")
 
 
-def check_server(name: str, server: Server, workers: Sequence[Worker], release: ReleasePlan) -> None:
-    """Refuse what no llama-server of this release accepts.
-
-    :param workers: workers of the head, which has this name.
-    """
+def check_server(head: Equipped, server: Server, request: ModelRequest, release: ReleasePlan) -> None:
+    """Refuse what no llama-server of this release accepts on this head."""
+    _check_auxiliary(server, request)
     for field, (minimum, maximum) in FIELD_LIMITS.items():
         limit = validation.limit(getattr(server, field), minimum, maximum)
         if limit:
@@ -72,7 +70,7 @@ def check_server(name: str, server: Server, workers: Sequence[Worker], release: 
         ipaddress.IPv4Address(server.host)
     except ValueError:
         raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
-    _check_ports(name, server, workers)
+    _check_ports(head, server)
 
 
 def _check_flash(server: Server) -> None:
@@ -100,15 +98,17 @@ def _check_files(server: Server) -> None:
         )
 
 
-def _check_ports(name: str, server: Server, workers: Sequence[Worker]) -> None:
-    worker_ports = {names.port_of(worker.listens) for worker in workers}
+def _check_ports(head: Equipped, server: Server) -> None:
+    worker_ports = {names.port_of(worker.listens) for worker in head.workers}
     ports = {"llama_server_port": server.port}
     ports.update({names.PAGE_PORT: server.page_port} if server.page_port is not None else {})
     for variable, number in ports.items():
         if not 0 < number < 65536:
             raise Refusal(f"{variable} is {number}: use 1 to 65535")
         if number in worker_ports:
-            raise Refusal(f"{variable} is {number}, which a worker on {name} also uses: change one of the two ports")
+            raise Refusal(
+                f"{variable} is {number}, which a worker on {head.host.name} also uses: change one of the two ports"
+            )
         first_name = next(name for name in ports if ports[name] == number)
         if first_name != variable:
             raise Refusal(f"{variable} is {number}, the same port as {first_name}: change one of the two")
@@ -150,14 +150,13 @@ def _check_environment(environment: Mapping[str, str]) -> None:
         )
 
 
-def check_architecture(request: ModelRequest, summary: ModelSummary) -> None:
-    """Refuse a model that llama-server does not serve."""
+def check_model(request: ModelRequest, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:
+    """Refuse a model that llama-server does not serve, or with tensor types that llama-server of this release does not have: it would not load it.
+
+    :param variable: variable that requests the release.
+    """
     if summary.architecture in UNSUPPORTED and request.source:
         raise Refusal(f"{request.source.variable} is {summary.name}, {UNSUPPORTED[summary.architecture]}")
-
-
-def check_types(request: ModelRequest, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:
-    """Refuse a model with tensor types that llama-server of this release does not have: it would not load it."""
     subject = request.source.variable if request.source else "the model"
     kinds = {row.type for row in summary.named_tensors}
     foreign_words = tensor_types.types_of_other_forks(kinds, release.fork)

@@ -20,9 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices, workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import (
     PLACE_OPTIONS,
@@ -40,24 +39,27 @@ def candidate_places(workload: Workload, head_devices: Sequence[Device]) -> Iter
 
     :param head_devices: devices that llama-server itself drives, the fastest first.
     """
-    model, excluded_models = workload.model, workload.uncounted_models
-    roles = [role for role in PLACE_OPTIONS if header_of(model, role) and role not in excluded_models]
     places = [*head_devices[:1], None]
-    return itertools.product(*([_auxiliary_model(role, workload, place) for place in places] for role in roles))
+    roles = [role for role in PLACE_OPTIONS if role not in workload.uncounted_models]
+    choices = ([model for place in places if (model := _auxiliary_model(workload, role, place))] for role in roles)
+    return itertools.product(*filter(None, choices))
 
 
-def _auxiliary_model(role: str, workload: Workload, device: Device | None) -> AuxiliaryModel:
+def _auxiliary_model(workload: Workload, role: str, device: Device | None) -> AuxiliaryModel | None:
+    """Return the model at a place; None if its header is unknown."""
+    header = header_of(workload.model, role)
+    if header is None:
+        return None
     backend = backends.BY_NAME[device.backend] if device else backends.CPU
-    if role == host_types.MMPROJ:
-        header = cast(Projector, workload.model.projector)
+    if isinstance(header, Projector):
         return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
-    summary = cast(ModelSummary, workload.model.draft)
-    loaded_summary = summary.without_key("nextn_predict_layers") if _is_part(summary) else summary
-    load = device_load.load_of(loaded_summary, _cache_settings(workload), workload.release.build)
-    units, kv = list(range(load.units)), _cache_bytes(load, summary)
-    if not device:
-        return AuxiliaryModel(role, None, load.on_head(units), kv, load.compute)
-    return AuxiliaryModel(role, device, load.share(units, backend.name).weights, kv, load.compute, load.on_head())
+    summary = header.without_key("nextn_predict_layers") if _is_part(header) else header
+    settings = _cache_settings(workload)
+    load = device_load.load_of(summary, settings, workload.release.build)
+    units = list(range(load.units))
+    weights = load.share(units, backend.name).weights if device else load.on_head(units)
+    in_memory = load.on_head() if device else 0
+    return AuxiliaryModel(role, device, weights, _cache_bytes(load, summary), load.compute, in_memory)
 
 
 def _is_part(summary: ModelSummary) -> bool:
@@ -83,15 +85,6 @@ def _cache_settings(workload: Workload) -> kv_cache.CacheSettings:
     return workload.cache._replace(type_k=types[0][1], type_v=types[1][1])
 
 
-def memory_bytes(models: Sequence[AuxiliaryModel]) -> int:
-    """Return the bytes that the models take of the head's memory."""
-    return sum(model.in_memory + (0 if model.device else model.total) for model in models)
-
-
-def bytes_on(models: Sequence[AuxiliaryModel], device: Device) -> int:
-    return sum(model.total for model in models if model.device and model.device.buffer == device.buffer)
-
-
 def without_buffers(models: Sequence[AuxiliaryModel]) -> tuple[AuxiliaryModel, ...]:
     """Return the models without compute buffers, which are bounds and never a reason to refuse."""
     return tuple(model._replace(compute=0) for model in models)
@@ -101,7 +94,7 @@ def remaining_capacity(all_devices: Sequence[Device], models: Sequence[Auxiliary
     """Return the devices with the capacity that the models leave; None if one of them holds less."""
     remaining_devices = []
     for device in all_devices:
-        size = bytes_on(models, device)
+        size = sum(model.total_on(device) for model in models)
         if size > device.capacity_mib * MIB:
             return None
         remaining_devices.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-size // MIB))))
@@ -111,21 +104,9 @@ def remaining_capacity(all_devices: Sequence[Device], models: Sequence[Auxiliary
 def with_capacity_of(used_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> tuple[Device, ...]:
     """Return the devices with the capacity that these models took added again."""
     return tuple(
-        device._replace(capacity_mib=device.capacity_mib - -bytes_on(models, device) // MIB) for device in used_devices
+        device._replace(capacity_mib=device.capacity_mib - -sum(model.total_on(device) for model in models) // MIB)
+        for device in used_devices
     )
-
-
-def host_memory_devices(all_devices: Sequence[Device], size: int, head: str, facts: Facts) -> list[Device]:
-    """Return the devices with the capacity that so many bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
-    the largest device that shares it."""
-    sharing_devices = [device for device in all_devices if device.host == head and devices.shares_memory(device, facts)]
-    largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
-    free_mib = workers.usable_mib(facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
-    missing_mib = max(0, -(-size // MIB) - max(0, free_mib))
-    return [
-        device._replace(capacity_mib=max(0, device.capacity_mib - missing_mib)) if device is largest_device else device
-        for device in all_devices
-    ]
 
 
 def arguments(workload: Workload, models: Sequence[AuxiliaryModel]) -> list[tuple[str, str]]:

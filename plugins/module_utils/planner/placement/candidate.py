@@ -14,7 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    auxiliary_models,
     cost_model,
     device_load,
     devices,
@@ -53,27 +52,14 @@ class Candidate(NamedTuple):
 
     def holders(self) -> list[devices.Holder]:
         """Return the devices that hold a part of the model."""
-        return [
-            devices.holder(
-                device,
-                self.site.facts_of(device),
-                round(share.weights / MIB, 2),
-                round(share.kv / MIB, 2) + round(auxiliary_models.bytes_on(self.layout.auxiliary, device) / MIB, 2),
-            )
-            for device, share in zip(self.layout.devices, self.layout.shares())
-        ]
-
-    def load_mode(self) -> str | None:
-        """Return how llama-server reads the model; None is its default."""
-        requested_mode = self.workload.server.load_mode
-        return requested_mode or devices.load_mode_of(self.release, self.holders(), self.site.head)
+        return devices.holders_of(self.layout, self.site.hosts)
 
     def placement(self) -> tuple[DevicePlacement, ...]:
         """Return the plan's entry for each device."""
-        load_mode, load, workload = self.load_mode(), self.layout.load, self.workload
+        load_mode, load, workload = self.layout.load_mode, self.layout.load, self.workload
         entries = []
         for device, share, reason in zip(self.layout.devices, self.layout.shares(), self.layout.why):
-            auxiliary = auxiliary_models.bytes_on(self.layout.auxiliary, device)
+            auxiliary = self.layout.auxiliary_on(device)
             compute = self.layout.compute_on(device)
             maps_file = backends.BY_NAME[device.backend].maps_weights and load_mode not in ("none", "mlock")
             is_exact_size = not (device.worker.external if device.worker else maps_file)
@@ -133,6 +119,7 @@ def _shares(
     owners = device_load.assign_units(load.layers, gpu_layers, split if buffers else ())
     shares = {index: _Share() for index in (None, *indices.values())}
     overridden: list[list[int | None]] = [[] for _unit in range(load.units)]
+    nodes = cost_model.nodes_per_layer(load)
     for part, cost in zip(load.parts, cost_model.part_costs(load)):
         layer = LAYER_TENSOR.match(part.name)
         if part.unit is None and not part.device and not layer:
@@ -145,7 +132,7 @@ def _shares(
         )
         if layer and part.unit is None:
             overridden[int(layer[1])].append(owner)
-    return _with_visits(shares, owners, overridden, cost_model.nodes_per_layer(load.summary))
+    return _with_visits(shares, owners, overridden, nodes)
 
 
 def _with_visits(
@@ -175,14 +162,14 @@ def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list
     holders = [pair for pair in ((None, processor), *enumerate(solution.devices)) if shares[pair[0]].visits]
     summary, parts = workload.summary, []
     for index, device in holders:
-        link, is_last = site.link_to(device), index == holders[-1][0]
+        link, is_last = site.links.get(device.buffer), index == holders[-1][0]
         visits = shares[index].visits
         part = cost_model.Work(
             host=device.host,
             device=device.buffer,
-            rate=cost_model.rate_of(device, site.facts_of(device), summary.architecture),
+            rate=site.rates[device.buffer],
             link=link,
-            active=cost_model.active_share(summary),
+            active=summary.active_share,
             # Only the last token's result comes back from the device with the output.
             wire=4.0 * summary.width * (2 * visits - is_last) if link else 0.0,
             output=4.0 * summary.vocabulary if link and is_last else 0.0,

@@ -10,101 +10,13 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, devices
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
-
-TABLE, ASSUMED_SOURCE = "table", "assumed"
-"""Sources of a rate, the surest first."""
-
-
-class Rate(NamedTuple):
-    """How fast a device is."""
-
-    gb_per_s: float
-    """Bytes of weights and KV cache (1e9) that it reads per second in generation."""
-    prompt_gflops: float
-    """Reached in prompts."""
-    source: str
-    """TABLE or ASSUMED."""
-    node_us: float = 2.0
-    """Microseconds that each node of the graph takes besides reading."""
-    factor: float = 1.3
-    """By which generation may be faster or slower; see device_rates.Family."""
-    weights_per_s: float = math.inf
-    """Weights (1e9) that its kernels for single tokens multiply per second; see device_rates.Family."""
-    wake_ms: float = 0.0
-    """Milliseconds that a worker with this device takes to wake up for a token."""
-
-
-UNKNOWN_FACTOR = 2.0
-"""The factor of a device that no table has."""
-
-
-def rate_of_row(
-    row: device_rates.RateRow, source: str, backend: str = backends.CPU.name, architecture: str = ""
-) -> Rate:
-    """Return the rate that llama.cpp reaches with a row's figures."""
-    family = device_rates.FAMILIES[device_rates.family_of(row.family, backend, architecture)]
-    prompt_rate = 1000 * row.tflops * family.prompt_share
-    factor = max(UNKNOWN_FACTOR if source == ASSUMED_SOURCE else family.factor, row.spread)
-    gb_per_s, node_us = round(row.gb_per_s * family.share, 1), round(family.node_us, 2)
-    return Rate(gb_per_s, round(prompt_rate, 1), source, node_us, factor, family.weights_per_s, family.wake_ms)
-
-
-def rate_of(device: Device, facts: Facts, architecture: str = "") -> Rate:
-    """Return the rate of a device by its name or architecture, or the rate that is assumed for its kind."""
-    accelerator = devices.accelerator_of(facts, device.name)
-    if not accelerator:
-        return processor_rate(facts)
-    row = device_rates.accelerator_row(accelerator.architecture, accelerator.name, accelerator.memory_mib or 0)
-    source = TABLE if row else ASSUMED_SOURCE
-    if not row and accelerator.unified:
-        row = device_rates.ASSUMED_RATES["unified"]
-    row = row or device_rates.assumed_card(accelerator.architecture)
-    return rate_of_row(row, source, accelerator.backend, architecture)
-
-
-def processor_rate(facts: Facts) -> Rate:
-    """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
-    model, cores = facts.cpu.model, facts.cpu.cores
-    unified_names = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
-    row = next(filter(None, map(device_rates.processor_row, (model, *unified_names))), None)
-    rate = (
-        rate_of_row(row, TABLE)
-        if row
-        else rate_of_row(device_rates.ASSUMED_RATES["board" if is_board(facts) else "processor"], ASSUMED_SOURCE)
-    )
-    cores_rate = cores * device_rates.CORE_GB_PER_S
-    if not (row and row.family in ("apple-processor", "board")):
-        rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, cores_gflops(facts)))
-        if cores_rate < rate.gb_per_s:
-            rate = rate._replace(gb_per_s=cores_rate, source=ASSUMED_SOURCE, factor=max(rate.factor, UNKNOWN_FACTOR))
-    return rate
-
-
-def cores_gflops(facts: Facts) -> float:
-    """Return what the cores of the host's processor compute, whatever the limits of its memory."""
-    vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
-    return facts.cpu.cores * device_rates.CORE_GFLOPS[vectors]
-
-
-def is_board(facts: Facts) -> bool:
-    return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib, facts.cpu.model)
-
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 
 EXPERTS = re.compile(r"_(?:ch)?exps\b")
 """In names of tensors of which a token uses the chosen experts only."""
-
-
-def active_share(summary: ModelSummary) -> float:
-    """Return the part of the experts' tensors that a token reads."""
-    count, used_count = summary.number("expert_count") or 0, summary.number("expert_used_count") or 0
-    return min(1.0, used_count / count) if count and used_count else 1.0
 
 
 ASSUMED_BITS = 4.85
@@ -138,7 +50,7 @@ class PartCost(NamedTuple):
 @functools.lru_cache(maxsize=32)
 def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
     summary = load.summary
-    active_fraction = active_share(summary)
+    active_fraction = summary.active_share
     rows = {(row.name, row.bytes): row for row in summary.named_tensors}
     weights = sum(part.bytes for part in load.parts)
     average = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
@@ -187,15 +99,13 @@ LAYER_NODES = {"layer": 31, "experts": 19, "recurrent": 33}
 a state in place of attention, take besides reading: backends compute many of them together."""
 
 
-@functools.lru_cache(maxsize=32)
-def nodes_per_layer(summary: ModelSummary) -> float:
+def nodes_per_layer(load: device_load.Load) -> float:
     """Return about how many nodes the graph has for each layer."""
-    recurrent = kv_cache.recurrent_layers(summary) if kv_cache.is_known_architecture(summary) else []
-    nodes: float = LAYER_NODES["layer"] + LAYER_NODES["recurrent"] * sum(recurrent) / summary.layers
-    return nodes + (LAYER_NODES["experts"] if active_share(summary) < 1 else 0)
+    nodes: float = LAYER_NODES["layer"] + LAYER_NODES["recurrent"] * load.recurrent_layers / load.layers
+    return nodes + (LAYER_NODES["experts"] if load.summary.active_share < 1 else 0)
 
 
-def generation_ms(rate: Rate, read_bytes: float, nodes: float, weights: float = 0.0) -> float:
+def generation_ms(rate: device_rates.Rate, read_bytes: float, nodes: float, weights: float = 0.0) -> float:
     """Return the milliseconds that a device takes for its part of a token.
 
     :param nodes: nodes of its part of the graph: its layers times nodes_per_layer.
@@ -247,7 +157,7 @@ STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
 3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""
 
 
-def worker_ms(link: Link, rate: Rate, visits: int = 1) -> float:
+def worker_ms(link: Link, rate: device_rates.Rate, visits: int = 1) -> float:
     """Return the milliseconds of a token for a worker, besides its device and what its data take on the wire.
 
     :param rate: rate of its device.
@@ -269,7 +179,7 @@ class Work(NamedTuple):
     host: str
     device: str
     """For people."""
-    rate: Rate
+    rate: device_rates.Rate
     read_bytes: float
     """Bytes that a token reads of its weights."""
     weights: float
@@ -383,7 +293,7 @@ LIKELY = 0.66
 def is_likely_faster(faster: Sequence[Work], slower: Sequence[Work], users: int = 1) -> bool:
     """Whether these parts are predicted to generate faster than the others by so much that they do in four of five cases. A kind of device that
     takes part in both is wrong in both alike; others are wrong independently of each other."""
-    uncertainty_by_rate: dict[Rate | None, float] = {}
+    uncertainty_by_rate: dict[device_rates.Rate | None, float] = {}
     for works, sign in ((faster, 1), (slower, -1)):
         total = token_ms(works, users)
         for work in works:

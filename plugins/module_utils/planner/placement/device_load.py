@@ -134,15 +134,21 @@ class Load:
         self.summary = summary
         self.layers: int = summary.layers
         self.units: int = self.layers + 1
-        self.compute = compute_buffers.compute_bound(summary, settings)
         self.kv, self.kv_exact = kv_cache.sizes(summary, settings, build)
+        windows = kv_cache.windowed_layers(summary)
+        self.checkpointed = kv_cache.checkpointed_layers(summary, settings)
+        """Whether checkpoints of the context contain the cache of each layer."""
+        self.torn_backends = {name for name in backends.BY_NAME if kv_cache.is_torn(summary, settings, name)}
+        """Backends from whose devices llama-server cannot fetch KV cache."""
+        is_known_architecture = kv_cache.is_known_architecture(summary)
+        self.recurrent_layers = sum(kv_cache.recurrent_layers(summary)) if is_known_architecture else 0
+        self.compute = compute_buffers.compute_bound(summary, settings)
         self.device_kv = self.kv if settings.offload else [0] * len(self.kv)
         has_names = summary.tensors is not None
         is_known = settings.fork == MAINLINE and kv_cache.is_known_build(build)
-        self.weights_exact = has_names and is_known and kv_cache.is_known_architecture(summary)
+        self.weights_exact = has_names and is_known and is_known_architecture
         parts, self.copies = _parts(summary) if has_names else _parts_without_names(summary)
         self.parts = _with_overrides(parts, overrides)
-        windows = kv_cache.windowed_layers(summary)
         self.copied = [not (summary.architecture == "gemma4" and window) for window in windows]
         self.weights = [0] * self.units
         for part in self.parts:
@@ -275,6 +281,12 @@ class Layout(NamedTuple):
     """Size of what does not fit, on all devices and in the head's memory."""
     auxiliary: tuple[AuxiliaryModel, ...] = ()
     """Auxiliary models, as far as they are counted."""
+    load_mode: str | None = None
+    """How llama-server reads the model; None is its default."""
+
+    def auxiliary_on(self, device: Device) -> int:
+        """Return the bytes of auxiliary models on a device."""
+        return sum(model.total_on(device) for model in self.auxiliary)
 
     def workers(self) -> list[Worker]:
         return [device.worker for device in self.devices if device.worker]

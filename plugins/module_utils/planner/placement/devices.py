@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import same_device
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
 
 MMAP_LIMIT_MIB = 30 * 1024
@@ -23,25 +23,14 @@ VULKAN_MEMORY = "vulkan-shared-memory"
 """Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
 GB10 = "12.1"
 """Compute capability of NVIDIA's GB10 (DGX Spark)."""
-OTHER_DRIVERS = ("Intel", "NVIDIA")
-"""How names of devices begin that another Vulkan driver than Mesa's for AMD drives."""
-
-
-def accelerator_of(facts: Facts, name: str) -> Accelerator | None:
-    """The accelerator that llama.cpp calls ``name`` on a host; None for its processor."""
-    return dict(same_device.named_accelerators(facts)).get(name)
+MIN_MIB = 2048
+"""Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
 
 
 def shares_memory(device: Device, facts: Facts) -> bool:
     """Whether what it holds is in the memory of the host's processor."""
-    accelerator = accelerator_of(facts, device.name)
+    accelerator = facts.accelerator_of(device.name)
     return accelerator.unified if accelerator else True
-
-
-def is_lent_by_amdgpu(accelerator: Accelerator) -> bool:
-    """Whether parameters of the kernel's driver for AMD decide how much of the host's memory the device has."""
-    by_amd = accelerator.backend in ("hip", "vulkan") and not accelerator.name.startswith(OTHER_DRIVERS)
-    return accelerator.unified and by_amd
 
 
 def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> float:
@@ -54,40 +43,97 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     total_mib = accelerator.memory_mib
     if not total_mib:
         return math.inf
-    is_split = backend == "vulkan" and accelerator.unified and not accelerator.name.startswith(OTHER_DRIVERS)
+    is_split = backend == "vulkan" and accelerator.is_lent_by_amdgpu
     if not is_split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
         return total_mib
     return total_mib * 2 // 3
 
 
-def driver_memory(facts: Facts, environments: Mapping[str, Mapping[str, str]]) -> dict[str, int]:
-    """Accelerator → MiB that its driver shows as the device's own, where it is less than the device has: the rest is left to the processor.
-
-    :param environments: name of the device → that of the program that drives it.
-    """
-    sizes = {
-        name: visible_mib(device.backend, device, environments[name])
-        for name, device in same_device.named_accelerators(facts)
-        if name in environments
-    }
-    return {name: int(size) for name, size in sizes.items() if size < math.inf}
+def _is_limited(device: Device) -> bool:
+    """Return whether a device holds no more than its driver shows: heap_of_head makes the driver of the head's own devices show all, unless the operator
+    says what it shows."""
+    return device.worker is not None or backends.UNIFIED_HEAP in device.environment
 
 
-def _with_visible_memory(device: Device, facts: Facts) -> Device:
-    """The device with no more capacity than its driver shows as its own."""
-    accelerator = accelerator_of(facts, device.name)
-    if not accelerator:
+def with_visible_memory(device: Device, facts: Facts) -> Device:
+    """Return the device with no more capacity than its driver shows as its own."""
+    accelerator = facts.accelerator_of(device.name)
+    if not accelerator or not _is_limited(device):
         return device
     visible_size = visible_mib(device.backend, accelerator, device.environment)
     return device._replace(capacity_mib=int(min(device.capacity_mib, visible_size)))
 
 
-def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_shown_memory: bool) -> list[Device]:
-    """The devices that workers lend.
+def reserve_mib(total_mib: int, shared: bool) -> int:
+    """Return the memory for the system: more if the device's memory is the host's own."""
+    return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
 
-    :param within_shown_memory: whether they lend no more than their driver shows as their own.
+
+def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
+    """Return the memory that a device may use. Memory of the host that a driver's limit leaves to the system counts as reserve.
+
+    :param size_mib: memory of the device; if ``shared``, the part of the host's memory that its driver lends.
     """
-    devices = [
+    system_mib = max(0, memory_mib - size_mib) if shared else 0
+    return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - system_mib))
+
+
+def usable_mib(memory_mib: int) -> int:
+    """Return the memory of a host without the reserve for its system."""
+    return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
+
+
+def capacities_of(
+    host: Host,
+    lent: Sequence[tuple[str, int | None]],
+    driven_names: Collection[str],
+    environments: Mapping[str, Mapping[str, str]],
+    limits: Mapping[str, int],
+) -> dict[str, int]:
+    """Return the MiB that each device may hold; CPU stands for each worker on the processor.
+
+    The host's memory is one. Accelerators that share it come first, since they read it faster; processors have what these leave.
+
+    :param lent: name of each worker's device, and the MiB that the operator lets it hold.
+    :param driven_names: names of the accelerators that llama-server itself drives.
+    :param environments: device that holds no more than its driver shows as its own → environment of the program that drives it.
+    :param limits: MiB that some of these may hold, where the operator says so.
+    """
+    canonical, memory_mib = host.facts.canonical_names, host.facts.memory_mib
+    accelerators = dict(host.facts.named_accelerators)
+    limits = {**{name: mib for name, mib in lent if mib}, **limits}
+    capacities = {
+        name: limits.get(name, usable_by_device(device.memory_mib, device.unified, memory_mib))
+        for name, device in accelerators.items()
+    }
+    shared_mib: dict[str, int] = {}
+    for name in [*driven_names, *(name for name, _mib in lent)]:
+        device = accelerators.get(name)
+        if device and device.unified:
+            environment = environments.get(name)
+            shown_mib = math.inf if environment is None else visible_mib(device.backend, device, environment)
+            largest_mib = int(min(capacities[name], shown_mib))
+            shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), largest_mib)
+    requested_mib = [mib for name, mib in lent if name == backends.CPU.device]
+    room = usable_mib(memory_mib)
+    if len(shared_mib) + len(requested_mib) >= 2:
+        sharers = sum(not mib for mib in requested_mib)
+        room -= sum(mib or 0 for mib in requested_mib)
+        for_accelerators, total = max(0, room - MIN_MIB * sharers), sum(shared_mib.values())
+        if total > for_accelerators:
+            shared_mib = {name: size * for_accelerators // total for name, size in shared_mib.items()}
+        room = max(0, room - sum(shared_mib.values())) // max(1, sharers)
+    unified_mib = {
+        name: shared_mib[canonical[name]]
+        for name in accelerators
+        if canonical[name] in shared_mib and accelerators[name].unified
+    }
+    return {**capacities, **unified_mib, backends.CPU.device: room}
+
+
+def lent_devices(workers: Iterable[Worker]) -> list[Device]:
+    """Return the devices that workers lend."""
+    return [
         Device(
             host=worker.host,
             backend=worker.backend,
@@ -99,17 +145,14 @@ def lent_devices(workers: Iterable[Worker], hosts: Mapping[str, Host], within_sh
         )
         for worker in workers
     ]
-    return [
-        _with_visible_memory(device, hosts[device.host].facts) if within_shown_memory else device for device in devices
-    ]
 
 
 def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
     backend. Where others are hidden, only those before the first one that it lends."""
-    canonical = same_device.canonical_device_names(facts)
+    canonical = facts.canonical_names
     hidden_names = {canonical[name] for name in lent_names if name in canonical}
-    pairs = [(name, device) for name, device in same_device.named_accelerators(facts) if device.backend == backend]
+    pairs = [(name, device) for name, device in facts.named_accelerators if device.backend == backend]
     free_devices = [(name, device) for name, device in pairs if canonical[name] not in hidden_names]
     if backends.visibility(backend):
         return [*itertools.takewhile(lambda entry: canonical[entry[0]] not in hidden_names, pairs)]
@@ -121,9 +164,7 @@ def driven_by_head(facts: Facts, lent_names: Collection[str], backend: str) -> l
     llama.cpp does it. One whose memory is not known is left out."""
     with_size = [entry for entry in _visible_devices(facts, lent_names, backend) if entry[1].memory_mib]
     discrete = [entry for entry in with_size if not entry[1].unified]
-    has_better = any(
-        name in lent_names and not accelerator.unified for name, accelerator in same_device.named_accelerators(facts)
-    )
+    has_better = any(name in lent_names and not accelerator.unified for name, accelerator in facts.named_accelerators)
     return discrete or ([] if has_better else with_size[:1])
 
 
@@ -151,30 +192,13 @@ def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) ->
 
 
 def head_devices(
-    head: Host,
-    driven: Sequence[tuple[str, Accelerator]],
-    shares: Mapping[str, int],
-    limits: Mapping[str, int],
-    environment: Mapping[str, str],
-    within_shown_memory: bool = True,
+    head: Host, driven: Sequence[tuple[str, Accelerator]], capacities: Mapping[str, int], environment: Mapping[str, str]
 ) -> list[Device]:
-    """The devices that llama-server itself drives. They hold all of a memory that is the host's too, since heap_of_head has their driver show
-    it, unless the operator says what it shows.
-
-    :param within_shown_memory: whether they hold no more than their driver shows as their own.
-    """
-    canonical = same_device.canonical_device_names(head.facts)
-    result = []
-    for name, accelerator in driven:
-        usable_mib = workers.usable_by_device(accelerator.memory_mib, accelerator.unified, head.facts.memory_mib)
-        capacity = shares[canonical[name]] if accelerator.unified else limits.get(name, usable_mib)
-        result.append(Device(head.name, accelerator.backend, name, name, capacity, environment))
-    is_unified_heap = backends.UNIFIED_HEAP in environment
-    return (
-        [_with_visible_memory(device, head.facts) for device in result]
-        if is_unified_heap and within_shown_memory
-        else result
-    )
+    """Return the devices that llama-server itself drives."""
+    return [
+        Device(head.name, accelerator.backend, name, name, capacities[name], environment)
+        for name, accelerator in driven
+    ]
 
 
 def single_host_devices(host: Host, backend: str, server: Server | None = None) -> list[Device]:
@@ -188,7 +212,20 @@ def single_host_devices(host: Host, backend: str, server: Server | None = None) 
     if server:
         memory_mib = {name: mib for name, mib in server.memory_mib.items() if name in device_names}
         limits = limits_of_head(driven, server._replace(memory_mib=memory_mib))
-    return head_devices(host, driven, workers.memory_shares(host, [], device_names, {}, limits), limits, {})
+    return head_devices(host, driven, capacities_of(host, [], device_names, {}, limits), {})
+
+
+def without_host_memory(all_devices: Sequence[Device], size: int, head: str, facts: Facts) -> list[Device]:
+    """Return the devices with the capacity that so many bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
+    the largest device that shares it."""
+    sharing_devices = [device for device in all_devices if device.host == head and shares_memory(device, facts)]
+    largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
+    free_mib = usable_mib(facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
+    missing_mib = max(0, -(-size // MIB) - max(0, free_mib))
+    return [
+        device._replace(capacity_mib=max(0, device.capacity_mib - missing_mib)) if device is largest_device else device
+        for device in all_devices
+    ]
 
 
 def environment_of_head(
@@ -215,7 +252,7 @@ def environment_of_head(
 def heap_of_head(holders: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variable that makes Mesa report enough memory, if llama-server drives a device that holds more than is reported otherwise."""
     for item in holders:
-        accelerator = None if item.endpoint else accelerator_of(facts, item.name)
+        accelerator = None if item.endpoint else facts.accelerator_of(item.name)
         if accelerator and item.held_mib > visible_mib(item.backend, accelerator, environment) < accelerator.memory_mib:
             return {backends.UNIFIED_HEAP: "true"}
     return {}
@@ -243,10 +280,22 @@ class Holder(NamedTuple):
         return self.backend == "cuda" and self.is_unified and self.architecture == GB10
 
 
-def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
-    accelerator = accelerator_of(facts, device.name)
+def holders_of(layout: Layout, hosts: Mapping[str, Host]) -> list[Holder]:
+    """Return the devices that hold a part of the model."""
+    return [
+        _holder(
+            device,
+            hosts[device.host].facts,
+            round(share.weights / MIB, 2),
+            round(share.kv / MIB, 2) + round(layout.auxiliary_on(device) / MIB, 2),
+        )
+        for device, share in zip(layout.devices, layout.shares())
+    ]
+
+
+def _holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
+    accelerator = facts.accelerator_of(device.name)
     backend = accelerator.backend if accelerator else backends.CPU.name
-    is_limited = device.worker is not None or backends.UNIFIED_HEAP in device.environment
     return Holder(
         host=device.host,
         name=device.name,
@@ -256,7 +305,9 @@ def holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> H
         is_unified=bool(accelerator and accelerator.unified),
         weights_mib=weights_mib,
         held_mib=weights_mib + kv_mib,
-        visible_mib=visible_mib(backend, accelerator, device.environment) if accelerator and is_limited else math.inf,
+        visible_mib=visible_mib(backend, accelerator, device.environment)
+        if accelerator and _is_limited(device)
+        else math.inf,
         host_memory_mib=facts.memory_mib,
     )
 

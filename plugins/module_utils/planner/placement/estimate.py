@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     ContextSpeed,
@@ -98,15 +99,13 @@ def checkpoints_pay(candidate: Candidate) -> bool:
 def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
     """llama-server computes the last tokens by themselves, and fetches windows and states from the devices before them; those before the last micro-batch,
     too, of a longer prompt (server-context.cpp of build 11063)."""
-    summary, cache, parts = candidate.summary, candidate.workload.cache, candidate.parts
-    in_checkpoints = kv_cache.checkpointed_layers(summary, cache)
-    if not candidate.release.mainline or not any(in_checkpoints):
+    cache, parts = candidate.workload.cache, candidate.parts
+    sizes = kv_cache.checkpoint_sizes(candidate.summary, cache, candidate.release.build, tokens)
+    if not candidate.release.mainline or not any(candidate.layout.load.checkpointed):
         return 0.0
-    cells = min(tokens, kv_cache.window_size(summary) or 1)
-    sizes = kv_cache.sizes(summary, cache._replace(context=cells, parallel=1), candidate.release.build)[0]
     s_per_gb = {part.device: cost_model.COPY_S_PER_GB + (8 / part.link.gbit if part.link else 0) for part in parts}
-    layers = zip(candidate.layout.buffer_of_layers(), sizes, in_checkpoints)
-    fetch_ms = sum(size * s_per_gb.get(buffer, 0) for buffer, size, counts in layers if counts) / 1e6
+    layers = zip(candidate.layout.buffer_of_layers(), sizes)
+    fetch_ms = sum(size * s_per_gb.get(buffer, 0) for buffer, size in layers) / 1e6
     return cost_model.token_ms(parts) + fetch_ms * (1 + (tokens > cache.tokens))
 
 
@@ -200,7 +199,7 @@ def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[
         limited_by=_limit_of_generation(parts) if parts and generates else None,
         prompt_limited_by=_limit_of_prompts(candidate) if parts else None,
         load_limited_by=_limit_of_load(candidate) if parts else None,
-        rates=max(sources, key=(cost_model.TABLE, cost_model.ASSUMED_SOURCE).index, default=None),
+        rates=max(sources, key=(device_rates.TABLE, device_rates.ASSUMED_SOURCE).index, default=None),
         devices=tuple(_device(part) for part in parts),
         best_single_host=best_host,
         network_ms_per_token=round(sum(cost_model.link_ms(part) for part in worker_parts), 3),
@@ -229,7 +228,7 @@ def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.Work])
     :param parts_by_device: buffer → part of the model.
     """
     for device in candidate.layout.devices:
-        link, part = candidate.site.link_to(device), parts_by_device.get(device.buffer)
+        link, part = candidate.site.links.get(device.buffer), parts_by_device.get(device.buffer)
         if link and device.endpoint:
             yield LinkEstimate(
                 host=device.host,

@@ -10,20 +10,21 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
     cost_model,
     device_load,
     solver,
-    workers,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import (
-    holder,
+    holders_of,
     load_mode_of,
+    reserve_mib,
     shares_memory,
+    without_host_memory,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Server
@@ -36,7 +37,7 @@ ALL, FASTEST = "all", "fastest"
 def lay_out(workload: Workload, site: Site) -> Layout:
     """Return the layout with the fewest seconds for a token. Auxiliary models get the first place with which everything fits."""
     head_devices = [device for device in site.devices if not device.worker]
-    head_devices.sort(key=lambda device: -cost_model.rate_of(device, site.facts).gb_per_s)
+    head_devices.sort(key=lambda device: -site.rates[device.buffer].gb_per_s)
     places = list(auxiliary_models.candidate_places(workload, head_devices))
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
     failures = []
@@ -45,7 +46,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
         devices = auxiliary_models.remaining_capacity(site.devices, reserve)
         if devices is None:
             continue
-        head_bytes = auxiliary_models.memory_bytes(reserve) + prompt_cache
+        head_bytes = sum(model.head_bytes for model in reserve) + prompt_cache
         layout = _with_head_bytes(workload, site._replace(devices=tuple(devices)), head_bytes)
         layout = layout._replace(devices=auxiliary_models.with_capacity_of(layout.devices, reserve), auxiliary=place)
         if not layout.reasons:
@@ -73,17 +74,15 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     if not devices or not gpu_layers:
         missing_mib = _missing_on_head(site.facts, load, load.units, head_bytes)
         text = f"the model does not fit: {site.head} lacks {missing_mib} MiB of memory; add a worker"
-        return Layout((), (), load, 0, (text,) if missing_mib else (), missing_mib=missing_mib)
+        layout = Layout((), (), load, 0, missing_mib=missing_mib, load_mode=server.load_mode)
+        return layout._replace(reasons=(text,)) if missing_mib else layout
     start = load.units - gpu_layers
-    reserved_bytes = workers.reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
+    reserved_bytes = reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
     layers_on_processor = load.kv_on_head(start) - load.kv_on_head(0)
     tables = max(0, load.on_head(range(start)) - reserved_bytes)
     head_kv = sum(load.kv) - sum(load.device_kv)
-    devices = tuple(
-        auxiliary_models.host_memory_devices(
-            devices, tables + layers_on_processor + head_bytes + head_kv, site.head, site.facts
-        )
-    )
+    head_bytes_used = tables + layers_on_processor + head_bytes + head_kv
+    devices = tuple(without_host_memory(devices, head_bytes_used, site.head, site.facts))
     uses_all = workload.placement == ALL or (workload.placement is None and workload.model.known_answer is not None)
     if server.tensor_split:
         layout, fits = _with_split(server.tensor_split, devices, load, gpu_layers), True
@@ -93,25 +92,17 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     _check_number(layout.devices, bool(server.tensor_split))
     # auto maps nothing where a device of the head shares its memory
     copies = any(not device.worker and shares_memory(device, site.facts) for device in devices)
-    mode = server.load_mode or _default_load_mode(workload, site, layout)
+    mode = server.load_mode or load_mode_of(workload.release, holders_of(layout, site.hosts), site.head)
+    overfull = layout.overloaded_devices()
     is_mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing_mib = _missing_on_head(site.facts, load, start, head_bytes, is_mapped)
-    overfull, has_rest = layout.overloaded_devices(), bool(start or overrides)
-    cache = server.prompt_cache_mib or 0
+    cache, has_rest = server.prompt_cache_mib or 0, bool(start or overrides)
     reasons = [*_head_excess(site.head, load, start, missing_mib, has_rest, cache), *_device_excess(overfull, fits)]
     return layout._replace(
         reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
         missing_mib=missing_mib + sum(mib for _device, mib in overfull),
+        load_mode=mode,
     )
-
-
-def _default_load_mode(workload: Workload, site: Site, layout: Layout) -> str | None:
-    """Return how llama-server reads the model with this layout unless the operator says it."""
-    holders = [
-        holder(device, site.facts_of(device), share.weights / MIB, 0)
-        for device, share in zip(layout.devices, layout.shares())
-    ]
-    return load_mode_of(workload.release, holders, site.head)
 
 
 def _overrides(server: Server, devices: Sequence[str]) -> list[tuple[str, str]]:
@@ -155,7 +146,7 @@ class DeviceOption(NamedTuple):
     """A device as the solver needs it."""
 
     device: Device
-    rate: cost_model.Rate
+    rate: device_rates.Rate
     place: solver.Place
 
     @property
@@ -167,9 +158,8 @@ class DeviceOption(NamedTuple):
 def _options(workload: Workload, site: Site, load: device_load.Load, start: int) -> list[DeviceOption]:
     """Return the devices as the solver needs them. Devices that are alike cost the same, even if one is the head's and one a worker's: their
     memory then decides which layers they get, and the worker's cost whether they get any."""
-    architecture = workload.summary.architecture
-    rates = [cost_model.rate_of(device, site.facts_of(device), architecture) for device in site.devices]
-    unit_bytes, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load.summary)
+    rates = [site.rates[device.buffer] for device in site.devices]
+    unit_bytes, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load)
     weights = sum(cost.dense + cost.experts for cost in cost_model.part_costs(load)) / sum(unit_bytes)
     token_ms = [
         cost_model.generation_ms(rate, sum(unit_bytes), nodes * load.layers, weights * sum(unit_bytes))
@@ -184,18 +174,17 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
             for unit, size in enumerate(unit_bytes)
         ]
         unit_costs[group] = [solver.cost_of(time) for time in ms]
-    links = {device.buffer: site.link_to(device) for device in site.devices}
     visits = {
         device.buffer: [cost_model.worker_ms(link, rate, count) if link else 0 for count in (1, 2)]
         for device, rate in zip(site.devices, rates)
-        for link in (links[device.buffer],)
+        for link in (site.links.get(device.buffer),)
     }
     least_gain = cost_model.HOP_GAIN * min(token_ms)
     move_costs = {buffer: solver.cost_of(two_ms - one_ms) for buffer, (one_ms, two_ms) in visits.items()}
     options = []
     for device, rate, group in zip(site.devices, rates, groups):
         fixed_bytes, buffer, costs = load.fixed(device.buffer, device.backend), device.buffer, list(unit_costs[group])
-        if link := links[buffer]:
+        if link := site.links.get(buffer):
             costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
         for unit, buffers in load.moved.items():
             for target in buffers - {buffer}:
@@ -298,7 +287,7 @@ def _words(
         nearly_all = uses_all and slower == 1
         return "most layers: faster than the rest" if nearly_all else "filled first: faster than the rest"
     unused_faster_peers = [peer for peer in places if peer.group < place.group]
-    if any(peer.holds_a_unit() for peer in unused_faster_peers):
+    if any(peer.holds_a_unit for peer in unused_faster_peers):
         return "faster devices would add more overhead than they save"
     if unused_faster_peers:
         return "the fastest memory with enough space"
@@ -328,8 +317,8 @@ def _missing_on_head(facts: Facts, load: device_load.Load, start: int, head_byte
     :param is_mapped: whether the layers are pages of the model's file: the kernel drops some if the system needs more than half of its reserve.
     """
     size = load.on_head(range(start)) + load.kv_on_head(start) + head_bytes
-    reserve = workers.reserve_mib(facts.memory_mib, shared=True)
-    reserve = max(workers.reserve_mib(0, shared=True), reserve // 2) if is_mapped else reserve
+    reserve = reserve_mib(facts.memory_mib, shared=True)
+    reserve = max(reserve_mib(0, shared=True), reserve // 2) if is_mapped else reserve
     return max(0, -(-size // MIB) - max(0, facts.memory_mib - reserve))
 
 

@@ -12,15 +12,8 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ConversationsPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    auxiliary_models,
-    cost_model,
-    devices,
-    prompts,
-    workers,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices, prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import checkpoints_pay
 
@@ -42,39 +35,55 @@ class PromptCache(NamedTuple):
     """Number for each slot; None if this build or model makes none, 0 if they take longer than they save."""
     checkpoints_mib: int
     """Largest size of these, all slots together."""
+    on_disk: ConversationsPlan | None = None
+    """How conversations survive a restart; None if they do not."""
 
 
 def prompt_cache(candidate: Candidate) -> PromptCache:
     """Return how the free half of the head's memory is used: first for checkpoints, then for conversations if fetching one and sending it back
     takes less time than computing it again, each up to llama-server's own limit."""
     workload = candidate.workload
-    server, release, cache = workload.server, workload.release, workload.cache
+    server, release = workload.server, workload.release
     available_backends = {
         name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spelled(release.fork)
     }
-    free_mib = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB
-    size = _checkpoint_bytes(candidate)
+    free_mib, load = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB, candidate.layout.load
+    # Checkpoints contain caches of windows, and states. Other caches need none.
+    size = sum(size for size, is_contained in zip(load.kv, load.checkpointed) if is_contained)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in available_backends:
         count = max(1, min(MAX_CHECKPOINTS, min(LIMIT_MIB, free_mib) * MIB // size))
         checkpoints = count if workload.generates and checkpoints_pay(candidate) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
-    used_backends = {device.backend for device in candidate.layout.devices}
+    tokens = workload.context_per_request, min(workload.context_per_request, workload.cache.batch)
+    computing_s, batch_s = (prompts.seconds_of(candidate, count) if candidate.parts else 0.0 for count in tokens)
+    move_s, used_backends = _move_s(candidate), {device.backend for device in candidate.layout.devices}
     is_worthwhile = (
         workload.generates
         and "prompt-cache" in available_backends
         and candidate.parts
-        and not any(kv_cache.is_torn(candidate.summary, cache, backend) for backend in used_backends)
-        and _move_s(candidate) < prompts.seconds_of(candidate, workload.context_per_request)
+        and not load.torn_backends & used_backends
+        and move_s < computing_s
     )
     planned_mib = max(0, min(LIMIT_MIB, free_mib - checkpoints_mib)) // STEP_MIB * STEP_MIB if is_worthwhile else 0
     mib = planned_mib if server.prompt_cache_mib is None else server.prompt_cache_mib
-    return PromptCache(mib, checkpoints, checkpoints_mib)
+    if not server.keep_conversations or not candidate.parts or why_not_on_disk(candidate):
+        return PromptCache(mib, checkpoints, checkpoints_mib)
+    slots = 1 if workload.cache.unified else workload.cache.parallel
+    slot_bytes = sum(load.kv) / slots + checkpoints_mib * MIB / slots
+    disk_plan = ConversationsPlan(
+        limit_mib=server.conversations_mib,
+        file_mib=math.ceil(slot_bytes / MIB),
+        move_s=round(move_s / 2 + slot_bytes / 1e9 / cost_model.DISK_GB_PER_S, 1),
+        computing_s=round(computing_s, 1),
+        timeout_s=max(SHORTEST_LIMIT_S, math.ceil(2 * batch_s)),
+    )
+    return PromptCache(mib, checkpoints, checkpoints_mib, disk_plan)
 
 
 def why_not_on_disk(candidate: Candidate) -> str:
     """Return why llama-server cannot restore conversations from its disk; empty if it can."""
-    workload, release, cache = candidate.workload, candidate.release, candidate.workload.cache
+    workload, release, load = candidate.workload, candidate.release, candidate.layout.load
     drafts = [workload.server.argument(name) for name in ("draft", options.SPECULATION)]
     if not workload.generates:
         return "the model generates no text"
@@ -82,34 +91,11 @@ def why_not_on_disk(candidate: Candidate) -> str:
         return f"this has not been tested with {release.fork}"
     if workload.speculation.startswith("draft") or any(drafts):
         return "llama-server does not save the context of a draft model (ggml-org/llama.cpp#28619)"
-    if any(kv_cache.checkpointed_layers(candidate.summary, cache)) and release.build < CHECKPOINTS_IN_FILES:
+    if any(load.checkpointed) and release.build < CHECKPOINTS_IN_FILES:
         return f"{candidate.summary.name} has sliding windows or recurrent layers, which need build {CHECKPOINTS_IN_FILES} or newer"
-    if any(kv_cache.is_torn(candidate.summary, cache, device.backend) for device in candidate.layout.devices):
+    if any(device.backend in load.torn_backends for device in candidate.layout.devices):
         return "llama-server crashes when it saves a KV cache that is split into several buffers (ggml-org/llama.cpp#25584)"
     return ""
-
-
-def conversations_on_disk(candidate: Candidate) -> ConversationsPlan | None:
-    """Return how conversations survive a restart; None if they do not."""
-    workload = candidate.workload
-    if not workload.server.keep_conversations or not candidate.parts or why_not_on_disk(candidate):
-        return None
-    slots, tokens = 1 if workload.cache.unified else workload.cache.parallel, workload.context_per_request
-    size = sum(candidate.layout.load.kv) / slots + prompt_cache(candidate).checkpoints_mib * MIB / slots
-    batch_s = prompts.seconds_of(candidate, min(tokens, workload.cache.batch))
-    return ConversationsPlan(
-        limit_mib=workload.server.conversations_mib,
-        file_mib=math.ceil(size / MIB),
-        move_s=round(_move_s(candidate) / 2 + size / 1e9 / cost_model.DISK_GB_PER_S, 1),
-        computing_s=round(prompts.seconds_of(candidate, tokens), 1),
-        timeout_s=max(SHORTEST_LIMIT_S, math.ceil(2 * batch_s)),
-    )
-
-
-def _checkpoint_bytes(candidate: Candidate) -> int:
-    """Return the bytes of one checkpoint in every slot: caches of windows, and states. Other caches need none."""
-    in_checkpoints = kv_cache.checkpointed_layers(candidate.summary, candidate.workload.cache)
-    return sum(size for size, counts in zip(candidate.layout.load.kv, in_checkpoints) if counts)
 
 
 def _free_mib(candidate: Candidate) -> int:
@@ -117,12 +103,12 @@ def _free_mib(candidate: Candidate) -> int:
     layout, facts = candidate.layout, candidate.site.facts
     on_head, load = layout.on_head(), layout.load
     size = on_head.weights + on_head.kv + (load.compute if on_head.layers else 0)
-    size += auxiliary_models.memory_bytes(layout.auxiliary)
+    size += sum(model.head_bytes for model in layout.auxiliary)
     for device, share in zip(layout.devices, layout.shares()):
         if device.host == candidate.site.head and devices.shares_memory(device, facts):
             size += share.weights + share.kv + layout.compute_on(device)
-            size += auxiliary_models.bytes_on(layout.auxiliary, device)
-    return max(0, workers.usable_mib(facts.memory_mib) - -(-size // MIB))
+            size += layout.auxiliary_on(device)
+    return max(0, devices.usable_mib(facts.memory_mib) - -(-size // MIB))
 
 
 def _move_s(candidate: Candidate) -> float:
@@ -130,7 +116,7 @@ def _move_s(candidate: Candidate) -> float:
     cache, seconds = candidate.workload.cache, 0.0
     slots = 1 if cache.unified else cache.parallel
     for device, share in zip(candidate.layout.devices, candidate.layout.shares()):
-        link = candidate.site.link_to(device)
+        link = candidate.site.links.get(device.buffer)
         if link:
             seconds += 2 * 8 * share.kv / slots / link.gbit / 1e9
     return seconds

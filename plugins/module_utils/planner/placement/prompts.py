@@ -10,18 +10,12 @@ what a worker computes, so workers do all this without llama.cpp's pipeline too;
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    auxiliary_models,
-    cost_model,
-    device_load,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
@@ -40,7 +34,7 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
     workload, buffers = candidate.workload, candidate.layout.buffer_of_layers()
     cache_bytes: dict[str, float] = {}
     attended_rates: dict[str, float] = {}
-    layers = _attention(candidate.summary, workload.cache, candidate.release.build, max(1, depth))
+    layers = kv_cache.attention_of(candidate.summary, workload.cache, candidate.release.build, max(1, depth))
     for buffer, size, multiplications in zip(buffers, *layers):
         cache_bytes[buffer] = cache_bytes.get(buffer, 0.0) + size
         attended_rates[buffer] = attended_rates.get(buffer, 0.0) + multiplications
@@ -52,23 +46,6 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
         for part in candidate.parts
     ]
     return candidate._replace(parts=parts)
-
-
-@functools.lru_cache(maxsize=64)
-def _attention(
-    summary: ModelSummary, settings: kv_cache.CacheSettings, build: int, depth: int
-) -> tuple[list[int], list[float]]:
-    """Return for each layer the bytes of cache that a token reads, and of states that it writes too, and the multiplications of its attention."""
-    filled_settings = settings._replace(context=depth, parallel=1)
-    full_cells, window_cells = kv_cache.cells(summary, filled_settings)
-    heads = summary.by_layer("attention.head_count", summary.heads)
-    head_size = summary.key_dimension + summary.value_dimension
-    layers = kv_cache.layers_of(summary, True)
-    sizes, states = kv_cache.sizes(summary, filled_settings, build)[0], kv_cache.recurrent_layers(summary)
-    return [size * (1 + state) for size, state in zip(sizes, states)], [
-        float(head * head_size * (window_cells if layer.is_windowed else full_cells)) if layer.key else 0.0
-        for head, layer in zip(heads, layers)
-    ]
 
 
 def prompt_s(parts: Sequence[cost_model.Work], tokens: int, micro_batch: int, is_overlapped: bool) -> float:
@@ -125,8 +102,7 @@ def _fits_beside_layers(candidate: Candidate, cache: kv_cache.CacheSettings) -> 
     load = device_load.load_of(candidate.summary, cache, candidate.release.build, ())
     layout = candidate.layout._replace(load=load)
     return all(
-        share.weights + share.kv + layout.compute_on(device) + auxiliary_models.bytes_on(layout.auxiliary, device)
-        <= device.capacity_mib * MIB
+        share.weights + share.kv + layout.compute_on(device) + layout.auxiliary_on(device) <= device.capacity_mib * MIB
         for device, share in zip(layout.devices, layout.shares())
     )
 

@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import STUNNEL, is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Interface, MeasuredLink
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Worker
 
 KINDS = {
@@ -32,6 +33,12 @@ class Site(NamedTuple):
     """All hosts with devices, also those of external workers."""
     devices: tuple[Device, ...]
     """Devices of workers, then the head's own."""
+    rates: Mapping[str, device_rates.Rate] = {}
+    """Buffer of a device, or CPU for the head's processor → its rate."""
+    links: Mapping[str, cost_model.Link] = {}
+    """Buffer of a worker's device → how the head reaches it."""
+    server_backends: Mapping[str, str] = {}
+    """Host of the inventory → the backend whose llama-server would run there."""
 
     @property
     def facts(self) -> Facts:
@@ -45,32 +52,78 @@ class Site(NamedTuple):
         endpoints = {worker.endpoint for worker in workers}
         return self._replace(devices=tuple(device for device in self.devices if device.endpoint not in endpoints))
 
-    def link_to(self, device: Device) -> cost_model.Link | None:
-        """Return how the head reaches a device, measured or assumed for the kind of its link; None if llama-server drives it itself."""
-        if not device.worker:
-            return None
-        host = self.hosts[device.host]
-        kind = kind_of(device.wire, host.links, host.facts.interfaces)
-        if kind == "loopback" and not host.is_head:
-            kind = "tunnel"
-        measurement = (self.facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
-        round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
-        assumed_link = cost_model.ASSUMED_LINKS[kind]
-        declared_gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
-        gbit = mbit / 1000 if mbit else declared_gbit or assumed_link.gbit
-        is_encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
-        return cost_model.Link(
-            kind,
-            (round_trip or assumed_link.round_trip_ms) + is_encrypted * cost_model.STUNNEL_MS,
-            min(gbit, cost_model.STUNNEL_GBIT) if is_encrypted else gbit,
-            bool(round_trip),
-            cost_model.is_board(host.facts),
-            bool(mbit or declared_gbit or kind == "loopback"),
-        )
+
+def site_of(
+    head: str,
+    hosts: Mapping[str, Host],
+    site_devices: Sequence[Device],
+    architecture: str,
+    server_backends: Mapping[str, str],
+) -> Site:
+    """Return the site with the rate of each device for models of an architecture, and the links to workers."""
+    rates = {device.buffer: rate_of(device, hosts[device.host].facts, architecture) for device in site_devices}
+    rates[device_load.CPU] = processor_rate(hosts[head].facts)
+    links = {
+        device.buffer: _link(device, hosts[device.host], hosts[head].facts) for device in site_devices if device.worker
+    }
+    return Site(head, hosts, tuple(site_devices), rates, links, server_backends)
+
+
+def rate_of(device: Device, facts: Facts, architecture: str = "") -> device_rates.Rate:
+    """Return the rate of a device for models of an architecture."""
+    accelerator = facts.accelerator_of(device.name)
+    return device_rates.accelerator_rate(*accelerator, architecture) if accelerator else processor_rate(facts)
+
+
+def processor_rate(facts: Facts) -> device_rates.Rate:
+    """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
+    gflops, cores_rate = cores_gflops(facts), facts.cpu.cores * device_rates.CORE_GB_PER_S
+    unified_names = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
+    row = next(filter(None, map(device_rates.processor_row, (facts.cpu.model, *unified_names))), None)
+    assumed_row = device_rates.ASSUMED_RATES["board" if is_board(facts) else "processor"]
+    rate = device_rates.rate_of_row(row or assumed_row, device_rates.TABLE if row else device_rates.ASSUMED_SOURCE)
+    if row and row.family in ("apple-processor", "board"):
+        return rate
+    rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, gflops))
+    if cores_rate >= rate.gb_per_s:
+        return rate
+    factor = max(rate.factor, device_rates.UNKNOWN_FACTOR)
+    return rate._replace(gb_per_s=cores_rate, source=device_rates.ASSUMED_SOURCE, factor=factor)
+
+
+def cores_gflops(facts: Facts) -> float:
+    """Return what the cores of the host's processor compute, whatever the limits of its memory."""
+    vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
+    return facts.cpu.cores * device_rates.CORE_GFLOPS[vectors]
+
+
+def is_board(facts: Facts) -> bool:
+    return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib, facts.cpu.model)
+
+
+def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:
+    """Return how the head reaches a worker's device, measured or assumed for the kind of its link."""
+    kind = kind_of(device.wire, host.links, host.facts.interfaces)
+    if kind == "loopback" and not host.is_head:
+        kind = "tunnel"
+    measurement = (head_facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
+    round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
+    assumed_link = cost_model.ASSUMED_LINKS[kind]
+    declared_gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
+    gbit = mbit / 1000 if mbit else declared_gbit or assumed_link.gbit
+    is_encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
+    return cost_model.Link(
+        kind,
+        (round_trip or assumed_link.round_trip_ms) + is_encrypted * cost_model.STUNNEL_MS,
+        min(gbit, cost_model.STUNNEL_GBIT) if is_encrypted else gbit,
+        bool(round_trip),
+        is_board(host.facts),
+        bool(mbit or declared_gbit or kind == "loopback"),
+    )
 
 
 def kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Interface] = ()) -> str:
-    """Return the kind of the link over which the head reaches a worker, a key of cost_model.LINKS."""
+    """Return the kind of the link over which the head reaches a worker, a key of cost_model.ASSUMED_LINKS."""
     address = endpoint.rsplit(":", 1)[0]
     if is_loopback(address):
         return "loopback"

@@ -64,6 +64,7 @@ class Place(NamedTuple):
     group: int
     """Number of the devices that are alike; 0 are the fastest."""
 
+    @property
     def holds_a_unit(self) -> bool:
         smallest_unit = min(self.sizes.of(unit, unit + 1) for unit in range(len(self.cost) - 1))
         return self.fixed_bytes + smallest_unit <= self.capacity

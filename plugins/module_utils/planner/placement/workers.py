@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The workers that a host declares: addresses, ports, devices and command lines; and what devices and hosts keep back of their memory."""
+"""The workers that a host declares: addresses, ports, devices and command lines."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
@@ -21,13 +21,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, same_device
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Worker, WorkerRequest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Worker, WorkerRequest
 
 FIRST_PORT = 50052
-MIN_MIB = 2048
-"""Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
 SPIN = {"GOMP_SPINCOUNT": "1000"}
 """Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
 itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
@@ -46,20 +44,6 @@ class LendableDevice(NamedTuple):
     memory_mib: int
     shared: bool
     """Whether that memory is the host's own."""
-
-
-def reserve_mib(total_mib: int, shared: bool) -> int:
-    """Return the memory for the system: more if the device's memory is the host's own."""
-    return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
-
-
-def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
-    """Return the memory that a device may use. Memory of the host that a driver's limit leaves to the system counts as reserve.
-
-    :param size_mib: memory of the device; if ``shared``, the part of the host's memory that its driver lends.
-    """
-    system_mib = max(0, memory_mib - size_mib) if shared else 0
-    return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - system_mib))
 
 
 def lendable_devices(host: Host, built_backends: Collection[str]) -> list[LendableDevice]:
@@ -170,26 +154,6 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     return f"{address}:{port}"
 
 
-def with_transport(cluster: Cluster) -> Cluster:
-    """The cluster whose head has ends of tunnels where another host has them.
-
-    :raises Refusal: its head cannot have them.
-    """
-    head = cluster.hosts[cluster.head]
-    tunnelled_hosts = [
-        name
-        for name, host in cluster.hosts.items()
-        if host.is_worker and not host.is_head and host.transport == names.STUNNEL
-    ]
-    if tunnelled_hosts and head.facts.system != service_managers.LINUX:
-        raise Refusal(
-            f"llama_transport for {', '.join(tunnelled_hosts)} is {names.STUNNEL}, but each tunnel needs its own loopback address on the head, like "
-            f"127.128.0.12, and {head.facts.system} has no such addresses: use a head with Linux, or set llama_transport to {names.PLAIN}"
-        )
-    transport = names.STUNNEL if tunnelled_hosts else names.PLAIN
-    return cluster._replace(hosts={**cluster.hosts, head.name: head._replace(transport=transport)})
-
-
 def _endpoints(host: Host, entry: DeclaredWorker, address: str) -> tuple[str, str, str | None]:
     """Where a worker listens, where the head dials it, and what is open to the head on a network. The tunnel of ``llama_transport`` ends on the
     head at an address of loopback that follows from the worker's, at the worker's port: so tunnels need no ports of their own.
@@ -214,7 +178,7 @@ def _default_workers(
 
     :param serving_backend: on the head, the backend of its llama-server.
     """
-    canonical = same_device.canonical_device_names(host.facts)
+    canonical = host.facts.canonical_names
     kept_devices = [device.device for device in devices if device.backend == serving_backend] if len(builds) > 1 else []
     used_devices = {canonical[name] for name in kept_devices if name in canonical}
     chosen_devices = []
@@ -250,51 +214,6 @@ def declare_workers(host: Host, builds: Collection[str], serving_backend: str | 
     return entries
 
 
-def memory_shares(
-    host: Host,
-    entries: Sequence[DeclaredWorker],
-    driven_names: Collection[str],
-    reported_mib: Mapping[str, int],
-    limits: Mapping[str, int],
-) -> dict[str, int]:
-    """Device that uses the host's memory → MiB that it may hold: the name that stands for an accelerator, or CPU for each worker there.
-
-    It is one memory. Accelerators come first, since they read it faster; processors have what these leave.
-
-    :param driven_names: names of the accelerators that llama-server itself drives.
-    :param limits: MiB that some of these may hold, where the operator says so.
-    """
-    canonical, facts = same_device.canonical_device_names(host.facts), host.facts
-    sizes_by_device: dict[str, int] = {}
-    sizes = {
-        name: accelerator.memory_mib
-        for name, accelerator in same_device.named_accelerators(facts)
-        if accelerator.unified
-    }
-    limits_mib = {entry.device.device: entry.request.memory_mib for entry in entries if entry.request.memory_mib}
-    limits_mib.update(limits)
-    for name in [*driven_names, *(entry.device.device for entry in entries)]:
-        if name in sizes:
-            largest_mib = limits_mib.get(name) or usable_by_device(sizes[name], True, facts.memory_mib)
-            largest_mib = min(largest_mib, reported_mib.get(name, largest_mib))
-            sizes_by_device[canonical[name]] = max(sizes_by_device.get(canonical[name], 0), largest_mib)
-    processors = [entry for entry in entries if entry.device.device == "CPU"]
-    if len(sizes_by_device) + len(processors) < 2:
-        return {**sizes_by_device, "CPU": usable_mib(facts.memory_mib)}
-    sharers = sum(not entry.request.memory_mib for entry in processors)
-    room = usable_mib(facts.memory_mib) - sum(entry.request.memory_mib or 0 for entry in processors)
-    for_accelerators = max(0, room - MIN_MIB * sharers)
-    total = sum(sizes_by_device.values())
-    if total > for_accelerators:
-        sizes_by_device = {name: size * for_accelerators // total for name, size in sizes_by_device.items()}
-    return {**sizes_by_device, "CPU": max(0, room - sum(sizes_by_device.values())) // max(1, sharers)}
-
-
-def usable_mib(memory_mib: int) -> int:
-    """Return the memory of a host without the reserve for its system."""
-    return max(0, memory_mib - reserve_mib(memory_mib, shared=True))
-
-
 def _environment_of(host: Host, entry: DeclaredWorker) -> dict[str, str]:
     """Return the environment of a worker's process, as far as its release does not matter."""
     environment = {**(SPIN if entry.device.device == backends.CPU.device else {}), **entry.request.environment}
@@ -313,10 +232,10 @@ def _environment_of(host: Host, entry: DeclaredWorker) -> dict[str, str]:
     return environment
 
 
-def workers_of(host: Host, entries: Sequence[DeclaredWorker], head: str, shares: Mapping[str, int]) -> list[Worker]:
-    canonical = same_device.canonical_device_names(host.facts)
+def workers_of(host: Host, entries: Sequence[DeclaredWorker], head: str, capacities: Mapping[str, int]) -> list[Worker]:
+    """:param capacities: device → MiB that it may hold."""
     has_direct_endpoint = any(entry.tunnel is None for entry in entries) and not host.is_head
-    address = addresses.address_of(host, head) if has_direct_endpoint else LOOPBACK
+    address = addresses.common_address(host, head) if has_direct_endpoint else LOOPBACK
     cpu_workers = sum(entry.device.backend == "cpu" for entry in entries)
     workers = []
     for entry in entries:
@@ -324,7 +243,6 @@ def workers_of(host: Host, entries: Sequence[DeclaredWorker], head: str, shares:
         threads = request.threads
         if device.backend == "cpu" and threads is None:
             threads = max(1, host.facts.cpu.cores // cpu_workers)
-        device_mib = usable_by_device(device.memory_mib, device.shared, host.facts.memory_mib)
         listen_endpoint, endpoint_address, open_address = _endpoints(host, entry, address)
         workers.append(
             Worker(
@@ -341,8 +259,7 @@ def workers_of(host: Host, entries: Sequence[DeclaredWorker], head: str, shares:
                 cache_mib=request.cache_mib,
                 cache_why=request.cache_why,
                 shared=device.shared,
-                capacity_mib=request.memory_mib
-                or (shares[canonical.get(device.device, "CPU")] if device.shared else device_mib),
+                capacity_mib=request.memory_mib or capacities[device.device],
                 environment=_environment_of(host, entry),
                 rdma=host.rdma and not host.is_head,
             )

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Refused,
     ServedModel,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, proof_plan, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
@@ -28,8 +28,24 @@ HUB_CACHE = "LLAMA_CACHE"
 """Folder whose models the router offers too, as whoever runs llama-server may have some, and nobody planned them."""
 
 
+def variants(cluster: Cluster) -> list[Cluster]:
+    """Return for each of several models the cluster as if it served that model only, with caches of workers for all of them."""
+    return [
+        cluster._replace(
+            server=turn.server,
+            model=turn.model,
+            turns=(),
+            alternates=True,
+            other_summaries=tuple(
+                other.model.summary for other in cluster.turns if other.model.summary and other != turn
+            ),
+        )
+        for turn in cluster.turns
+    ]
+
+
 def merged_plan(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
-    """The plan of all.
+    """Return the plan of all, without services.
 
     :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
     """
@@ -43,25 +59,23 @@ def merged_plan(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Ref
     )
     valid_plans = [plan for plan in plans if isinstance(plan, Plan)]
     if len(valid_plans) < len(plans):
-        return Refused(SCHEMA, validation.printable(cluster.name), True, False, reasons)
+        return Refused(SCHEMA, cluster.name, True, False, reasons)
     first_plan = valid_plans[0]
     try:
-        plan = first_plan._replace(
+        return first_plan._replace(
             refused=any(item.refused for item in valid_plans),
             reasons=reasons,
             fits=all(item.fits for item in valid_plans),
-            head=_head(valid_plans, tuple(map(_model, cluster.turns, valid_plans))),
             advisories=_advisories(model_names, valid_plans, own_variables),
             external_workers=tuple(
                 worker._replace(used=any(item.external_workers[index].used for item in valid_plans))
                 for index, worker in enumerate(first_plan.external_workers)
             ),
             hosts={name: _host(name, valid_plans) for name in first_plan.hosts},
+            head=_head(valid_plans, tuple(map(_model, cluster.turns, valid_plans))),
         )
     except Refusal as refusal:
-        return Refused(SCHEMA, validation.printable(cluster.name), True, False, (str(refusal),))
-    hosts = {name: host._replace(services=services.services_of_host(plan, name)) for name, host in plan.hosts.items()}
-    return proof_plan.with_proof(plan._replace(hosts=hosts))
+        return Refused(SCHEMA, cluster.name, True, False, (str(refusal),))
 
 
 def _host(name: str, plans: Sequence[Plan]) -> HostPlan:

@@ -4,9 +4,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan, Plan, Refused
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies, table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
     AdvisoryContext,
@@ -27,22 +27,15 @@ def add_advice(installation: Installation, candidate: Candidate, plan: Plan) -> 
     return plan._replace(advisories=tuple(map(table.as_plan, findings(installation, candidate, plan))))
 
 
-def with_remedies(
-    plan: Plan, choices: Sequence[Quantisation], cluster: Cluster, attempt: Callable[[Cluster], Plan | Refused]
-) -> Plan:
+def with_remedies(plan: Plan, choices: Sequence[Quantisation], cluster: Cluster, attempt: remedies.Attempt) -> Plan:
     """Return the plan with the changes that make its model fit, each of which was tried.
 
     :param choices: quantisations in the repository of the model.
     :param attempt: plans a changed cluster.
     """
-
-    def try_variant(variant: Cluster) -> Plan | None:
-        result = attempt(variant)
-        return result if isinstance(result, Plan) else None
-
     if plan.fits:
         return plan
-    trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted), try_variant)
+    trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted), attempt)
     clauses = [*remedies.memory_remedies(trial), *remedies.smaller_quantisation(trial, choices)]
     fit_text = [f"To make the model fit, {', or '.join(clauses)}"] if clauses else []
     return plan._replace(reasons=(*plan.reasons, *fit_text))

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, external_workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
@@ -18,15 +19,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 
-def check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, Equipped], external: Sequence[Worker]) -> None:
-    """:param external: workers that others run.
-    :raises Refusal: something is there twice.
+def check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, Equipped], release: ReleasePlan) -> None:
+    """Refuse what is there twice, and external workers that the head cannot use.
+
+    :param release: release of the head.
     """
-    declared_workers = [*(worker for entry in equipped_hosts.values() for worker in entry.workers), *external]
+    declared_workers = [worker for host in equipped_hosts.values() for worker in host.workers]
+    declared_workers += [external.worker for external in cluster.external]
     _check_tunnels(declared_workers, cluster.server)
     _check_endpoints(declared_workers)
-    external_workers.check_addresses(cluster.external, cluster.hosts)
     _check_names_of_the_head(cluster.hosts[cluster.head], equipped_hosts)
+    external_workers.check_workers(cluster.external, cluster.hosts, release)
 
 
 def _check_endpoints(declared_workers: Sequence[Worker]) -> None:
@@ -72,7 +75,7 @@ def _check_names_of_the_head(head: Host, equipped_hosts: Mapping[str, Equipped])
         direct_addresses = [names.address_of(worker.open) for worker in entry.workers if worker.open]
         if name == head.name or not direct_addresses:
             continue
-        address = addresses.address_of(head, name, direct_addresses[0])
+        address = addresses.common_address(head, name, direct_addresses[0])
         if direct_addresses[0] == address:
             raise Refusal(
                 f"{name} has the same address as the head {head.name} ({address}): remove {name} from the inventory, and add {head.name} to llama_workers "

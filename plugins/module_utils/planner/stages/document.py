@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.pr
 def compose(installation: Installation, candidate: Candidate) -> Plan:
     """Return the plan without fallbacks, services and advisories."""
     cluster, model = installation.cluster, candidate.workload.model
-    predicted_estimate = estimate(candidate, *shapes.compare(candidate, cluster.hosts, installation.programs.servers))
+    predicted_estimate = estimate(candidate, *shapes.compare(candidate))
     head_plan = head.plan_of_head(installation, [candidate], predicted_estimate.load_s)
     return Plan(
         schema=SCHEMA,

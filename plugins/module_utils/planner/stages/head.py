@@ -11,14 +11,11 @@ from collections.abc import Iterator, Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadMemory, HeadPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ConversationsPlan, HeadMemory, HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import (
-    conversations_on_disk,
-    prompt_cache,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server
 
@@ -42,8 +39,13 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
     return HeadPlan(
         host=host.name,
         service=names.SERVER,
-        argv=llama_server.argv_of(candidate, build.id),
-        launcher=(str(host.facts.python), f"{runtime}/runtime.py", "head", *_launcher_words(candidate, host, own_url)),
+        argv=llama_server.argv_of(candidate, cache, build.id),
+        launcher=(
+            str(host.facts.python),
+            f"{runtime}/runtime.py",
+            "head",
+            *_launcher_words(candidate, cache.on_disk, host, own_url),
+        ),
         runtime=runtime,
         environment={
             **backends.service_environment(build.backend, build.environment, not build.archives),
@@ -63,25 +65,27 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
         fallback_after=server.fallback_after if server.fallback else None,
         context=workload.cache.context,
         context_per_request=workload.context_per_request,
-        load_mode=candidate.load_mode(),
+        load_mode=candidate.layout.load_mode,
         devices=tuple(device.name for device in layout.head_devices()),
         backends=tuple(sorted({device.backend for item in candidates for device in _driven_devices(item)})),
         cpu=HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
         prompt_cache_mib=cache.mib,
         checkpoints_mib=cache.checkpoints_mib,
         idle_seconds=server.idle_seconds,
-        conversations=conversations_on_disk(candidate),
+        conversations=cache.on_disk,
     )
 
 
-def _launcher_words(candidate: Candidate, host: Host, own_url: str) -> Iterator[str]:
+def _launcher_words(
+    candidate: Candidate, disk_plan: ConversationsPlan | None, host: Host, own_url: str
+) -> Iterator[str]:
     server, protocol, prefix = candidate.workload.server, candidate.release.protocol, host.facts.prefix
     yield from ("--url", own_url, "--state", f"{prefix}/state", *(("--protocol", protocol) if protocol else ()))
     for worker in candidate.layout.workers():
         yield from ("--worker", worker.endpoint)
     if server.fallback:
         yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS}", "--fallback-after", str(server.fallback_after))
-    if disk_plan := conversations_on_disk(candidate):
+    if disk_plan:
         sizes = (disk_plan.limit_mib, disk_plan.file_mib, disk_plan.timeout_s, math.ceil(disk_plan.computing_s))
         yield from ("--conversations", *map(str, sizes))
     page = f"{server.host}:{server.page_port}" if server.page_port else None

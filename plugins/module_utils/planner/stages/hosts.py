@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -22,11 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, kernel_parameters, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
-    addresses,
-    external_workers,
-    release_request,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
@@ -117,7 +113,7 @@ def _firewall(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tup
     if not opened_endpoints:
         return ()
     address = names.address_of(opened_endpoints[0])
-    source = addresses.address_of(head, host.name, address)
+    source = addresses.common_address(head, host.name, address)
     ports = [*map(names.port_of, opened_endpoints), *([names.IPERF_PORT] if host.links else [])]
     return tuple(FirewallRule(port, (source,), address) for port in ports)
 
@@ -142,9 +138,16 @@ def _firewall_manager(facts: Facts) -> str | None:
     return facts.firewall if can_set else None
 
 
-def is_exposed(facts: Facts, worker: Worker) -> bool:
-    """Return whether a worker would listen on a network without anything that restricts its port to the head."""
-    return not (names.is_loopback(worker.listens) or _unit_closes(facts) or _firewall_manager(facts))
+def exposed_workers(equipped: Mapping[str, Equipped], candidate: Candidate) -> list[Worker]:
+    """Return the workers that the candidate does not use, and that would listen on a network without anything that restricts their ports to the head."""
+    used_endpoints = {worker.endpoint for worker in candidate.layout.workers()}
+    open_hosts = [
+        entry
+        for entry in equipped.values()
+        if not (_unit_closes(entry.host.facts) or _firewall_manager(entry.host.facts))
+    ]
+    idle_workers = [worker for entry in open_hosts for worker in entry.workers if worker.endpoint not in used_endpoints]
+    return [worker for worker in idle_workers if not names.is_loopback(worker.listens)]
 
 
 def _unit_closes(facts: Facts) -> bool:
@@ -217,16 +220,15 @@ def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str 
 
 def external_workers_of(installation: Installation, candidate: Candidate) -> tuple[ExternalWorkerPlan, ...]:
     endpoints = {worker.endpoint for worker in candidate.layout.workers()}
-    external = installation.cluster.external
     return tuple(
         ExternalWorkerPlan(
-            name=worker.name,
-            host=worker.host,
-            endpoint=worker.endpoint,
-            backend=worker.backend,
-            memory_mib=worker.capacity_mib,
-            protocol=declared.protocol or candidate.release.protocol,
-            used=worker.endpoint in endpoints,
+            name=external.worker.name,
+            host=external.worker.host,
+            endpoint=external.worker.endpoint,
+            backend=external.worker.backend,
+            memory_mib=external.worker.capacity_mib,
+            protocol=external.protocol or candidate.release.protocol,
+            used=external.worker.endpoint in endpoints,
         )
-        for worker, declared in zip(external_workers.workers_of(external), external)
+        for external in installation.cluster.external
     )

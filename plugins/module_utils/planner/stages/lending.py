@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -14,9 +13,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import ca
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import external_workers, same_device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import consistency
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Programs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -34,92 +32,79 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[d
 
     :raises Refusal: a host cannot run what it declares, or workers do not go together.
     """
-    head = cluster.hosts[cluster.head]
+    head, server = cluster.hosts[cluster.head], cluster.server
     # Who accepts the advisory lets devices hold more than their drivers show.
     within_shown_memory = devices.VULKAN_MEMORY not in cluster.accepted
-    loan = _lending(cluster, programs, within_shown_memory)
+    declared_workers = {name: _declare_workers(cluster, host, programs) for name, host in cluster.hosts.items()}
+    lent_names = [entry.device.device for entry in declared_workers[head.name]]
+    driven_devices = devices.driven_by_head(head.facts, lent_names, programs.serving_backend)
+    capacities = {
+        name: _capacities_of(host, declared_workers[name], driven_devices, server, within_shown_memory)
+        for name, host in cluster.hosts.items()
+    }
     equipped_hosts = {
         name: _equip_host(
-            host,
-            programs,
-            catalogue,
-            cluster.server,
-            workers.workers_of(host, loan.declared[name], cluster.head, loan.shares[name]),
+            host, programs, catalogue, workers.workers_of(host, declared_workers[name], cluster.head, capacities[name])
         )
         for name, host in cluster.hosts.items()
     }
-    external_workers.check_protocol(cluster.external, programs.release)
-    external = _layer_workers(cluster, external_workers.workers_of(cluster.external))
-    consistency.check_consistency(cluster, equipped_hosts, external)
+    consistency.check_consistency(cluster, equipped_hosts, programs.release)
     usable_workers = _layer_workers(
-        cluster, _usable_workers(cluster, programs, equipped_hosts, [name for name, _device in loan.driven])
+        cluster, _usable_workers(cluster, programs, equipped_hosts, [name for name, _device in driven_devices])
     )
     if cluster.layer_hosts is None and not usable_workers:
         _check_some_worker_serves(cluster, programs, equipped_hosts)
-    worker_devices = devices.lent_devices([*usable_workers, *external], cluster.every_host, within_shown_memory)
-    head_devices = devices.head_devices(
-        head, loan.driven, loan.shares[head.name], loan.limits, cluster.server.environment, within_shown_memory
-    )
-    return equipped_hosts, Site(cluster.head, cluster.every_host, (*worker_devices, *head_devices))
-
-
-class Lending(NamedTuple):
-    """Who drives the devices of each host: its workers, or on the head llama-server itself."""
-
-    declared: Mapping[str, Sequence[workers.DeclaredWorker]]
-    """Host → its workers."""
-    driven: Sequence[tuple[str, Accelerator]]
-    """The head's own devices, with their names."""
-    shares: Mapping[str, Mapping[str, int]]
-    """Host → workers.shares_of_memory."""
-    limits: Mapping[str, int]
-    """The head's own device → what the operator lets it hold."""
-
-
-def _lending(cluster: Cluster, programs: Programs, within_shown_memory: bool) -> Lending:
-    """:param within_shown_memory: whether devices hold no more than their drivers show as their own."""
-    head = cluster.hosts[cluster.head]
-    declared_workers = {
-        name: [
-            _with_cache(cluster, name, entry)
-            for entry in workers.declare_workers(
-                host, programs.built_backends[name], programs.serving_backend if host.is_head else None
-            )
+    usable_workers += _layer_workers(cluster, [external.worker for external in cluster.external])
+    site_devices = [
+        *devices.lent_devices(usable_workers),
+        *devices.head_devices(head, driven_devices, capacities[head.name], server.environment),
+    ]
+    if within_shown_memory:
+        site_devices = [
+            devices.with_visible_memory(device, cluster.every_host[device.host].facts) for device in site_devices
         ]
-        if host.is_worker
-        else []
-        for name, host in cluster.hosts.items()
-    }
-    lent_names = [entry.device.device for entry in declared_workers[head.name]]
-    driven_devices = devices.driven_by_head(head.facts, lent_names, programs.serving_backend)
-    names_of_driven = [name for name, _device in driven_devices]
-    limits = devices.limits_of_head(driven_devices, cluster.server)
-    shares = {}
-    for name, host in cluster.hosts.items():
-        driven_names = names_of_driven if host.is_head else []
-        environments = {entry.device.device: entry.request.environment for entry in declared_workers[name]}
-        if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
-            environments.update(dict.fromkeys(driven_names, cluster.server.environment))
-        reported_mib = devices.driver_memory(host.facts, environments) if within_shown_memory else {}
-        shares[name] = workers.memory_shares(
-            host, declared_workers[name], driven_names, reported_mib, limits if host.is_head else {}
-        )
-    return Lending(declared_workers, driven_devices, shares, limits)
+    architecture = cluster.model.summary.architecture if cluster.model.summary else ""
+    return equipped_hosts, site_of(
+        cluster.head, cluster.every_host, site_devices, architecture, programs.server_backends
+    )
 
 
-def _with_cache(cluster: Cluster, name: str, entry: workers.DeclaredWorker) -> workers.DeclaredWorker:
-    """A worker of a host, of which is decided whether it has a cache."""
-    facts = cluster.hosts[name].facts
-    models = [*([cluster.summary] if cluster.summary else []), *cluster.other_summaries]
-    return entry._replace(request=cache_prefill.with_cache(entry.request, facts, models))
+def _declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[workers.DeclaredWorker]:
+    """Return the workers of a host, of each of which is decided whether it has a cache."""
+    if not host.is_worker:
+        return []
+    models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
+    serving_backend = programs.serving_backend if host.is_head else None
+    return [
+        entry._replace(request=cache_prefill.with_cache(entry.request, host.facts, models))
+        for entry in workers.declare_workers(host, programs.built_backends[host.name], serving_backend)
+    ]
 
 
-def _equip_host(
-    host: Host, programs: Programs, catalogue: Catalogue, server: Server, declared_workers: Sequence[Worker]
-) -> Equipped:
+def _capacities_of(
+    host: Host,
+    declared_workers: Sequence[workers.DeclaredWorker],
+    driven_devices: Sequence[tuple[str, Accelerator]],
+    server: Server,
+    within_shown_memory: bool,
+) -> dict[str, int]:
+    """Return the MiB that each device of a host may hold.
+
+    :param driven_devices: the head's devices that llama-server itself drives, with their names.
+    :param within_shown_memory: whether devices hold no more than their drivers show as their own.
+    """
+    lent = [(entry.device.device, entry.request.memory_mib) for entry in declared_workers]
+    driven_names = [name for name, _device in driven_devices] if host.is_head else []
+    environments = {entry.device.device: entry.request.environment for entry in declared_workers}
+    if backends.UNIFIED_HEAP in server.environment:  # else the head's own devices show all they have
+        environments.update(dict.fromkeys(driven_names, server.environment))
+    limits = devices.limits_of_head(driven_devices, server) if host.is_head else {}
+    return devices.capacities_of(host, lent, driven_names, environments if within_shown_memory else {}, limits)
+
+
+def _equip_host(host: Host, programs: Programs, catalogue: Catalogue, declared_workers: Sequence[Worker]) -> Equipped:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
     facts, built_backends, releases_by_backend = host.facts, programs.built_backends[host.name], programs.releases
-    tls_backend = programs.serving_backend if server.tls else None
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
@@ -135,7 +120,7 @@ def _equip_host(
     return Equipped(
         host=host,
         backends=built_backends,
-        tools=requirements.tools_of(host, built_backends, catalogue, releases_by_backend, tls_backend),
+        tools=requirements.tools_of(host, built_backends, catalogue, releases_by_backend, programs.tls_backend),
         optional_tools=requirements.optional_tools_of(
             host, catalogue, {releases_by_backend[backend].source for backend in built_backends}
         ),
@@ -150,7 +135,7 @@ def _usable_workers(
 
     :param driven: names of the head's devices that llama-server itself drives.
     """
-    preferred_backend, usable_backends = cluster.server.backend or programs.serving_backend, programs.usable_backends()
+    preferred_backend, usable_backends = cluster.server.backend or programs.serving_backend, programs.usable_backends
     return [
         worker
         for name, entry in equipped_hosts.items()
@@ -158,7 +143,7 @@ def _usable_workers(
             entry.workers,
             (preferred_backend, *entry.backends),
             usable_backends,
-            same_device.canonical_device_names(entry.host.facts),
+            entry.host.facts.canonical_names,
             driven if name == cluster.head else (),
         )
     ]

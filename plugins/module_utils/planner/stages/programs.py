@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Equipped
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Equipped, Worker
 
 
 class Programs(NamedTuple):
@@ -24,17 +24,17 @@ class Programs(NamedTuple):
     """Backend → release."""
     serving_backend: str
     """The backend whose llama-server runs on the head."""
-    servers: Mapping[str, str]
+    server_backends: Mapping[str, str]
     """Host → the backend whose llama-server would run there."""
+    usable_backends: frozenset[str]
+    """Backends whose workers llama-server can use."""
+    tls_backend: str | None
+    """The backend whose llama-server speaks TLS; None without TLS."""
 
     @property
     def release(self) -> ReleasePlan:
         """Return the release of llama-server."""
         return self.releases[self.serving_backend]
-
-    def usable_backends(self) -> set[str]:
-        """Return the backends whose workers llama-server can use."""
-        return {backend for backend, release in self.releases.items() if releases.same_source(release, self.release)}
 
 
 class Installation(NamedTuple):
@@ -52,6 +52,14 @@ class Installation(NamedTuple):
     def head(self) -> Equipped:
         return self.equipped[self.cluster.head]
 
+    def without_workers(self, workers: Collection[Worker]) -> Installation:
+        """Return the installation without these workers."""
+        equipped_hosts = {
+            name: entry._replace(workers=tuple(worker for worker in entry.workers if worker not in workers))
+            for name, entry in self.equipped.items()
+        }
+        return self._replace(equipped=equipped_hosts)
+
     def runtime_folder(self, prefix: str) -> str:
         return f"{prefix}/runtime/{self.runtime_id}"
 
@@ -62,16 +70,20 @@ def choose_programs(cluster: Cluster, catalogue: Catalogue) -> Programs:
     :raises Refusal: there is no such release, or a host cannot build it.
     """
     choices = automatic.backends_of_hosts(cluster, catalogue)
-    facts = {name: host.facts for name, host in cluster.hosts.items()}
-    releases_by_backend = releases.releases_by_backend(cluster.releases, facts, _backends_in_use(choices))
     all_backends = {backend for backends in choices.values() for backend in backends}
-    for backend, release in releases_by_backend.items():
-        builders = {name: cluster.hosts[name].facts.architecture for name in choices if backend in choices[name]}
-        releases.check_release(backend, release, builders)
-    servers = {
+    server_backends = {
         name: _serving_backend(cluster.server.backend, backends, all_backends) for name, backends in choices.items()
     }
-    return Programs(choices, releases_by_backend, servers[cluster.head], servers)
+    serving_backend = server_backends[cluster.head]
+    facts = {name: host.facts for name, host in cluster.hosts.items()}
+    builders = {
+        backend: {name: facts[name].architecture for name in choices if backend in choices[name]}
+        for backend in _backends_in_use(choices)
+    }
+    releases_by_backend = releases.releases_by_backend(cluster.releases, facts, builders)
+    usable_backends = releases.compatible_backends(releases_by_backend, serving_backend)
+    tls_backend = serving_backend if cluster.server.tls else None
+    return Programs(choices, releases_by_backend, serving_backend, server_backends, usable_backends, tls_backend)
 
 
 def _serving_backend(requested_backend: str | None, backends: Sequence[str], all_backends: Collection[str]) -> str:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
@@ -14,12 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     SpeedRange,
     UsersEstimate,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    cost_model,
-    devices,
-    prompts,
-    workers,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices, prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
@@ -32,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     users_estimate,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.layout import ALL, FASTEST
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
@@ -54,19 +49,14 @@ class Single(NamedTuple):
     """Entry of llama_server_override_tensor if its processor has to hold experts."""
 
 
-def compare(
-    candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]
-) -> tuple[SingleHostEstimate, tuple[ShapeEstimate, ...]]:
-    """Return the best host alone, and all shapes; no shapes for the known-answer model, which only tries workers.
-
-    :param hosts: hosts that might serve alone.
-    :param backends: host → the backend by which it would serve.
-    """
-    singles = list(_singles(candidate, hosts, backends))
+def compare(candidate: Candidate) -> tuple[SingleHostEstimate, tuple[ShapeEstimate, ...]]:
+    """Return the best host alone, and all shapes; no shapes for the known-answer model, which only tries workers."""
+    hosts = [candidate.site.hosts[name] for name in candidate.site.server_backends]
+    singles = list(_singles(candidate, hosts))
     best_host = _best_host(candidate, singles, hosts)
     if candidate.workload.model.known_answer is not None or not candidate.fits:
         return best_host, ()
-    head, has_workers = candidate.site.head, any(host.is_worker for host in hosts.values())
+    head, has_workers = candidate.site.head, any(host.is_worker for host in hosts)
     shapes = []
     for entry in singles:
         head_shape = candidate if head in entry.names and not candidate.layout.workers() else None
@@ -108,7 +98,7 @@ def _free_mib(candidate: Candidate) -> int:
     """Return the free memory of the devices with layers; of the host without such."""
     layout, facts = candidate.layout, candidate.site.facts
     if not layout.devices:
-        return workers.usable_mib(facts.memory_mib) - -(-(layout.on_head().weights + layout.on_head().kv) // MIB)
+        return devices.usable_mib(facts.memory_mib) - -(-(layout.on_head().weights + layout.on_head().kv) // MIB)
     pairs = zip(layout.devices, layout.shares())
     return int(sum(device.capacity_mib - (share.weights + share.kv) / MIB for device, share in pairs))
 
@@ -161,12 +151,12 @@ def _speed(candidate: Candidate) -> float:
     return users_speed.generation_tokens_per_s or users_speed.prompt_tokens_per_s
 
 
-def _best_host(candidate: Candidate, singles: Sequence[Single], hosts: Mapping[str, Host]) -> SingleHostEstimate:
+def _best_host(candidate: Candidate, singles: Sequence[Single], hosts: Sequence[Host]) -> SingleHostEstimate:
     """Return the host that alone would be the fastest for all users; if none holds the model, the one with the most memory."""
     fitting_hosts = [single_host for single_host in singles if single_host.candidate.fits]
     if not fitting_hosts:
-        name = max(hosts, key=lambda host: hosts[host].facts.memory_mib)
-        return SingleHostEstimate(name, False, None, None, None, None, None, False)
+        largest_host = max(hosts, key=lambda host: host.facts.memory_mib)
+        return SingleHostEstimate(largest_host.name, False, None, None, None, None, None, False)
     best_host = max(fitting_hosts, key=lambda single_host: _speed(single_host.candidate))
     return SingleHostEstimate(
         host=best_host.names[0],
@@ -189,7 +179,7 @@ def _is_likely_faster(host_candidate: Candidate, candidate: Candidate) -> bool:
     return cost_model.is_likely_faster(pair[0], pair[1], count)
 
 
-def _singles(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[str, str]) -> Iterator[Single]:
+def _singles(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[Single]:
     """Yield the best way in which each kind of host serves alone: with all layers on its devices, with as many as they hold, with experts on its processor,
     or on its processor only. Devices leave room for the bound of the compute buffer, unless that is too large for the plan's own devices."""
     server = candidate.workload.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
@@ -199,19 +189,19 @@ def _singles(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[
         share.weights + share.kv > (device.capacity_mib - bound) * MIB
         for device, share in zip(layout.devices, layout.shares())
     )
-    kinds: dict[tuple[Any, ...], list[str]] = {}
-    for name, host in hosts.items():
+    kinds: dict[tuple[Any, ...], list[Host]] = {}
+    for host in hosts:
         kind = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators)
-        kinds.setdefault(kind, []).append(name)
-    for names in sorted(kinds.values(), key=lambda names: not hosts[names[0]].is_head):
-        host = hosts[names[0]]
+        kinds.setdefault(kind, []).append(host)
+    for peers in sorted(kinds.values(), key=lambda peers: not peers[0].is_head):
+        host = peers[0]
         head_server = candidate.workload.server if host.is_head else None
-        host_devices = tuple(devices.single_host_devices(host, backends[host.name], head_server))
+        host_devices = tuple(devices.single_host_devices(host, candidate.site.server_backends[host.name], head_server))
         spare_room = tuple(device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in host_devices)
-        site = Site(host.name, {host.name: host}, ())
-        attempts = [attempt_placement(workload, site)._replace(site=site._replace(devices=host_devices))]
+        site = site_of(host.name, {host.name: host}, host_devices, workload.summary.architecture, {})
+        attempts = [attempt_placement(workload, site._replace(devices=()))._replace(site=site)]
         if host_devices:
-            attempt = attempt_placement(workload, site._replace(devices=host_devices if is_full else spare_room))
+            attempt = attempt_placement(workload, site if is_full else site._replace(devices=spare_room))
             partly = site._replace(devices=spare_room)
             attempts += (
                 [attempt] if attempt.fits else [_with_most_layers(workload, partly), *_with_experts(workload, partly)]
@@ -221,7 +211,9 @@ def _singles(candidate: Candidate, hosts: Mapping[str, Host], backends: Mapping[
         layers = (
             choice.layout.gpu_layers if host_devices and choice.layout.gpu_layers <= workload.summary.layers else None
         )
-        yield Single(tuple(names), choice, layers, next(iter(choice.workload.server.override_tensor), None))
+        yield Single(
+            tuple(peer.name for peer in peers), choice, layers, next(iter(choice.workload.server.override_tensor), None)
+        )
 
 
 def _with_most_layers(workload: Workload, site: Site) -> Candidate:
@@ -237,7 +229,7 @@ def _with_most_layers(workload: Workload, site: Site) -> Candidate:
 def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
     """Return the candidate with the experts of as few layers as possible on the processor; nothing for other models."""
     summary = workload.summary
-    if summary.tensors is None or cost_model.active_share(summary) == 1:
+    if summary.tensors is None or summary.active_share == 1:
         return []
 
     def with_experts(number: int) -> Candidate:

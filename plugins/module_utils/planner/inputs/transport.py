@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""RDMA between the head and workers (``llama_transport: rdma``): which hosts and builds can have it.
+"""How the head and workers of other hosts are joined (``llama_transport``): the head's ends of tunnels, and RDMA.
 
 transport.cpp of 0.3.36: after the handshake over TCP each end looks for a device whose port 1 has the connection's own address, locks
 6.25 MiB of memory for each connection, and goes on over TCP without a word where something is missing.
@@ -15,8 +15,29 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host
 
 
-def with_rdma(cluster: Cluster) -> Cluster:
-    """The cluster whose hosts compile and open what RDMA needs, where a worker's host asks for it.
+def with_transport(cluster: Cluster) -> Cluster:
+    """Return the cluster whose head has ends of tunnels if another host has them, and whose hosts have RDMA if both ends can have it.
+
+    :raises Refusal: a host cannot have what is asked for.
+    """
+    cluster = _with_rdma(cluster)
+    head = cluster.hosts[cluster.head]
+    tunnelled_hosts = [
+        name
+        for name, host in cluster.hosts.items()
+        if host.is_worker and not host.is_head and host.transport == names.STUNNEL
+    ]
+    if tunnelled_hosts and head.facts.system != service_managers.LINUX:
+        raise Refusal(
+            f"llama_transport for {', '.join(tunnelled_hosts)} is {names.STUNNEL}, but each tunnel needs its own loopback address on the head, like "
+            f"127.128.0.12, and {head.facts.system} has no such addresses: use a head with Linux, or set llama_transport to {names.PLAIN}"
+        )
+    transport = names.STUNNEL if tunnelled_hosts else names.PLAIN
+    return cluster._replace(hosts={**cluster.hosts, head.name: head._replace(transport=transport)})
+
+
+def _with_rdma(cluster: Cluster) -> Cluster:
+    """Return the cluster whose hosts compile and open what RDMA needs, where a worker's host asks for it.
 
     :raises Refusal: a host cannot have it.
     """
@@ -24,9 +45,9 @@ def with_rdma(cluster: Cluster) -> Cluster:
     for name, host in cluster.hosts.items():
         if not host.is_worker or host.is_head or host.transport != names.RDMA:
             continue
-        address = addresses.address_of(host, head)
+        address = addresses.common_address(host, head)
         _check_rdma(name, host, address)
-        _check_rdma(name, hosts[head], addresses.address_of(hosts[head], name, address))
+        _check_rdma(name, hosts[head], addresses.common_address(hosts[head], name, address))
         for end in (name, head):
             options = {**hosts[end].cmake_options, backends.RDMA: "ON"}
             hosts[end] = hosts[end]._replace(rdma=True, cmake_options=options)
