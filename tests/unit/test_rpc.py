@@ -148,8 +148,8 @@ def test_not_rpc(script):
 
 def test_a_server_that_closes_and_then_refuses_is_no_worker():
     def close_all(client):
-        client.close()
         server.listener.close()
+        client.close()
 
     server = Server(close_all)
     assert rpc.probe("127.0.0.1", server.port).state == "not_rpc"
