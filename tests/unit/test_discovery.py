@@ -353,5 +353,5 @@ def test_what_names_nobody_is_refused(tmp_path, named):
     given = ("-e", f"llama_discover_hosts={named}") if named else ()
     status, printed = playbook_runs.run(tmp_path, playbook_runs.ROOT / "playbooks/discover.yml", "", *given)
     assert status != 0
-    assert f"llama_discover_hosts is {named or 'not set'}: give names" in " ".join(printed.split())
+    assert f"llama_discover_hosts is {named or 'not set'}: set it to" in " ".join(printed.split())
     assert not (tmp_path / "cluster").exists()
