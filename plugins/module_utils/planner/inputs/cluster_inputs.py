@@ -57,12 +57,12 @@ SUBSTITUTE_FACTS = {"system", "architecture", "distribution", "service_manager",
 
 
 def check_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The hosts of a cluster, checked, with facts that parse_facts can read: the reported facts, overridden by its ``llama_hardware``.
+    """Check the hosts of a cluster, and return them with facts for parse_facts: the reported facts, overridden by ``llama_hardware``.
 
     :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
         host_info returned, or None.
     :returns: the same; ``facts`` are None where nothing is known.
-    :raises Refusal: no plan can hold what an operator or a host says.
+    :raises Refusal: the inventory or a host has values that no plan can hold.
     """
     for host, entry in hosts.items():
         # After types were converted: a text may have become a mapping, and that has texts of its own.
@@ -75,11 +75,11 @@ def check_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[st
 
 
 def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest | None = None) -> Cluster:
-    """The cluster of an inventory.
+    """Return the cluster of an inventory.
 
     :param hosts: result of check_hosts.
-    :param model: in place of the one that the inventory says.
-    :raises Refusal: what the inventory says is not possible.
+    :param model: model that replaces the model of the inventory.
+    :raises Refusal: the inventory is invalid.
     """
     heads = [host for host, entry in hosts.items() if "head" in entry["groups"]]
     if len(heads) != 1:
@@ -119,9 +119,9 @@ def _model_entry(entry: turns.EntryVariables) -> ModelEntry:
 
 
 def check_variables(host: str, values: Mapping[str, Any]) -> None:
-    """Refuses what no plan can hold: control characters, secrets in URLs, numbers without end. Before anything else shows a value.
+    """Refuse control characters, secrets in URLs and infinite numbers, before anything else shows a value.
 
-    :param values: variable → what the operator gave for this host.
+    :param values: variable → value for this host.
     """
     _check_name("a host", host)
     for variable, value in values.items():

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 
 EXPERTS = re.compile(r"_(?:ch)?exps\b")
-"""In names of tensors of which a token uses the chosen experts only."""
+"""Pattern for names of tensors of which a token uses only the chosen experts."""
 
 
 ASSUMED_BITS = 4.85
@@ -29,7 +29,7 @@ LATENT_MATRICES, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
 PROMPT_TOKENS = 512
 """Tokens of a prompt: one batch, as llama-bench measures it."""
 EXPERTS_COST, EXPERT_TOKENS = 1.1, 20
-"""So many times as long takes a multiplication with an expert in prompts, and twice that where an expert gets so many tokens."""
+"""Factor of the time of a multiplication with an expert in prompts, and number of tokens per expert at which it doubles."""
 
 
 class PartCost(NamedTuple):
@@ -178,7 +178,7 @@ class ModelPart(NamedTuple):
 
     host: str
     device: str
-    """For people."""
+    """Name of the device for messages."""
     rate: device_rates.Rate
     read_bytes: float
     """Bytes that a token reads of its weights."""
@@ -287,7 +287,7 @@ def token_factor(parts: Sequence[ModelPart], users: int = 1) -> float:
 
 
 MIN_GAIN = 1.05
-"""So many times as fast something has to be predicted before that is said."""
+"""Smallest predicted speed-up that is reported."""
 HOP_GAIN = 0.1
 """Part of a token's time that a worker on another host has to save before it takes the place of nearer devices: predictions are no better."""
 LIKELY = 0.66
@@ -295,8 +295,8 @@ LIKELY = 0.66
 
 
 def is_likely_faster(faster_parts: Sequence[ModelPart], slower_parts: Sequence[ModelPart], users: int = 1) -> bool:
-    """Whether these parts are predicted to generate faster than the others by so much that they do in four of five cases. A kind of device that
-    takes part in both is wrong in both alike; others are wrong independently of each other."""
+    """Return whether the first parts are predicted to generate faster in at least four of five cases. A kind of device that takes part in both has the same
+    error in both; errors of other devices are independent."""
     uncertainty_by_rate: dict[device_rates.Rate | None, float] = {}
     for model_parts, direction in ((faster_parts, 1), (slower_parts, -1)):
         total = token_ms(model_parts, users)
@@ -313,7 +313,7 @@ def is_likely_faster(faster_parts: Sequence[ModelPart], slower_parts: Sequence[M
 LINK_KIND = "link to"
 """Kind of the costs of a worker besides its device."""
 PROMPT_STEPS = 3
-"""A node takes so many times as long with the tokens of a prompt as with one."""
+"""Factor of a node's time with the tokens of a prompt, compared with one token."""
 
 
 def prompt_costs(work: ModelPart, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
@@ -346,7 +346,7 @@ def prompt_factor(parts: Sequence[ModelPart], tokens: int = PROMPT_TOKENS) -> fl
 COPY_S_PER_GB = 0.3
 """Seconds that llama-server takes to fetch a GB of the cache from a device, besides the link (docs/performance.md)."""
 DISK_GB_PER_S = 0.8
-"""A model's files are taken to be read so fast: 138 and 205 GiB took 190 and 285 s in the field notes."""
+"""Assumed rate at which a model's files are read: 138 and 205 GiB took 190 and 285 s in the field notes."""
 SEND_S_PER_GB = {False: 3.1, True: 0.75}
 """Whether the collection's patch is in → what head and worker take to hash and copy what is sent: 0.3.36, 8.9 GB to a worker on the 16 cores of the
 same machine in 29.0 and 7.9 s without a cache (docs/performance.md)."""

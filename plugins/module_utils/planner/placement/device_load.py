@@ -45,15 +45,15 @@ class Part(NamedTuple):
     name: str
     bytes: int
     unit: int | None
-    """The unit it belongs to; None of what stays in the head's memory."""
+    """Unit to which it belongs; None if it stays in the head's memory."""
     padding_bytes: int = 0
-    """Bytes by which a row of it is short of backends.MATRIX_ROW_PADDING."""
+    """Bytes that pad its rows to backends.MATRIX_ROW_PADDING."""
     device: str | None = None
-    """The device it is on whatever its unit is; None where it goes with its unit."""
+    """Device of an override; None if it follows its unit."""
 
 
 def _row_padding(row: TensorGroup) -> int:
-    """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
+    """Return the bytes that pad the rows of a quantised tensor to MATRIX_ROW_PADDING."""
     if row.type in UNQUANTISED_TYPES or not row.shape:
         return 0
     elements = -row.shape[0] % backends.MATRIX_ROW_PADDING

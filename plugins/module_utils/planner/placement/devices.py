@@ -28,7 +28,7 @@ MIN_PROCESSOR_MIB = 2048
 
 
 def shares_memory(device: Device, facts: Facts) -> bool:
-    """Whether what it holds is in the memory of the host's processor."""
+    """Return whether the device uses the memory of the host's processor."""
     accelerator = facts.accelerator_of(device.name)
     return accelerator.unified if accelerator else True
 
@@ -171,7 +171,7 @@ def driven_devices(facts: Facts, lent_names: Collection[str], backend: str) -> l
 
 
 def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
-    """Name of a device that llama-server itself drives → MiB that it may hold, of those of which the operator says it."""
+    """Return name of a device that llama-server drives → MiB that the operator lets it hold."""
     accelerators = dict(driven)
     for name, mib in server.memory_mib.items():
         if name not in accelerators:

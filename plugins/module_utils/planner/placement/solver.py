@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 SIMILARITY = 0.9
-"""Devices count as alike whose rates are at least so much of the fastest of them: less is within what measurements differ by."""
+"""Smallest ratio between rates of similar devices: measurements differ by as much."""
 STEPS = 16
-"""In so many steps less is kept free for compute buffers, where the model does not fit beside their upper bounds."""
+"""Number of steps in which free space for compute buffers is reduced, if the model does not fit with their upper bounds."""
 FILL_PARTS = 1 << 20
-"""In so many parts of its capacity it is counted how full a device is."""
+"""Unit of a device's fill level: its capacity is this many parts."""
 COMPARED_BITS = 12
-"""Two such numbers are the same where they differ in less than the first so many bits."""
+"""Number of leading bits in which different fill levels differ."""
 
 DEVICE = 1
 WORKER = 1 << 8
@@ -85,7 +85,7 @@ class Placement(NamedTuple):
 
 
 def groups_of(rates: Sequence[float]) -> list[int]:
-    """The group of each device: 0 is the fastest one and those that are alike."""
+    """Return the group of each device: group 0 has the fastest device and similar devices."""
     leaders: list[float] = []
     for rate in sorted(rates, reverse=True):
         if not leaders or rate < SIMILARITY * leaders[-1]:
@@ -104,7 +104,7 @@ def prefix_sums(numbers: Sequence[int]) -> tuple[int, ...]:
 def cheapest_placement(
     places: Sequence[Place], limits: Sequence[Limits], positions: Sequence[Sequence[int]], last_unit: int
 ) -> Placement | None:
-    """The cheapest placement, or None where the units do not fit.
+    """Return the cheapest placement; None if the units do not fit.
 
     :param positions: before the first device and after each one, how many units may be placed by then.
     :param last_unit: the first unit of each device is before this one.
@@ -173,7 +173,7 @@ def _with_device(
 
 @functools.lru_cache(maxsize=64)  # most attempts of a plan have the same devices and the same model
 def solve(places: tuple[Place, ...], first_unit: int) -> tuple[int, ...] | None:
-    """Units for each device, or None where they do not fit. Of equal ones the placement that fills alike devices most evenly."""
+    """Return the units of each device; None if they do not fit. Among equal costs, similar devices are filled most evenly."""
     units = len(places[0].cost) - 1
     for last_unit in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _limits_beside_compute(places, first_unit, last_unit)
@@ -186,7 +186,7 @@ def solve(places: tuple[Place, ...], first_unit: int) -> tuple[int, ...] | None:
 
 
 def _limits_beside_compute(places: Sequence[Place], first_unit: int, last_unit: int) -> list[Limits] | None:
-    """Limits that leave the most room for compute buffers, whose bounds are no reason not to fit."""
+    """Return the limits that leave the most space for compute buffers. Their upper bounds never prevent a placement."""
 
     def limits_of(steps: int) -> list[Limits]:
         return [Limits(max(0, place.capacity - place.fixed_bytes - place.compute * steps // STEPS)) for place in places]
@@ -247,7 +247,7 @@ class _Group(NamedTuple):
     """Units within limits that cost as little, if there are such."""
 
     def fill_levels(self, units: Sequence[int]) -> list[int]:
-        """How full the members are that have units, in parts of their capacity."""
+        """Return the fill levels of the members with units, in parts of their capacity."""
         starts = [self.first_unit + start for start in prefix_sums(units)]
         held_bytes = {
             index: self.places[index].sizes.bytes_of(starts[index], starts[index + 1]) + self.places[index].fixed_bytes
@@ -263,7 +263,7 @@ class _Group(NamedTuple):
         ]
 
     def lower_maximum(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
-        """Limits and units with which the fullest member is least full."""
+        """Return limits and units that minimise the highest fill level."""
 
         def limits_below(fill_level: int) -> list[Limits]:
             return self.change_limits(
@@ -286,7 +286,7 @@ class _Group(NamedTuple):
         return limits_below(upper_bound), units
 
     def raise_minimum(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
-        """Limits and units with which the emptiest member that has units is fullest."""
+        """Return limits and units that maximise the lowest fill level of members with units."""
 
         def limits_above(fill_level: int) -> list[Limits]:
             return self.change_limits(
