@@ -32,7 +32,7 @@ def rows_of(hosts, names=(SMALL, "Qwen3 32B", "Llama 3.3 70B", LARGE), context=8
 
 @pytest.mark.parametrize("model", inventory.published_models(), ids=lambda model: model["name"])
 def test_each_shape_has_as_many_parameters_as_its_publisher_says(model):
-    _name, header = next(OFFERS[model["name"]].files())
+    _name, header = next(OFFERS[model["name"]].quantisations())
     assert header.parameters / 1e9 == pytest.approx(model["parameters"], rel=0.012)
     assert model["architecture"] in capabilities.ARCHITECTURES
 
@@ -47,7 +47,7 @@ PUBLISHED_GB = {
 
 @pytest.mark.parametrize("name", PUBLISHED_GB)
 def test_files_are_as_large_as_published_ones(name):
-    sizes = {quantisation: header.size / 1e9 for quantisation, header in OFFERS[name].files()}
+    sizes = {quantisation: header.size / 1e9 for quantisation, header in OFFERS[name].quantisations()}
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
     assert {kind: sizes[kind] for kind in PUBLISHED_GB[name]} == pytest.approx(PUBLISHED_GB[name], rel=0.01)
 
@@ -66,7 +66,7 @@ def test_files_are_as_large_as_published_ones(name):
 def test_headers_are_those_of_known_files(file, name, within):
     """Their layers, where the quantisation is the same, and whatever tells the size of the KV cache."""
     known = header_summary.parse(of_file(f"models/{file}.yml")["llama_model_gguf_summary"])
-    files = dict(OFFERS[name].files())
+    files = dict(OFFERS[name].quantisations())
     own = files.get("Q4_K_M") or files["MXFP4_MOE"]
     if within:
         assert own.size == pytest.approx(known.size, rel=within)
@@ -77,7 +77,7 @@ def test_headers_are_those_of_known_files(file, name, within):
 
 
 def test_gemma_4_has_fewer_and_longer_heads_in_layers_without_a_window():
-    own = OFFERS["gemma 4 31B"].files()
+    own = OFFERS["gemma 4 31B"].quantisations()
     _name, header = next(own)
     cached = {layer.is_windowed: layer.key for layer in kv_cache.layers_of(header, True)}
     assert cached == {True: 16 * 256, False: 4 * 512}

@@ -133,7 +133,7 @@ class Backend(NamedTuple):
     """Variable and value that make the backend number devices in bus order, as we do."""
     environment: Mapping[str, str] = {}
     """Environment of services."""
-    needs_row_padding: bool = False
+    row_padding: bool = False
     """Whether MATRIX_ROW_PADDING applies."""
     unsupported_types: frozenset[str] = frozenset()
     """Types of tensors that it may not be able to multiply: GGML_OP_MUL_MAT in its supports_op, the same in builds 11063 and 11434. This matters for
@@ -186,7 +186,7 @@ HIP = Backend(
     visibility_variable=VisibilityVariable("HIP_VISIBLE_DEVICES", "{}", "-1", True),
     unsupported_types=TERNARY | NEW_TYPES,
     alignment=128,
-    needs_row_padding=True,
+    row_padding=True,
 )
 
 CUDA = Backend(
@@ -225,7 +225,7 @@ CUDA = Backend(
     unsupported_types=TERNARY | NEW_TYPES,
     bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     alignment=128,
-    needs_row_padding=True,
+    row_padding=True,
 )
 
 METAL = Backend(
@@ -252,7 +252,7 @@ SYCL = Backend(
     # Required for a device to report its free memory.
     environment={"ZES_ENABLE_SYSMAN": "1"},
     alignment=128,
-    needs_row_padding=True,
+    row_padding=True,
 )
 """Backend for Intel's graphics over Level Zero, from the sources of build 11063; it was never tested."""
 

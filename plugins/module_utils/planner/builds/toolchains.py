@@ -167,7 +167,7 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
         "packages": ":".join(prefixes),
         "libraries": ":".join(f"{folder}/lib" for folder in prefixes),
     }
-    excluded_names = toolkit_type.custom_prefix_variables if prefix == names.SYSTEM else ()
+    excluded_names = toolkit_type.prefix_variables if prefix == names.SYSTEM else ()
     variables = {
         name: text.format(**values) for name, text in toolkit_type.environment.items() if name not in excluded_names
     }

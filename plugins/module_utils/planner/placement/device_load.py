@@ -100,7 +100,7 @@ def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> 
 
 
 def _padded_size(part: Part, record: backends.Backend) -> int:
-    return kv_cache.pad(part.bytes + (part.padding_bytes if record.needs_row_padding else 0), record.alignment)
+    return kv_cache.pad(part.bytes + (part.padding_bytes if record.row_padding else 0), record.alignment)
 
 
 class Share(NamedTuple):
