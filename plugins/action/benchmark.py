@@ -80,11 +80,11 @@ class ActionModule(Action):
         """
         served_plan = self._plan
         name, hosts = inventory.cluster_hosts(self.variables, arguments.facts, inventory.play_variables(self.variables))
-        first_model = next(iter(turns.overlays(hosts[self._name]["variables"])), None)
+        first_model = next(iter(turns.read_entries(hosts[self._name]["variables"])), None)
         if first_model:
             hosts = {**hosts, self._name: {**hosts[self._name], "variables": first_model.variables}}
         model = turns.report_of(arguments.model, first_model.name) if first_model else arguments.model
-        catalogue = cluster_inputs.catalogue(inventory.packages())
+        catalogue = cluster_inputs.make_catalogue(inventory.packages())
         cluster = model_source.with_reports(cluster_inputs.read_cluster(name, hosts), model)
         cluster = sources.look_up(self.find_file, cluster, catalogue)
         request = matrix.request_of(hosts[self._name]["variables"])
@@ -212,5 +212,5 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
     argv: Sequence[str] = ["/bin/sh", "-c", script]
     if services.head_tunnel_ends(first_plan):
         argv = services.with_launcher(first_plan, "client", argv)
-    service = services.replacement(heads[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv)
+    service = services.temporary_service(heads[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv)
     return service._replace(homes=union("homes", None), devices=union("devices"), allow=union("allow", ()))

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import facts_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import parse_facts
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import discovery, discovery_text, inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath, failure_reason
 
@@ -95,7 +95,10 @@ class ActionModule(Action):
         _cluster, hosts = inventory.cluster_hosts({"groups": groups, "hostvars": variables}, arguments.facts)
         candidates = [
             discovery.Machine(
-                name, host_variables, facts_of(hosts[name]["facts"]), _read_discovered(name, arguments.found.get(name))
+                name,
+                host_variables,
+                parse_facts(hosts[name]["facts"]),
+                _read_discovered(name, arguments.found.get(name)),
             )
             for name, host_variables in variables.items()
         ]

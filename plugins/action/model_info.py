@@ -26,7 +26,7 @@ class ActionModule(Action):
     def perform(self, arguments: resolver.Options) -> dict:
         try:
             variables = inventory.variables_of(self.variables)
-            entries = turns.overlays(variables)
+            entries = turns.read_entries(variables)
         except Refusal:
             return {"changed": False}  # planning refuses these variables with a reason
         requests = {entry.name: _request(entry.variables) for entry in entries} or {"": _request(variables)}

@@ -78,7 +78,7 @@ class ActionModule(Action):
         return {"changed": False, "plan": plan_json}
 
     def _what_fits(self, arguments: PlanArguments) -> dict:
-        question = what_fits.question_of("llama_what_fits", self.variables["llama_what_fits"])
+        question = what_fits.parse_query("llama_what_fits", self.variables["llama_what_fits"])
         rows = compare_models(self.find_file, self.variables, arguments.facts, question)
         display.display(what_fits_text.text_of(rows, question))
         result = {"models": typed_json.dump(rows)}
@@ -94,7 +94,7 @@ def make_plan(
     digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
     try:
         name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
-        catalogue = cluster_inputs.catalogue(inventory.packages())
+        catalogue = cluster_inputs.make_catalogue(inventory.packages())
         cluster = cluster_inputs.read_cluster(name, hosts)
         # Refuse an impossible benchmark now, not when it begins.
         matrix.request_of(hosts[cluster.head]["variables"])
@@ -110,11 +110,11 @@ def make_plan(
 
 
 def compare_models(
-    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], question: what_fits.Question
-) -> list[what_fits.Row]:
+    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], question: what_fits.FitQuery
+) -> list[what_fits.FitResult]:
     """Return the models that the cluster in a task's inventory could serve."""
     offers = what_fits.offers_of(inventory.published_models(), question.models)
     name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
-    catalogue = cluster_inputs.catalogue(inventory.packages())
+    catalogue = cluster_inputs.make_catalogue(inventory.packages())
     cluster = sources.look_up(find_file, cluster_inputs.read_cluster(name, hosts, what_fits.ANY_MODEL), catalogue)
-    return what_fits.rows(cluster, offers, catalogue, question)
+    return what_fits.fit_models(cluster, offers, catalogue, question)

@@ -51,7 +51,7 @@ class ActionModule(Action):
         for prefix, single_model_plan in (
             zip(prefixes, plan.per_model()) if arguments.prove != NEVER and not self.check_mode else ()
         ):
-            work = proof_plan.work_of(single_model_plan)
+            work = proof_plan.proof_work(single_model_plan)
             if work:
                 work = work if arguments.prove == SEARCH else work._replace(remedies=())
                 proofs.append(self._prove(single_model_plan, work, arguments))
@@ -86,7 +86,7 @@ class ActionModule(Action):
         host = plan.hosts[plan.head.host]
         head = next(service for service in host.services if service.kind == "head")
         service = names.service("proof"), f"proof of cluster {plan.cluster}", work.launcher
-        return definitions.definition(host, planned_services.replacement(head, *service), seconds)
+        return definitions.definition(host, planned_services.temporary_service(head, *service), seconds)
 
     def _prove(self, plan: Plan, work: ProofWork, arguments: ProofArguments) -> Proof:
         prediction, host = plan.head.proof, arguments.plan.hosts[plan.head.host]

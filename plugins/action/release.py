@@ -40,7 +40,7 @@ class ActionModule(Action):
             if _embeds_page(arguments):
                 fetch_result += chat_page.fetch(arguments.release, fetch_result[0], arguments.build.ui)
             return {"changed": any(archive.changed for archive in fetch_result)}
-        if arguments.release.source in release_request.COMPILED:
+        if arguments.release.source in release_request.COMPILED_SOURCES:
             result = self._install_compiled(arguments)
         else:
             result = self._install(arguments)
@@ -82,7 +82,7 @@ class ActionModule(Action):
         task's temporary folder: the host's cache may be the controller's, which retains them."""
         release, cache = arguments.release, arguments.cache
         first_archive, *other_archives = _fetch(arguments)
-        if release.source not in release_request.COMPILED:
+        if release.source not in release_request.COMPILED_SOURCES:
             programs, *libraries = (
                 PackedRelease(self.transfer(str(archive.path), archive.path.name), archive.sha256)
                 for archive in (first_archive, *other_archives)
@@ -142,7 +142,7 @@ class ActionModule(Action):
 def _embeds_page(arguments: ReleaseArguments) -> bool:
     """Return whether a build embeds the chat page from its sources; ik_llama.cpp's tree contains its own."""
     release, ui = arguments.release, arguments.build.ui
-    return release.source in release_request.COMPILED and release.mainline and ui in ("auto", "true")
+    return release.source in release_request.COMPILED_SOURCES and release.mainline and ui in ("auto", "true")
 
 
 def _fetch(arguments: ReleaseArguments) -> list[sources.FetchedFile]:
@@ -151,7 +151,7 @@ def _fetch(arguments: ReleaseArguments) -> list[sources.FetchedFile]:
     if release.source == "package":
         return []
     cached_archives = sources.fetch(release, build.archives or ())
-    if release.source in release_request.COMPILED:
+    if release.source in release_request.COMPILED_SOURCES:
         archives.check_tree(cached_archives[0].path, release.member or "")
     else:
         archives.folder_of_programs(cached_archives[0].path, build.targets)

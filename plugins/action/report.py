@@ -50,7 +50,7 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
     """
     if not path:
         return None
-    subject = f"{variable} is {validation.show(path)}"
+    subject = f"{variable} is {validation.quote(path)}"
     try:
         text = reading.read_start(Path(os.path.expanduser(path)), MAX_FILE_BYTES + 1, follow=True)
         if len(text) > MAX_FILE_BYTES:

@@ -28,7 +28,7 @@ def _check_expressible(words: Iterable[str], forbidden: Sequence[str] = ()) -> N
         if forbidden_text:
             problem = f"supervisor would treat {forbidden_text!r} as a control character: remove {forbidden_text!r}"
         raise Refusal(
-            f"{validation.show(word)} is a path, an argument or an environment variable of a service, and {problem}"
+            f"{validation.quote(word)} is a path, an argument or an environment variable of a service, and {problem}"
         )
 
 
@@ -47,7 +47,7 @@ def systemd_line(text: str) -> str:
     _check_expressible([text])
     if text.strip() != text or text.endswith("\\"):
         raise Refusal(
-            f"{validation.show(text)} is a path or a description in a service, but systemd drops a space or \\ at its end: remove this character"
+            f"{validation.quote(text)} is a path or a description in a service, but systemd drops a space or \\ at its end: remove this character"
         )
     return text.replace("%", "%%")
 

@@ -53,7 +53,7 @@ def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> 
     renamed_machines: list[Machine] = []
     for machine, hostname in zip(machines, hostnames):
         name, variables = machine.name, dict(machine.variables)
-        is_numeric, is_local = cluster_inputs.is_numeric(name), name in LOCAL_NAMES
+        is_numeric, is_local = cluster_inputs.is_ipv4_address(name), name in LOCAL_NAMES
         is_unique = (
             hostnames.count(hostname) == 1 and hostname not in tried_hosts and hostname.lower() not in RESERVED_NAMES
         )

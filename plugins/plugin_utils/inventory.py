@@ -192,9 +192,9 @@ def _variable_of_option(*words: str) -> str:
     """Return the variable that sets the first known option of llama-server among these words."""
     word = next((word for word in words if options.is_known(word)), "")
     option = options.by_word(word)
-    if option is None or not (option.owned or option.name in VARIABLE_OF_OPTION):
+    if option is None or not (option.is_exclusive or option.name in VARIABLE_OF_OPTION):
         return "llama_server_extra_args" if word else ""
-    match = re.search(rf"{PREFIX}\w+", option.instead())
+    match = re.search(rf"{PREFIX}\w+", option.alternative())
     return VARIABLE_OF_OPTION.get(option.name) or (match[0] if match else "")
 
 
@@ -320,7 +320,7 @@ def cluster_hosts(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers into these groups."
         )
     _check_missing_hosts(cached_facts, used_hosts.union(retired_hosts), retired_group)
-    return cluster, cluster_inputs.checked_hosts(cluster, members)
+    return cluster, cluster_inputs.check_hosts(cluster, members)
 
 
 def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedRecord | None:

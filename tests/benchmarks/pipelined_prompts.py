@@ -80,7 +80,7 @@ def planned_s(tokens: int, cell: str, one_s: float) -> float:
     link = cost_model.ASSUMED_LINKS["loopback"]._replace(gbit=1e9)
     count = 1 if cell == ONE else 2
     half = one_s / tokens * 1e9 / 2 / count
-    works = [cost_model.Work("", str(index), rate, 0, 0, half, 0, link) for index in range(count)]
+    works = [cost_model.ModelPart("", str(index), rate, 0, 0, half, 0, link) for index in range(count)]
     micro = (BASE if cell in (ONE, OFF) else cell).split("/")[1]
     return prompts.prompt_s(works, 64, tokens, int(micro), cell != ONE)
 

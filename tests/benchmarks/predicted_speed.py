@@ -72,7 +72,7 @@ def release_of(build: int) -> ReleasePlan:
     return ReleasePlan("git", f"b{build}", build, "", capabilities.protocol_of(build), "")
 
 
-def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Work]:
+def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.ModelPart]:
     """Its devices with their parts of the model."""
     load = device_load.Load(model, kv_cache.CacheSettings(512), figure["build"])
     read, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load)
@@ -84,7 +84,7 @@ def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Wor
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
         weights = sum(part.dense + part.experts for part in costs) * sum(read[start:end]) / sum(read)
-        work = cost_model.Work(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via)
+        work = cost_model.ModelPart(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via)
         wire = 8.0 * model.width if link else 0.0
         works.append(work._replace(dense=weights, wire=wire))
         start += layers

@@ -167,8 +167,8 @@ def write(path: Path, shape: str) -> None:
 def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence[str]) -> ProofWork:
     """Return what proves two workers with all layers of a model."""
     summary = header_summary.parse(header_summary.summarize(headers.read_path(str(model))))
-    sample = layer_sample.choose_layers(summary, layer_sample.Room(1 << 40, 512))
-    context = proof_plan.PROCESSORS_CONTEXT if given.processor else questions.CONTEXT
+    sample = layer_sample.choose_layers(summary, layer_sample.SampleLimits(1 << 40, 512))
+    context = proof_plan.PROCESSOR_CONTEXT if given.processor else questions.CONTEXT
     argv = [
         str(given.programs / "llama-server"),
         *f"-c {context} -np 1 -fit off --no-warmup --cache-ram 0".split(),

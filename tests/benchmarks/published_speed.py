@@ -52,7 +52,7 @@ class Row(NamedTuple):
     owner: str
     test: str
     measured: float
-    works: list[cost_model.Work]
+    works: list[cost_model.ModelPart]
     families: list[str]
 
     def predict(self, fitted: Fitted) -> float:
@@ -67,7 +67,7 @@ SPREADS, NOISE = (0.2, 0.4, 0.5), 0.12
 """By which families differ from GENERIC, and figures of one device among each other, as standard deviations of logarithms."""
 
 
-def _moved(work: cost_model.Work, family: str, fitted: Fitted) -> cost_model.Work:
+def _moved(work: cost_model.ModelPart, family: str, fitted: Fitted) -> cost_model.ModelPart:
     known, rate = device_rates.FAMILIES[family], work.rate
     bandwidth, nodes, prompts = map(math.exp, fitted.get(family, (0.0, 0.0, 0.0)))
     return work._replace(
@@ -140,7 +140,7 @@ def _link(name: str, kind: str) -> cost_model.Link:
     return link._replace(round_trip_ms=round_trip, board="Raspberry" in name)
 
 
-def _works(row: dict[str, str]) -> list[cost_model.Work]:
+def _works(row: dict[str, str]) -> list[cost_model.ModelPart]:
     model, build = _models()[row["model"]], int(row["build"])
     load = device_load.Load(model, kv_cache.CacheSettings(512), build)
     parts = list(zip(load.parts, cost_model.part_costs(load)))
@@ -149,7 +149,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
         end = load.units if index == len(devices) - 1 else start + int(layers)
         own = [(part, cost) for part, cost in parts if part.unit is not None and start <= part.unit < end]
         works.append(
-            cost_model.Work(
+            cost_model.ModelPart(
                 name,
                 name,
                 device_rates.rate_of_row(_known(name, backend), device_rates.TABLE, backend, model.architecture),
@@ -165,7 +165,7 @@ def _works(row: dict[str, str]) -> list[cost_model.Work]:
     return works
 
 
-def _speed(test: str, works: list[cost_model.Work]) -> float:
+def _speed(test: str, works: list[cost_model.ModelPart]) -> float:
     if test == "pp":
         return cost_model.PROMPT_TOKENS / prompts.prompt_s(
             works, cost_model.PROMPT_TOKENS, cost_model.PROMPT_TOKENS, is_overlapped=False

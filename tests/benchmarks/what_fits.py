@@ -20,7 +20,7 @@ for name in ("strix_halo_quad", "cuda_triple", "mac_loopback"):
     cluster = sources.look_up(str, read, CATALOGUE)
     made.clear()
     begin = time.process_time()
-    what_fits.rows(cluster, what_fits.offers_of(inventory.published_models()), CATALOGUE, what_fits.Question())
+    what_fits.fit_models(cluster, what_fits.offers_of(inventory.published_models()), CATALOGUE, what_fits.FitQuery())
     seconds = time.process_time() - begin
     print(
         f"{name}: {len(made)} plans in {seconds:.1f} s of processor time, a hundred in {100 * seconds / len(made):.1f} s"

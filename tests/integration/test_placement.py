@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, workload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, facts_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, parse_facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import server_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, prompt_cache
@@ -49,7 +49,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     layout = device_load.Layout(
         devices, tuple(split), load, load.units if gpu_layers is None else gpu_layers, load_mode="none"
     )
-    host = Host(**{**dict.fromkeys(Host._fields), "facts": facts_of({**DEFAULT_FACTS, "cpu": hardware.cpu()})})
+    host = Host(**{**dict.fromkeys(Host._fields), "facts": parse_facts({**DEFAULT_FACTS, "cpu": hardware.cpu()})})
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
     return layout, llama_server.argv_of(candidate, prompt_cache.prompt_cache(candidate), "")[1:]
 

@@ -29,7 +29,7 @@ from support.models import tensor
 
 PLAN = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
 SCHEMA = jsonschema_rs.validator_for(PLAN)
-CATALOGUE = cluster_inputs.catalogue(inventory.packages())
+CATALOGUE = cluster_inputs.make_catalogue(inventory.packages())
 RELEASE = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
 
 FACTS = {
@@ -68,7 +68,7 @@ def pytest_collection():
 
 def make(cluster, model, catalogue, runtime_id):
     """The JSON of a plan."""
-    resolved = automatic.resolve(model_source.with_reports(cluster, model), catalogue)
+    resolved = automatic.resolve_release(model_source.with_reports(cluster, model), catalogue)
     return typed_json.dump(planner.make_plan(resolved, catalogue, runtime_id))
 
 
@@ -110,7 +110,7 @@ class Cluster:
 
     def plan(self, schema=SCHEMA):
         try:
-            hosts = cluster_inputs.checked_hosts("llama_cluster", self.hosts)
+            hosts = cluster_inputs.check_hosts("llama_cluster", self.hosts)
             plan = make(cluster_inputs.read_cluster("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id")
         except Refusal as refusal:
             plan = refused("llama_cluster", refusal)
@@ -149,7 +149,7 @@ def complete(plan, facts=None):
 
 def identity(plan):
     """The id of a completed plan's JSON."""
-    return completion.identity_of(typed_json.parse(Plan, plan))
+    return completion.compute_plan_id(typed_json.parse(Plan, plan))
 
 
 def definition(host, service):

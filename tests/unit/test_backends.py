@@ -42,7 +42,7 @@ def test_a_toolkit_is_found_named_and_declared(toolkit):
         assert toolkit.vendor
         assert toolkit.compilers
         assert toolkit.environment
-    assert {*toolkit.not_of_system, *toolkit.runtime_variables} <= set(toolkit.environment)
+    assert {*toolkit.prefix_variables, *toolkit.runtime_variables} <= set(toolkit.environment)
 
 
 def test_a_library_can_be_looked_for():

@@ -99,24 +99,24 @@ def test_four_of_five_figures_that_no_fit_used_are_in_their_range():
 
 def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
     rate = rates.Rate(100, 1e9, rates.TABLE, node_us=1)
-    work = cost_model.Work("a", "", rate, read_bytes=1e9, weights=8e9, multiplied=0, nodes=1000)
+    work = cost_model.ModelPart("a", "", rate, read_bytes=1e9, weights=8e9, multiplied_weights=0, nodes=1000)
     assert [cost_model.device_ms(work, users) for users in (1, 8)] == [11, 11]
     cached = work._replace(cache=1e8)
     assert [cost_model.device_ms(cached, users) for users in (1, 8)] == pytest.approx([12, 19])
-    experts = work._replace(expert_read=5e8, active=0.1)
+    experts = work._replace(expert_read_bytes=5e8, active=0.1)
     all_experts = cost_model.device_ms(experts, 1000)
     assert cost_model.device_ms(experts, 2) == pytest.approx(11 + 5 * 0.9)
     assert all_experts == pytest.approx(11 + 5 * 9)
-    slow = work._replace(rate=rate._replace(prompt_gflops=1000), dense=1e9)
+    slow = work._replace(rate=rate._replace(prompt_gflops=1000), dense_weights=1e9)
     assert cost_model.device_ms(slow, 2) == pytest.approx(11 + 2 * cost_model.VECTOR_COST)
     growth = [cost_model.device_ms(slow, users) for users in (8, 9, 10)]
     assert growth[2] - growth[1] == pytest.approx(growth[1] - growth[0]) == pytest.approx(2)
     slowest = slow._replace(rate=rate._replace(prompt_gflops=1))
     assert cost_model.device_ms(slowest, 3) == 33, "no more than so many steps"
-    limited = work._replace(rate=rate._replace(weights_per_s=50), dense=1e9)
+    limited = work._replace(rate=rate._replace(weights_per_s=50), dense_weights=1e9)
     assert cost_model.device_ms(limited) == 21, "kernels for single tokens are the limit"
     link = ETHERNET._replace(gbit=8.0)
-    lent = work._replace(link=link, wire=1e6, output=1e6)
+    lent = work._replace(link=link, network_bytes=1e6, output=1e6)
     assert cost_model.link_ms(lent, 4) - cost_model.link_ms(lent) == pytest.approx(3 * 2)
     assert cost_model.token_factor([cached], 8) > cost_model.token_factor([cached])
 
@@ -226,7 +226,7 @@ def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
     assert cost_model.worker_ms(ETHERNET, card._replace(wake_ms=1.8)) == pytest.approx(there + 1.8)
     assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6), card) == pytest.approx(there + 0.3)
     pi_5, pi_4 = (
-        cost_model.worker_ms(ETHERNET._replace(board=True), card._replace(gb_per_s=rate, wake_ms=2.8))
+        cost_model.worker_ms(ETHERNET._replace(is_board=True), card._replace(gb_per_s=rate, wake_ms=2.8))
         for rate in (12.2, 2.6)
     )
     assert 8 < pi_5 < 20
@@ -252,7 +252,7 @@ def test_the_page_has_what_is_assumed_of_links():
 
 def bits_of(load):
     """Of a weight of each part."""
-    return [8 * cost.read_bytes / cost.multiplied for cost in cost_model.part_costs(load)]
+    return [8 * cost.read_bytes / cost.multiplied_weights for cost in cost_model.part_costs(load)]
 
 
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():
@@ -269,7 +269,7 @@ def test_weights_of_a_tensor_follow_from_its_size_and_shape():
 
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = rates.Rate(100, 1000, rates.TABLE)
-    work = cost_model.Work("a", "", rate, 1e9, 8e9, 2e9, 310)
+    work = cost_model.ModelPart("a", "", rate, 1e9, 8e9, 2e9, 310)
     costs = cost_model.prompt_costs(work)
     computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_STEPS)
     assert costs == {"memory of": 80, "computing on": computing}
@@ -277,7 +277,7 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     lent = {"link": link, "wire": 2 * 4096 * 4, "output": 4 * 32000}
     costs = cost_model.prompt_costs(work._replace(**lent))
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
-    factors = [cost_model.prompt_factor([work._replace(attended=share * 1e9)]) for share in (0, 1, 100)]
+    factors = [cost_model.prompt_factor([work._replace(attention_weights=share * 1e9)]) for share in (0, 1, 100)]
     assert (
         factors[0] < factors[1] < factors[2] <= work.rate.factor**cost_model.PROMPT_POWER * cost_model.ATTENTION_FACTOR
     )

@@ -53,7 +53,7 @@ def test_the_head_drives_its_own_devices_beside_a_worker_for_those_of_another_ba
 )
 def test_integrated_graphics_serve_where_no_better_device_is_lent(lent, backend, driven):
     facts = entry.facts_of({**FACTS, "accelerators": [RTX_4070, {**MI50, "unified": True}]})
-    assert [name for name, _device in devices.driven_by_head(facts, lent, backend)] == driven
+    assert [name for name, _device in devices.driven_devices(facts, lent, backend)] == driven
 
 
 def test_the_workers_of_a_host_lend_all_of_its_devices_each_once():

@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SPIN
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SPIN_ENVIRONMENT
 from conftest import RELEASE
 
 IK = {"source": "git", "ref": "a" * 40, "repository": "https://github.com/ikawrakow/ik_llama.cpp", "build": 4840}
@@ -48,7 +48,9 @@ def test_the_patch_is_part_of_the_release_and_its_cache_is_apart(pair):
     assert builds[0] != builds[1]
     assert after["hosts"]["worker1"]["tools"]["patch"] == "patch"
     folders = [plan["hosts"]["worker1"]["workers"][0]["environment"] for plan in (before, after)]
-    assert folders == [{**SPIN, "LLAMA_CACHE": f"/opt/llamacpp/state/cache/cpu{ending}"} for ending in ("", "-fast")]
+    assert folders == [
+        {**SPIN_ENVIRONMENT, "LLAMA_CACHE": f"/opt/llamacpp/state/cache/cpu{ending}"} for ending in ("", "-fast")
+    ]
 
 
 def test_an_operators_patch_comes_first():
@@ -88,7 +90,7 @@ def test_loads_are_predicted_as_they_were_measured():
     request = release_request.request_of(RELEASE)
     plain, fast = (releases.release_of(request._replace(fast_load=value), {}) for value in (False, True))
     rate = device_rates.Rate(100, 1000, device_rates.TABLE)
-    local = cost_model.Work("a", "", rate, 1e9, 8.93e9, 2e9, 310)
+    local = cost_model.ModelPart("a", "", rate, 1e9, 8.93e9, 2e9, 310)
     loopback = local._replace(link=cost_model.Link("loopback", 0.05, 100, False))
     assert cost_model.load_s(plain, [loopback]) == pytest.approx(29.0 - 1.2, rel=0.1)
     read_from_disk = pytest.approx(8.93 / cost_model.DISK_GB_PER_S)

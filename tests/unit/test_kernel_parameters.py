@@ -7,7 +7,7 @@ import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.kernel_parameters import parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.kernel_parameters import graphics_parameters
 from support import playbook_runs
 
 WANTED = {"amdgpu.gttsize": "126976", "ttm.pages_limit": "32505856"}
@@ -15,12 +15,12 @@ THEIRS = "options snd_hda_intel power_save=0\n"
 
 
 def test_sizes_are_given_in_mib_and_in_pages():
-    assert parameters(131072, None) == WANTED
-    assert parameters(65536, 1024) == {"amdgpu.gttsize": "1024", "ttm.pages_limit": "262144"}
-    assert parameters(65536, 63488)["amdgpu.gttsize"] == "63488"
+    assert graphics_parameters(131072, None) == WANTED
+    assert graphics_parameters(65536, 1024) == {"amdgpu.gttsize": "1024", "ttm.pages_limit": "262144"}
+    assert graphics_parameters(65536, 63488)["amdgpu.gttsize"] == "63488"
     for memory, size in ((65536, 64513), (65536, 1023), (65536, -1), (5000, None), (0, None)):
         with pytest.raises(ValueError, match="llama_host_tuning_gtt_mib"):
-            parameters(memory, size)
+            graphics_parameters(memory, size)
 
 
 @pytest.mark.programs

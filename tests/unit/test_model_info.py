@@ -41,7 +41,7 @@ def operators(call):
 def store(tmp_path, request, found):
     """Files and record of a source on the head, as they are once they are whole."""
     source = request.sources()[0]
-    folder = Path(model_source.folder(str(tmp_path / "prefix"), source))
+    folder = Path(model_source.model_folder(str(tmp_path / "prefix"), source))
     folder.mkdir(parents=True)
     for file in found.files:
         content = (tmp_path / "hub" / REPO / file.name).read_bytes()
@@ -112,7 +112,7 @@ def test_a_record_has_no_say_in_where_files_come_from(server, tmp_path, kind):
     file = {"name": name, "bytes": 9, "sha256": "a" * 64, "modified": 1, "revision": revision}
     lie = {"url": "https://evil.example/m.gguf", "path": "/etc/passwd"}
     folder = {"files": [{**file, **lie}], "whole": True, "summary": {"layers": 1}}
-    answer = {"folders": {model_source.folder(PREFIX, source): folder}}
+    answer = {"folders": {model_source.model_folder(PREFIX, source): folder}}
     (found,) = run(lambda **_arguments: answer, given, PREFIX)[0]["files"]
     assert found["url"] == expected
     assert "path" not in found

@@ -101,7 +101,7 @@ def test_a_plan_says_which_files_are_fetched(pair, big_model):
     pair.model = {"summary": big_model, "closed": None}
     model = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})["model"]
     source = request_of(llama_model_huggingface={"repo": REPO, "quantisation": "Q4_K_M"}).source
-    folder = model_source.folder(PREFIX, source)
+    folder = model_source.model_folder(PREFIX, source)
     assert model["path"] == model["files"][0]["path"] == f"{folder}/m.gguf"
     assert model["revision"] == "a" * 40
     assert model["source"] == f"huggingface:{REPO}@{'a' * 40}"
@@ -131,11 +131,11 @@ def test_folders_of_sources_differ_where_their_variables_do(tmp_path):
         request_of(llama_model_copy="m.gguf"),
         request_of(llama_model_copy="m.gguf", llama_model_checksum=["sha256:" + "a" * 64]),
     ]
-    folders = [model_source.folder(PREFIX, request.source) for request in requests]
+    folders = [model_source.model_folder(PREFIX, request.source) for request in requests]
     assert len(set(folders)) == len(folders)
     assert all(folder.startswith(f"{PREFIX}/models/") and " " not in folder for folder in folders)
     further = request_of(llama_model_path="/m", llama_model_mmproj="file:m.gguf")
-    assert model_source.folder(PREFIX, further.mmproj) not in folders
+    assert model_source.model_folder(PREFIX, further.mmproj) not in folders
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ PROGRAMS = (options.SERVER, options.WORKER)
 def test_each_option_is_spelled_as_a_fork_takes_it(fork):
     differ = {}
     for option in options.TABLE:
-        spelled = {word for spelling in option.spelled(fork) for word in spelling.words}
-        hidden = {word for spelling in option.spelled(fork) for word in spelling.unlisted_words}
+        spelled = {word for spelling in option.spellings_of(fork) for word in spelling.words}
+        hidden = {word for spelling in option.spellings_of(fork) for word in spelling.unlisted_words}
         listed = set(help_of(option.program, fork))
         differ[option.name] = (spelled - listed) ^ hidden
     assert {name: words for name, words in differ.items() if words} == {}
@@ -38,8 +38,8 @@ def test_each_option_that_the_plan_writes_has_a_word_in_each_fork(fork, lacking)
         option.name
         for option in options.TABLE
         if any(spelling.is_written for spelling in option.spellings)
-        and option.owned
-        and not any(spelling.is_written for spelling in option.spelled(fork))
+        and option.is_exclusive
+        and not any(spelling.is_written for spelling in option.spellings_of(fork))
     }
     assert found == lacking
 
@@ -64,12 +64,12 @@ def test_each_variable_of_the_table_exists():
 def test_options_that_the_plan_owns_are_refused(local):
     variables, accepted = local.hosts["here"]["variables"], []
     variables["llama_accept_advisories"] = ["rpc-remote-code-execution"]
-    owned = [option for option in options.TABLE if option.owned and option.program == options.SERVER]
+    owned = [option for option in options.TABLE if option.is_exclusive and option.program == options.SERVER]
     for option, (fork, build) in itertools.product(owned, capabilities.OLDEST_BUILDS.items()):
         for word in option.words():
             variables["llama_release"] = {"source": "git", "ref": "1" * 40, "build": build, "fork": fork}
             variables["llama_server_extra_args"] = [word, "1"]
-            said = f"llama_server_extra_args has {word}, which the plan sets: {option.instead()}"
+            said = f"llama_server_extra_args has {word}, which the plan sets: {option.alternative()}"
             accepted += [] if said in local.reason() else [word]
     assert not accepted
 
@@ -199,10 +199,10 @@ def test_what_changes_the_memory_of_devices_without_being_planned(more, planned)
     ],
 )
 def test_how_a_value_is_written(name, value, fork, expected):
-    assert options.render(name, value, fork) == expected
+    assert options.render_option(name, value, fork) == expected
 
 
 @pytest.mark.parametrize("value", ["dio", "mlock"])
 def test_a_value_that_a_fork_cannot_say(value):
     with pytest.raises(options.UnknownOption, match=re.escape(f"load-mode {value}")):
-        options.render("load-mode", value, IK_LLAMA)
+        options.render_option("load-mode", value, IK_LLAMA)

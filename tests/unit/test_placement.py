@@ -180,13 +180,13 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     placed = device_load.Layout(devices, (3, 1), load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
     assert placed.on_head().weights == 8192 + 2048
-    assert load.fixed("two", "cpu") == 2 * 2048
+    assert load.override_bytes("two", "cpu") == 2 * 2048
 
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
     load = device_load.Load(header_summary.parse(small), kv_cache.CacheSettings(256), 11063, [("token_embd", device)])
-    assert (load.on_head(), load.fixed("one", "cpu")) == moved
+    assert (load.on_head(), load.override_bytes("one", "cpu")) == moved
     assert load.weights[3] == 1024
     alone = device_load.Layout((), (), loaded(small), 0)
     assert alone.on_head().weights == 4 * 1024 + 8192

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SPIN
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import SPIN_ENVIRONMENT
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import release_variables
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import sources
@@ -585,7 +585,7 @@ def test_a_cache_holds_what_was_asked_for_and_never_less_than_the_model_needs(pa
     own = f"worker --port 50052 --cache /opt/llamacpp/state/cache/cpu/rpc --limit-mib {limit} --"
     assert service["argv"] == [*launcher.split(), *own.split(), *service["process"]]
     assert service["process"][-1] == "-c"
-    assert service["environment"] == {**SPIN, "LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
+    assert service["environment"] == {**SPIN_ENVIRONMENT, "LLAMA_CACHE": "/opt/llamacpp/state/cache/cpu"}
     assert worker["runtime"] == "/opt/llamacpp/runtime/runtime-id"
 
 
@@ -818,7 +818,7 @@ def test_values_of_an_environment_become_text_as_programs_read_it(local):
     plan = local.plan()
     expected = {"radv_enable_unified_heap_on_apu": "true", "NUMBER": "1", "TEXT": "a b"}
     assert plan["head"]["environment"] == expected
-    assert plan["hosts"]["here"]["workers"][0]["environment"] == {**SPIN, "FLAG": "false"}
+    assert plan["hosts"]["here"]["workers"][0]["environment"] == {**SPIN_ENVIRONMENT, "FLAG": "false"}
 
 
 @pytest.mark.parametrize("value", [None, {"a": 1}, ["a"]])

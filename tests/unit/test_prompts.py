@@ -189,7 +189,7 @@ def works(seconds, links):
     link = cost_model.ASSUMED_LINKS["loopback"]._replace(gbit=1e6)
     rate = device_rates.Rate(1e9, 1.0, device_rates.TABLE)
     return [
-        cost_model.Work("h", str(index), rate, 0, 0, time * 1e9 / 512, 0, link=link if lent else None)
+        cost_model.ModelPart("h", str(index), rate, 0, 0, time * 1e9 / 512, 0, link=link if lent else None)
         for index, (time, lent) in enumerate(zip(seconds, links))
     ]
 

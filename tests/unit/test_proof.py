@@ -173,11 +173,11 @@ LATENT = {"layers": 27, "architecture": "deepseek2"}
 )
 def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts):
     summary, outside = summary_of(groups, **keys)
-    sample = layer_sample.choose_layers(summary, layer_sample.Room(10_000 + outside, room))
+    sample = layer_sample.choose_layers(summary, layer_sample.SampleLimits(10_000 + outside, room))
     assert sample == (tuple(layers), outside + 100 * len(layers), every_kind, experts)
     if len(layers) < room:
         return
-    less = layer_sample.choose_layers(summary, layer_sample.Room(outside + 100 * len(layers) - 1, room))
+    less = layer_sample.choose_layers(summary, layer_sample.SampleLimits(outside + 100 * len(layers) - 1, room))
     assert isinstance(less, str) if len(layers) == 1 or "architecture" in keys else len(less.layers) < len(layers)
 
 
@@ -193,8 +193,10 @@ def test_why_no_layers_are_taken():
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each layer"),
     ):
         summary, outside = summary_of(groups, **keys)
-        assert why in layer_sample.choose_layers(summary, layer_sample.Room(outside + room, 99))
-        unnamed = layer_sample.choose_layers(summary._replace(tensors=None), layer_sample.Room(outside + room, 99))
+        assert why in layer_sample.choose_layers(summary, layer_sample.SampleLimits(outside + room, 99))
+        unnamed = layer_sample.choose_layers(
+            summary._replace(tensors=None), layer_sample.SampleLimits(outside + room, 99)
+        )
         assert unnamed.startswith("the names of the model's tensors are unknown")
 
 
@@ -298,12 +300,12 @@ def served(pair, big_model):
 
 
 def work_of(cluster):
-    return proof_plan.work_of(typed(cluster.accepted()))
+    return proof_plan.proof_work(typed(cluster.accepted()))
 
 
 def test_each_side_is_the_planned_command_line_on_one_device(served):
     plan = typed(served.accepted())
-    work = proof_plan.work_of(plan)
+    work = proof_plan.proof_work(plan)
     assert (work.layers, plan.head.proof.coverage(80)) == (tuple(range(80)), "80 of 80 layers")
     shared = ["--jinja", "--flash-attn on", "--cache-type-k q8_0", "--fit off", "--parallel 1", "--ctx-size 1536"]
     device = ["--device RPC0 ", "--n-gpu-layers 81", "--rpc 192.0.2.1"]
@@ -414,10 +416,10 @@ def test_the_plan_predicts_what_the_proof_takes(served):
 
 @pytest.mark.parametrize("limit, layers", [(20 << 20, 19), (10, 0)])
 def test_a_file_of_layers_has_a_limit(served, monkeypatch, limit, layers):
-    monkeypatch.setattr(proof_plan, "LARGEST_FILE", limit)
+    monkeypatch.setattr(proof_plan, "MAX_FILE_BYTES", limit)
     plan = typed(served.accepted())
     assert len(plan.head.proof.layers) == layers
-    assert bool(plan.head.proof.reason) == (proof_plan.work_of(plan) is None) == (layers == 0)
+    assert bool(plan.head.proof.reason) == (proof_plan.proof_work(plan) is None) == (layers == 0)
 
 
 def test_which_of_several_models_is_computed_wrong_is_said(served):

@@ -59,14 +59,14 @@ def test_names_of_hosts(pair):
     for name in ("a b", "a\nb", "::1", "../a", ".a", "-rf", "a/b", "", "a\x1b[2J", "x" * 300):
         pair.hosts[name] = host
         assert pair.reason().startswith(
-            f"a host has the name {validation.show(name)} in the inventory: use at most 255 letters"
+            f"a host has the name {validation.quote(name)} in the inventory: use at most 255 letters"
         )
         del pair.hosts[name]
 
 
 def test_the_name_of_a_cluster(local):
     with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
-        cluster_inputs.checked_hosts("a\x1bb", local.hosts)
+        cluster_inputs.check_hosts("a\x1bb", local.hosts)
     assert refused_plan("a\x1bb", raised.value).cluster == r"a\x1bb"
     with pytest.raises(Refusal, match=r"no group 'a\\x1bb'"):
         inventory.cluster_hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})
@@ -138,10 +138,10 @@ def test_names_of_secrets():
     secrets = "HF_TOKEN2 API_KEY_1 OPENAI_KEY MY_PASS PASSPHRASE MYSQL_PWD GITHUB_PAT PROXY_AUTH SECRET_KEY_BASE"
     for name in secrets.split():
         with pytest.raises(Refusal, match=f"has the secret {name}"):
-            cluster_inputs.environment("environment", {name: "S"})
+            cluster_inputs.read_environment("environment", {name: "S"})
     others = "PATH TOKENIZERS_PARALLELISM GGML_VK_DISABLE_COOPMAT COMPASS KEYBOARD BYPASS"
     given = dict.fromkeys(others.split(), "S")
-    assert cluster_inputs.environment("environment", given) == given
+    assert cluster_inputs.read_environment("environment", given) == given
 
 
 def test_a_misspelt_variable_with_a_control_character_is_not_shown(local):

@@ -24,15 +24,15 @@ NEW = {"llama_release": {**TREE, "build": 11063}}
 
 
 def rows_of(hosts, names=(SMALL, "Qwen3 32B", "Llama 3.3 70B", LARGE), context=8192, speed=10.0, offers=()):
-    checked = cluster_inputs.checked_hosts("llama_cluster", hosts)
+    checked = cluster_inputs.check_hosts("llama_cluster", hosts)
     cluster = cluster_inputs.read_cluster("llama_cluster", checked, what_fits.ANY_MODEL)
     chosen = [OFFERS[name] for name in names] + list(offers)
-    return what_fits.rows(cluster, chosen, CATALOGUE, what_fits.Question(context, speed))
+    return what_fits.fit_models(cluster, chosen, CATALOGUE, what_fits.FitQuery(context, speed))
 
 
 @pytest.mark.parametrize("model", inventory.published_models(), ids=lambda model: model["name"])
 def test_each_shape_has_as_many_parameters_as_its_publisher_says(model):
-    _name, header = next(OFFERS[model["name"]].files())
+    _name, header = next(OFFERS[model["name"]].quantisations())
     assert header.parameters / 1e9 == pytest.approx(model["parameters"], rel=0.012)
     assert model["architecture"] in capabilities.ARCHITECTURES
 
@@ -47,7 +47,7 @@ PUBLISHED_GB = {
 
 @pytest.mark.parametrize("name", PUBLISHED_GB)
 def test_files_are_as_large_as_published_ones(name):
-    sizes = {quantisation: header.size / 1e9 for quantisation, header in OFFERS[name].files()}
+    sizes = {quantisation: header.size / 1e9 for quantisation, header in OFFERS[name].quantisations()}
     assert list(sizes.values()) == sorted(sizes.values(), reverse=True)
     assert {kind: sizes[kind] for kind in PUBLISHED_GB[name]} == pytest.approx(PUBLISHED_GB[name], rel=0.01)
 
@@ -66,7 +66,7 @@ def test_files_are_as_large_as_published_ones(name):
 def test_headers_are_those_of_known_files(file, name, within):
     """Their layers, where the quantisation is the same, and whatever tells the size of the KV cache."""
     known = header_summary.parse(of_file(f"models/{file}.yml")["llama_model_gguf_summary"])
-    files = dict(OFFERS[name].files())
+    files = dict(OFFERS[name].quantisations())
     own = files.get("Q4_K_M") or files["MXFP4_MOE"]
     if within:
         assert own.size == pytest.approx(known.size, rel=within)
@@ -77,7 +77,7 @@ def test_headers_are_those_of_known_files(file, name, within):
 
 
 def test_gemma_4_has_fewer_and_longer_heads_in_layers_without_a_window():
-    own = OFFERS["gemma 4 31B"].files()
+    own = OFFERS["gemma 4 31B"].quantisations()
     _name, header = next(own)
     cached = {layer.is_windowed: layer.key for layer in kv_cache.layers_of(header, True)}
     assert cached == {True: 16 * 256, False: 4 * 512}
@@ -89,21 +89,21 @@ def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
     assert [row.why_not.split(" ")[0::2] for row in found[2:]] == [["needs", "GiB", "memory"]] * 2
     assert found[2].bytes < found[3].bytes
     assert (found[1].context, found[1].longest_context, found[1].hosts, found[1].devices) == (8192, 40960, ("head",), 1)
-    text = what_fits_text.text_of(found, what_fits.Question())
+    text = what_fits_text.text_of(found, what_fits.FitQuery())
     assert text.index("Qwen3 32B") < text.index(SMALL) < text.index("Llama 3.3") < text.index("DeepSeek")
     assert "38 B of 671 B" in text
     assert found[1].prompt_tokens_per_s > found[1].generation_tokens_per_s
     shared = rows_of(cards_of(1, 2, **NEW).hosts, ["Qwen3 32B"], context=131072)
     assert (shared[0].devices, shared[0].hosts) == (2, ("gpu1", "gpu2"))
-    assert "2 devices on 2 hosts" in what_fits_text.text_of(shared, what_fits.Question())
+    assert "2 devices on 2 hosts" in what_fits_text.text_of(shared, what_fits.FitQuery())
 
 
 def test_speed_is_that_of_each_user():
     users = {**NEW, "llama_users": 4, "llama_server_parallel": 4}
     (alone,), (row,) = (rows_of(head_with_cards(1, **given).hosts, [SMALL]) for given in (NEW, users))
-    assert alone.speed_of_user == alone.generation_tokens_per_s == row.generation_tokens_per_s
-    assert row.speed_of_user == row.users.generation_tokens_per_s / 4 < alone.speed_of_user
-    assert f"{row.users.generation_range} for 4" in what_fits_text.text_of([row], what_fits.Question())
+    assert alone.user_speed == alone.generation_tokens_per_s == row.generation_tokens_per_s
+    assert row.user_speed == row.users.generation_tokens_per_s / 4 < alone.user_speed
+    assert f"{row.users.generation_range} for 4" in what_fits_text.text_of([row], what_fits.FitQuery())
 
 
 def test_speed_has_its_price_in_quantisation_but_no_higher_one_than_four_bits():
@@ -192,6 +192,6 @@ def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
     ],
 )
 def test_a_question_that_has_no_such_part_is_refused(given, why):
-    assert what_fits.question_of("llama_what_fits", "true") == what_fits.Question()
+    assert what_fits.parse_query("llama_what_fits", "true") == what_fits.FitQuery()
     with pytest.raises(Refusal, match=why):
-        what_fits.question_of("llama_what_fits", given)
+        what_fits.parse_query("llama_what_fits", given)

@@ -76,5 +76,5 @@ def options_of(argv: Sequence[str]) -> dict[str, str]:
         option = options.by_word(word) if word.startswith("-") else None
         if option:
             is_switch = not next_word or next_word.startswith("-")
-            values[option.name] = (options.meaning(word) if is_switch else "") or next_word
+            values[option.name] = (options.switch_value(word) if is_switch else "") or next_word
     return values

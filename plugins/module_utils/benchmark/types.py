@@ -4,7 +4,7 @@
 
 from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import MAX_TEXT, Number, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import TEXT_LIMIT, Number, Text
 
 FILE_PREFIX = "benchmark-"
 """Prefix of the programs' output files."""
@@ -16,7 +16,7 @@ MIN_SPEED, MAX_SPEED = 1e-4, 10**9
 Figure = Annotated[float, Number(MIN_SPEED, MAX_SPEED, allows_fractions=True)]
 Tokens = Annotated[int, Number(0, 10**9)]
 Test = Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
-Words = Annotated[str, Text(max_length=MAX_TEXT)]
+Words = Annotated[str, Text(max_length=TEXT_LIMIT)]
 
 
 class Speed(NamedTuple):

@@ -18,11 +18,11 @@ from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
     MAX_INT,
-    MAX_TEXT,
+    TEXT_LIMIT,
     Number,
     Text,
     is_plain,
-    show,
+    quote,
 )
 
 T = TypeVar("T")
@@ -32,7 +32,7 @@ Absent = Annotated[Optional[T], ABSENT]
 MAX_ENTRIES = 4096
 """Maximum number of entries of a list or a mapping."""
 DEFAULT_LIMITS: dict[Any, Any] = {
-    **{str: Text(max_length=MAX_TEXT), bool: bool, Any: Any},
+    **{str: Text(max_length=TEXT_LIMIT), bool: bool, Any: Any},
     **{int: Number(-MAX_INT), float: Number(-MAX_INT, allows_fractions=True)},
 }
 """Limits of a value whose type has no annotation."""
@@ -204,7 +204,7 @@ def _read_part(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
 def _check_size(data: Any, kind: Any) -> Any:
     """Return a list or a mapping of the right type and size."""
     if not isinstance(data, kind):
-        raise Mismatch(f"is {show(data)}")
+        raise Mismatch(f"is {quote(data)}")
     if len(data) > MAX_ENTRIES:
         raise Mismatch(f"has {len(data)} entries, more than {MAX_ENTRIES}")
     return data
@@ -212,7 +212,7 @@ def _check_size(data: Any, kind: Any) -> Any:
 
 def _check_value(limits: Any, data: Any) -> Any:
     if not _is_within(data, limits):
-        raise Mismatch(f"is {show(data)}")
+        raise Mismatch(f"is {quote(data)}")
     return data
 
 

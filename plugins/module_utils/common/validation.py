@@ -9,9 +9,9 @@ from typing import Annotated, Any, NamedTuple
 
 CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 """Unicode categories of characters that end a line, control a terminal, change the text direction, or are surrogates."""
-MAX_TEXT = 65536
+TEXT_LIMIT = 65536
 """Maximum length of a text."""
-MAX_NAME = 255
+NAME_LIMIT = 255
 """Maximum length of a host's name, and the default for texts."""
 MAX_INT = 1 << 53
 """Largest integer that every JSON parser represents exactly."""
@@ -30,7 +30,7 @@ INTERFACE = f"{HOST_IP}{PREFIX}"
 """Pattern for the address of a single host with its prefix length."""
 
 
-def show(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return a value as text for a message: a single short line without control characters."""
     if isinstance(value, int) and abs(value) > MAX_INT:
         return f"a {value.bit_length()}-bit number"
@@ -81,7 +81,7 @@ class Text(NamedTuple):
     """A text that matches an expression: a single line without control characters, unless the expression begins with ``(?s)``."""
 
     expression: str = ".*"
-    max_length: int = MAX_NAME
+    max_length: int = NAME_LIMIT
 
 
 class Number(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def parse(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version))
 
 

@@ -72,13 +72,13 @@ def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) ->
 def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str, str]:
     """Return the prefix of each component, in the compiler's version or else the newest suitable version."""
     components = {}
-    version_numbers = versions.numbers(folder.name)
+    version_numbers = versions.parse(folder.name)
     for name, same_major in toolkit.components.items():
         paths = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
-        matches = [path for path in paths if not same_major or versions.numbers(path.name)[:1] == version_numbers[:1]]
+        matches = [path for path in paths if not same_major or versions.parse(path.name)[:1] == version_numbers[:1]]
         if matches:
             best_match = max(
-                matches, key=lambda path: (versions.numbers(path.name) == version_numbers, versions.numbers(path.name))
+                matches, key=lambda path: (versions.parse(path.name) == version_numbers, versions.parse(path.name))
             )
             components[name] = _host_path(root, best_match)
     return components
@@ -111,7 +111,7 @@ def find_toolchains(root: Path = ROOT, ask: Ask = output) -> list[dict]:
     ]
     working_toolchains = [toolchain for toolchain in toolchains if toolchain["version"]]
     return sorted(
-        working_toolchains, key=lambda entry: (entry["backend"], versions.numbers(entry["version"]), entry["prefix"])
+        working_toolchains, key=lambda entry: (entry["backend"], versions.parse(entry["version"]), entry["prefix"])
     )
 
 

@@ -73,7 +73,7 @@ Handshakes = Mapping[str, rpc.Handshake]
 def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Handshake:
     """Shake hands with an unused worker."""
     journal.notify_watchdog()
-    return rpc.probe(*rpc.place_of(endpoint), timeout, protocol)
+    return rpc.probe(*rpc.parse_endpoint(endpoint), timeout, protocol)
 
 
 def write_handshakes(state: Path, answers: Handshakes) -> bool:

@@ -216,7 +216,7 @@ def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[
                 continue
             if build.builder != name:
                 shared_builders[build.id] = build.builder
-            elif source in release_request.COMPILED:
+            elif source in release_request.COMPILED_SOURCES:
                 builders.add(name)
     return sorted(builders), shared_builders
 

@@ -122,7 +122,7 @@ class Backend(NamedTuple):
     """Architecture to compile for; None if programs run on all devices."""
     other_names: tuple[str, ...] = ()
     """Other names of the backend: vendors and toolkits."""
-    any_vendor: bool = False
+    is_vendor_neutral: bool = False
     """Whether it drives devices that their vendors' backends also drive."""
     device_files: tuple[str, ...] = ()
     """Devices that a service opens, for systemd's DeviceAllow."""
@@ -133,12 +133,12 @@ class Backend(NamedTuple):
     """Variable and value that make the backend number devices in bus order, as we do."""
     environment: Mapping[str, str] = {}
     """Environment of services."""
-    pads_rows: bool = False
+    row_padding: bool = False
     """Whether MATRIX_ROW_PADDING applies."""
-    no_kernels: frozenset[str] = frozenset()
+    unsupported_types: frozenset[str] = frozenset()
     """Types of tensors that it may not be able to multiply: GGML_OP_MUL_MAT in its supports_op, the same in builds 11063 and 11434. This matters for
     workers because ggml-rpc claims to compute everything."""
-    maps_weights: bool = False
+    maps_model_file: bool = False
     """Whether it maps weights from the file into a buffer that is larger than the tensors."""
     largest_buffer: int = 0
     """Size in bytes above which it splits an allocation into several buffers; 0 for no limit."""
@@ -156,10 +156,10 @@ VULKAN = Backend(
     preference=5,
     options={"GGML_VULKAN": "ON"},
     device="Vulkan{}",
-    any_vendor=True,
+    is_vendor_neutral=True,
     device_files=("char-drm", "char-nvidia*"),
     visibility_variable=VisibilityVariable("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
-    no_kernels=NEW_TYPES,
+    unsupported_types=NEW_TYPES,
     largest_buffer=1 << 30,
 )
 
@@ -184,9 +184,9 @@ HIP = Backend(
     device_files=("char-drm", "/dev/kfd"),
     kernel_driver=AMDGPU,
     visibility_variable=VisibilityVariable("HIP_VISIBLE_DEVICES", "{}", "-1", True),
-    no_kernels=TERNARY | NEW_TYPES,
+    unsupported_types=TERNARY | NEW_TYPES,
     alignment=128,
-    pads_rows=True,
+    row_padding=True,
 )
 
 CUDA = Backend(
@@ -222,10 +222,10 @@ CUDA = Backend(
     device_files=("char-nvidia*",),
     kernel_driver="nvidia",
     visibility_variable=VisibilityVariable("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
-    no_kernels=TERNARY | NEW_TYPES,
+    unsupported_types=TERNARY | NEW_TYPES,
     bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     alignment=128,
-    pads_rows=True,
+    row_padding=True,
 )
 
 METAL = Backend(
@@ -234,8 +234,8 @@ METAL = Backend(
     preference=3,
     options={"GGML_METAL": "ON"},
     device="MTL{}",
-    no_kernels=frozenset({"TQ1_0", "NVFP4"}) | NEW_TYPES,
-    maps_weights=True,
+    unsupported_types=frozenset({"TQ1_0", "NVFP4"}) | NEW_TYPES,
+    maps_model_file=True,
 )
 
 SYCL = Backend(
@@ -248,18 +248,18 @@ SYCL = Backend(
     device="SYCL{}",
     device_files=("char-drm",),
     visibility_variable=VisibilityVariable("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
-    no_kernels=TERNARY | NEW_TYPES,
+    unsupported_types=TERNARY | NEW_TYPES,
     # Required for a device to report its free memory.
     environment={"ZES_ENABLE_SYSMAN": "1"},
     alignment=128,
-    pads_rows=True,
+    row_padding=True,
 )
 """Backend for Intel's graphics over Level Zero, from the sources of build 11063; it was never tested."""
 
 BY_NAME: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
 PREFERRED_ORDER = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: BY_NAME[name].preference))
 """Backends with devices, in the order of ``auto``."""
-UNIVERSAL = next(record for record in BY_NAME.values() if record.any_vendor)
+UNIVERSAL = next(record for record in BY_NAME.values() if record.is_vendor_neutral)
 """Backend that supports cards of every vendor."""
 NAMES_BY_ALIAS = {name: record.name for record in BY_NAME.values() for name in record.other_names}
 IK_LLAMA_BACKENDS = tuple(record.name for record in BY_NAME.values() if record.in_ik_llama)

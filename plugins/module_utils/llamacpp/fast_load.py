@@ -36,5 +36,5 @@ def patch_of(protocol: str | None, mainline: bool) -> FastLoadPatch | None:
     return PATCHES.get(protocol or "") if mainline else None
 
 
-def is_ours(sha256: str) -> bool:
+def is_fast_load_patch(sha256: str) -> bool:
     return any(sha256 == patch.sha256 for patch in PATCHES.values())

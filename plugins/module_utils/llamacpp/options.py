@@ -81,21 +81,21 @@ class Option(NamedTuple):
     optional_above: int | None = None
 
     @property
-    def owned(self) -> bool:
+    def is_exclusive(self) -> bool:
         """Return whether only the plan may set this option."""
         return bool(self.variable or self.remedy)
 
-    def spelled(self, fork: str) -> list[Spelling]:
+    def spellings_of(self, fork: str) -> list[Spelling]:
         return [spelling for spelling in self.spellings if spelling.fork == fork]
 
-    def has(self, word: str, fork: str) -> bool:
-        return any(normalize(word) in spelling.words for spelling in self.spelled(fork))
+    def has_word(self, word: str, fork: str) -> bool:
+        return any(normalize(word) in spelling.words for spelling in self.spellings_of(fork))
 
     def words(self) -> set[str]:
         """Return its words in both forks."""
         return {word for spelling in self.spellings for word in spelling.words}
 
-    def instead(self) -> str:
+    def alternative(self) -> str:
         """Return the alternative to setting this option."""
         return f"set {self.variable} instead" if self.variable else self.remedy
 
@@ -428,7 +428,7 @@ def name_of(word: str) -> str:
 def identity(word: str) -> str:
     """Return an identity that all words of an option of llama.cpp's llama-server share, including its negations."""
     name, option = normalize(word), by_word(word)
-    for spelling in option.spelled(MAINLINE) if option else ():
+    for spelling in option.spellings_of(MAINLINE) if option else ():
         if name in spelling.words:
             return option.name if option and spelling.means else spelling.words[0]
     positive_name = re.sub("^--no-", "--", name)
@@ -441,7 +441,7 @@ def exclusive_option(program: str, word: str) -> Option | None:
         option
         for option in TABLE
         if option.program == program
-        and option.owned
+        and option.is_exclusive
         and (normalize(word) if program == SERVER else word) in option.words()
     )
     return next(matches, None)
@@ -457,7 +457,7 @@ def is_variable(name: str) -> bool:
     return bool(_VARIABLE.fullmatch(name))
 
 
-def pairs(arguments: Iterable[str]) -> list[list[str]]:
+def group_words(arguments: Iterable[str]) -> list[list[str]]:
     """Return each option of llama-server with the words that follow it."""
     result: list[list[str]] = []
     for word in arguments:
@@ -468,14 +468,14 @@ def pairs(arguments: Iterable[str]) -> list[list[str]]:
     return result
 
 
-def meaning(word: str) -> str:
+def switch_value(word: str) -> str:
     """Return the value that a switch of llama-server stands for."""
     option = by_word(word)
     spellings = option.spellings if option else ()
     return next((spelling.means for spelling in spellings if normalize(word) in spelling.words), "")
 
 
-def render(name: str, value: str | Iterable[str] | None, fork: str = MAINLINE) -> list[str]:
+def render_option(name: str, value: str | Iterable[str] | None, fork: str = MAINLINE) -> list[str]:
     """Return the words of an option for a command line; empty for None and for an empty list.
 
     :raises UnknownOption: this fork cannot express this value.
@@ -484,7 +484,7 @@ def render(name: str, value: str | Iterable[str] | None, fork: str = MAINLINE) -
     text = value if value is None or isinstance(value, str) else ",".join(value)
     if not text or text in option.silent:
         return []
-    spellings = [spelling for spelling in option.spelled(fork) if spelling.is_written]
+    spellings = [spelling for spelling in option.spellings_of(fork) if spelling.is_written]
     for spelling in spellings:
         if spelling.form != SWITCH:
             return [spelling.words[0], text]
@@ -500,7 +500,7 @@ def supported_values(name: str, fork: str) -> list[str]:
     """Return the values of an option that a fork can express with switches, the usual ones first."""
     option = _OPTIONS[name]
     values = dict.fromkeys(
-        spelling.means for spelling in option.spelled(fork) if spelling.is_written and spelling.means
+        spelling.means for spelling in option.spellings_of(fork) if spelling.is_written and spelling.means
     )
     return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
 
@@ -523,7 +523,7 @@ def replacement_words(help_options: Mapping[str, bool], fork: str) -> dict[str, 
     """
     replacements: dict[str, str] = {}
     for option in TABLE if help_options and fork in COMPLETE_HELP else ():
-        for spelling in option.spelled(fork):
+        for spelling in option.spellings_of(fork):
             word, takes_value = spelling.words[0], spelling.form != SWITCH
             if (
                 option.program == SERVER
@@ -551,7 +551,7 @@ def listed_options(program: str, fork: str, build: int) -> dict[str, bool]:
         word: spelling.form != SWITCH
         for option in TABLE
         if option.program == program
-        for spelling in option.spelled(fork)
+        for spelling in option.spellings_of(fork)
         if spelling.since <= build
         for word in spelling.names()
     }
@@ -560,4 +560,4 @@ def listed_options(program: str, fork: str, build: int) -> dict[str, bool]:
 def is_unlisted(word: str, fork: str) -> bool:
     """Return whether this fork's llama-server accepts a word that its help does not list."""
     option = by_word(word)
-    return option is not None and any(word in spelling.unlisted_words for spelling in option.spelled(fork))
+    return option is not None and any(word in spelling.unlisted_words for spelling in option.spellings_of(fork))

@@ -14,10 +14,10 @@ REPOSITORY = "ggml-org/llama.cpp"
 URL = f"https://github.com/{REPOSITORY}/releases/download"
 FIRST_BUILD = 11081
 """First build whose archives have these names. 11070 had other names for CUDA 13 (13.3), and builds before 10995 lack CUDA on Linux."""
-TESTED = 11669
+AUTO_BUILD = 11669
 """Build for ``llama_release: auto``: the build in Debian's package 0.7.0, with which clusters were tested."""
 REMEDY = "compile with source: git, or set another llama_backend for that host"
-GFX = {
+ROCM_TARGETS = {
     *(f"gfx{name}" for name in ("908", "90a", "942", "950", 1010, 1011, 1012, 1150, 1151, 1152, 1200, 1201)),
     *(f"gfx{name}" for name in (*range(1030, 1037), *range(1100, 1104))),
 }

@@ -54,7 +54,7 @@ class Toolkit(NamedTuple):
     environment: Mapping[str, str] = {}
     """Environment of a build, with ``{prefix}``, ``{compiler}``, ``{beside}`` (folder of all components), ``{packages}`` and ``{libraries}`` (installed
     paths, joined by colons)."""
-    not_of_system: tuple[str, ...] = ()
+    prefix_variables: tuple[str, ...] = ()
     """Variables of ``environment`` that are not set for the distribution's toolkit."""
     host_compiler: str = ""
     """Further variable for the compiler of the host."""
@@ -81,7 +81,7 @@ TOOLKITS: Mapping[str, Toolkit] = {
         # llama.cpp's cmake looks for libraries in ROCM_PATH. Clang looks there for AMD's device libraries, but a distribution installs
         # them next to clang.
         environment={"HIPCXX": "{compiler}", "HIP_PATH": "{prefix}", "ROCM_PATH": "{prefix}"},
-        not_of_system=("ROCM_PATH",),
+        prefix_variables=("ROCM_PATH",),
     ),
     CUDA: Toolkit(
         title="CUDA",

@@ -206,7 +206,7 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     first_byte, last_byte, size = map(int, match.groups()) if match else (-1, -1, -1)
     if reply.status != 206 or is_compressed or first_byte != offset or last_byte != min(offset + count, size) - 1:
         raise RemoteError(
-            f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.short(content_range)} to bytes {offset} to "
+            f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.quote(content_range)} to bytes {offset} to "
             f"{offset + count - 1}): use a server that supports range requests, or download the file and set its path"
         )
     return size, last_byte - first_byte + 1

@@ -84,7 +84,7 @@ class ReleasePlan(NamedTuple):
     @property
     def loads_fast(self) -> bool:
         """Return whether its patches include the collection's patch for faster loading."""
-        return any(fast_load.is_ours(patch.sha256) for patch in self.patches)
+        return any(fast_load.is_fast_load_patch(patch.sha256) for patch in self.patches)
 
 
 class ModelPlan(NamedTuple):

@@ -23,10 +23,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
-EXCLUDES = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
-"""Ends of paths of files that say what a plan is made from, or what it is."""
-Define = Callable[[HostPlan, ServicePlan], str]
-"""Writes the definition of a service.
+EXCLUDED_FILES = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
+"""Suffixes of files that do not count for a plan's id: its cached inputs, and labels for metrics."""
+DefinitionWriter = Callable[[HostPlan, ServicePlan], str]
+"""Function that returns the definition of a service.
 
 :raises Refusal: the service manager cannot express a word of it.
 """
@@ -39,61 +39,65 @@ class RuntimeFile(NamedTuple):
     """Path on the controller."""
 
 
-def complete_plan(plan: Plan, runtime: Sequence[RuntimeFile], define: Define, facts: Mapping[str, Any]) -> Plan:
-    """The plan with files, definitions and its id.
+def complete_plan(
+    plan: Plan, runtime_files: Sequence[RuntimeFile], write_definition: DefinitionWriter, facts: Mapping[str, Any]
+) -> Plan:
+    """Return the plan with files, definitions and its id.
 
-    :param facts: host → what is left on the head for a run in which the host does not answer.
+    :param facts: host → facts that the head keeps for a run in which the host does not answer.
     :raises Refusal: a service manager cannot express a word of a service.
     """
-    hosts = {name: _complete_host(plan, name, runtime, define) for name in plan.hosts}
+    hosts = {name: _complete_host(plan, name, runtime_files, write_definition) for name in plan.hosts}
     head = hosts[plan.head.host]
-    files = [*head.files, *_files_of_head(plan, head.prefix, facts)]
+    files = [*head.files, *_head_files(plan, head.prefix, facts)]
     hosts[plan.head.host] = head._replace(files=tuple(files), model=_downloaded_files(plan))
     plan = plan._replace(hosts=hosts)
-    identity = identity_of(plan)
-    hosts = {name: host._replace(id=identity) for name, host in plan.hosts.items()}
-    return _with_metrics(plan._replace(id=identity, hosts=hosts))
+    plan_id = compute_plan_id(plan)
+    hosts = {name: host._replace(id=plan_id) for name, host in plan.hosts.items()}
+    return _with_metrics(plan._replace(id=plan_id, hosts=hosts))
 
 
 def _with_metrics(plan: Plan) -> Plan:
     hosts = {}
     for name, host in plan.hosts.items():
-        file = _file(f"{host.prefix}/{names.METRICS}", _metrics(plan, name).encode())
+        file = _file_plan(f"{host.prefix}/{names.METRICS}", _metrics_content(plan, name).encode())
         has_metrics = host.metrics or (name == plan.head.host and plan.head.page_port)
         hosts[name] = host._replace(files=(*host.files, file)) if has_metrics else host
     return plan._replace(hosts=hosts)
 
 
-def _complete_host(plan: Plan, name: str, runtime: Sequence[RuntimeFile], define: Define) -> HostPlan:
+def _complete_host(
+    plan: Plan, name: str, runtime_files: Sequence[RuntimeFile], write_definition: DefinitionWriter
+) -> HostPlan:
     host = plan.hosts[name]
-    files = [_file(f"{host.prefix}/{names.CLUSTER_RECORD}", json.dumps({"cluster": plan.cluster}).encode())]
+    files = [_file_plan(f"{host.prefix}/{names.CLUSTER_RECORD}", json.dumps({"cluster": plan.cluster}).encode())]
     if host.runtime:
         folder = FolderPlan(host.runtime, "root" if host.account else None, "0755")
         host = host._replace(folders=(*host.folders, folder))
-        files += [_file(f"{host.runtime}/{file.name}", file.content, file.source) for file in runtime]
+        files += [_file_plan(f"{host.runtime}/{file.name}", file.content, file.source) for file in runtime_files]
     defined_services = []
     for service in host.services:
         try:
-            defined_services.append(service._replace(definition=define(host, service)))
+            defined_services.append(service._replace(definition=write_definition(host, service)))
         except Refusal as refusal:
             raise Refusal(f"{service.name} on {name}: {refusal}") from None
     return host._replace(files=(*host.files, *files), services=tuple(defined_services))
 
 
-def _files_of_head(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FilePlan]:
-    """Fallbacks for its launcher, presets, known-answer models, and the facts of all hosts."""
+def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FilePlan]:
+    """Return the fallbacks for the launcher, the presets, the known-answer models, and the facts of all hosts."""
     files = []
     if plan.head.fallback_after is not None:
-        files.append(_file(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
+        files.append(_file_plan(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if plan.head.models:
-        files.append(_file(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
-    generated_models = {
+        files.append(_file_plan(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
+    known_answer_models = {
         entry.model.path: entry.model.known_answer for entry in plan.per_model() if entry.model.known_answer
     }
-    for path, size in generated_models.items():
-        files.append(FilePlan(path, known_answer_file.file_bytes(*size)))
+    for path, model_size in known_answer_models.items():
+        files.append(FilePlan(path, known_answer_file.file_bytes(*model_size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-    return [*files, _file(f"{prefix}/{names.CACHED_FACTS}", text.encode())]
+    return [*files, _file_plan(f"{prefix}/{names.CACHED_FACTS}", text.encode())]
 
 
 def _fallbacks(plan: Plan) -> str:
@@ -110,7 +114,7 @@ def _fallbacks(plan: Plan) -> str:
     return json.dumps(entries, indent=1) + "\n"
 
 
-def _metrics(plan: Plan, name: str) -> str:
+def _metrics_content(plan: Plan, name: str) -> str:
     """Return the labels of metrics for the launchers of a host: service → exporter.Description of the launcher, as JSON."""
     host, descriptions = plan.hosts[name], {}
     labels: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
@@ -128,7 +132,7 @@ def _metrics(plan: Plan, name: str) -> str:
             **labels,
             "kind": "head",
             "release": plan.release.ref,
-            "workers": _workers(plan),
+            "workers": _worker_names(plan),
             "drives": sorted(
                 {entry.device for part in services.placements_of(plan) for entry in part if not entry.endpoint}
             ),
@@ -137,8 +141,8 @@ def _metrics(plan: Plan, name: str) -> str:
     return json.dumps({"services": descriptions}, indent=1) + "\n"
 
 
-def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
-    """Endpoint → host and name of each worker that the head may use."""
+def _worker_names(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Return endpoint → host and name of each worker that the head may use."""
     return {
         entry.endpoint: (entry.host, entry.worker or "")
         for placement in services.placements_of(plan)
@@ -148,28 +152,33 @@ def _workers(plan: Plan) -> dict[str, tuple[str, str]]:
 
 
 def _predictions(plan: Plan) -> dict[str, Mapping[str, Any]]:
-    """Model → metric of the launcher's table → what is predicted."""
+    """Return model → metric in the launcher's table → predicted value."""
     model_names = [model.name for model in plan.head.models or ()] or [plan.model.name]
-    return {name: _figures(model_plan.estimate) for name, model_plan in zip(model_names, plan.per_model())}
+    return {name: _predicted_metrics(model_plan.estimate) for name, model_plan in zip(model_names, plan.per_model())}
 
 
-def _figures(estimate: Estimate) -> dict[str, float | None]:
-    end_speeds = estimate.at_context[-1] if estimate.at_context else None
-    figures: dict[str, float | None] = {}
+def _predicted_metrics(estimate: Estimate) -> dict[str, float | None]:
+    full_context = estimate.at_context[-1] if estimate.at_context else None
+    metrics: dict[str, float | None] = {}
     for kind, expected_speed, bounds, full_context_speed in (
         (
             "generation",
             estimate.generation_tokens_per_s,
             estimate.generation_range,
-            end_speeds and end_speeds.generation_tokens_per_s,
+            full_context and full_context.generation_tokens_per_s,
         ),
-        ("prompt", estimate.prompt_tokens_per_s, estimate.prompt_range, end_speeds and end_speeds.prompt_tokens_per_s),
+        (
+            "prompt",
+            estimate.prompt_tokens_per_s,
+            estimate.prompt_range,
+            full_context and full_context.prompt_tokens_per_s,
+        ),
     ):
-        figures[f"planned_{kind}_tokens_per_second"] = expected_speed
-        figures[f"planned_{kind}_lowest_tokens_per_second"] = bounds and bounds.low
-        figures[f"planned_{kind}_highest_tokens_per_second"] = bounds and bounds.high
-        figures[f"planned_{kind}_full_tokens_per_second"] = full_context_speed
-    return figures
+        metrics[f"planned_{kind}_tokens_per_second"] = expected_speed
+        metrics[f"planned_{kind}_lowest_tokens_per_second"] = bounds and bounds.low
+        metrics[f"planned_{kind}_highest_tokens_per_second"] = bounds and bounds.high
+        metrics[f"planned_{kind}_full_tokens_per_second"] = full_context_speed
+    return metrics
 
 
 def _downloaded_files(plan: Plan) -> tuple[ModelFilePlan, ...]:
@@ -178,7 +187,7 @@ def _downloaded_files(plan: Plan) -> tuple[ModelFilePlan, ...]:
     return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
 
-def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
+def _file_plan(path: str, content: bytes, source: str | None = None) -> FilePlan:
     return FilePlan(
         path=path,
         bytes=len(content),
@@ -189,20 +198,22 @@ def _file(path: str, content: bytes, source: str | None = None) -> FilePlan:
     )
 
 
-def identity_of(plan: Plan) -> str:
-    """Return the id of a completed plan: everything that is applied counts, but no facts that are left on the head, no metrics, no origin of files, no path
-    on the controller, and no time limit of a run."""
+def compute_plan_id(plan: Plan) -> str:
+    """Return the id of a completed plan. It depends on everything that is applied, but not on facts cached on the head, metrics, origins of files, paths on
+    the controller, or the time limit of a run."""
     model = plan.model._replace(files=_without_urls(plan.model.files))
     hosts = {
         name: host._replace(
             files=tuple(
-                file._replace(source=None, content=None) for file in host.files if not file.path.endswith(EXCLUDES)
+                file._replace(source=None, content=None)
+                for file in host.files
+                if not file.path.endswith(EXCLUDED_FILES)
             ),
             model=_without_urls(host.model),
         )
         for name, host in plan.hosts.items()
     }
-    parts = (
+    plan_values = (
         plan.cluster,
         plan.release,
         plan.releases,
@@ -210,10 +221,10 @@ def identity_of(plan: Plan) -> str:
         plan.external_workers,
         plan.head._replace(start_timeout=0, models=None),
     )
-    model_identities = [
+    models = [
         model_plan.model._replace(files=_without_urls(model_plan.model.files)) for model_plan in plan.head.models or ()
     ]
-    text = json.dumps(typed_json.dump((*parts, hosts, *model_identities)), sort_keys=True)
+    text = json.dumps(typed_json.dump((*plan_values, hosts, *models)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

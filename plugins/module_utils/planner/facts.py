@@ -13,10 +13,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import AMDGPU, BACKENDS
 
 MAX_MIB = 1 << 40
-OTHER_DRIVERS = ("Intel", "NVIDIA")
-"""Beginnings of names of devices that another Vulkan driver than Mesa's for AMD drives."""
+OTHER_VENDORS = ("Intel", "NVIDIA")
+"""Prefixes of names of devices with a Vulkan driver other than Mesa's for AMD."""
 UNNAMED_DEVICE = "declared"
-"""Name of a device in ``llama_hardware`` that has none; nothing follows from two devices that have it."""
+"""Name of a device in ``llama_hardware`` without a name. Two devices with this name may differ."""
 DEFAULT_FACTS: dict[str, Any] = {
     "system": "Linux",
     "architecture": "x86_64",
@@ -35,14 +35,14 @@ DEFAULT_FACTS: dict[str, Any] = {
     "cache": "/var/cache/llamacpp",
     "units": "/etc/systemd/system",
 }
-"""Assumed facts of a host that is only declared: a Linux host with systemd and every toolchain, wherever that is."""
+"""Assumed facts of a host that is only declared: Linux with systemd and every toolchain, at unknown paths."""
 Name = Annotated[str, Text()]
 Word = Annotated[str, Text("[A-Za-z0-9_.:+~-]*")]
 PathText = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
-"""Path of a folder of a host, which is used in definitions where a service manager has no quotes."""
+"""Path of a folder on a host. Some service managers have no quotes, so it contains no special characters."""
 Mib = Annotated[int, Number(0, MAX_MIB)]
 Backend = Annotated[str, BACKENDS]
-Figure = Annotated[Optional[float], Number(0, 1 << 30, allows_fractions=True)]
+Measurement = Annotated[Optional[float], Number(0, 1 << 30, allows_fractions=True)]
 
 
 class Accelerator(NamedTuple):
@@ -55,23 +55,23 @@ class Accelerator(NamedTuple):
     unified: bool
 
     @property
-    def is_lent_by_amdgpu(self) -> bool:
-        """Whether parameters of the kernel's driver for AMD decide how much of the host's memory the device has."""
-        record = backends.BY_NAME[self.backend]
-        by_amd = record.any_vendor or record.kernel_driver == AMDGPU
-        return self.unified and by_amd and not self.name.startswith(OTHER_DRIVERS)
+    def has_amdgpu_limit(self) -> bool:
+        """Return whether parameters of AMD's kernel driver decide how much of the host's memory the device may use."""
+        backend = backends.BY_NAME[self.backend]
+        is_amd = backend.is_vendor_neutral or backend.kernel_driver == AMDGPU
+        return self.unified and is_amd and not self.name.startswith(OTHER_VENDORS)
 
 
 class Distribution(NamedTuple):
-    """``id`` and ``version`` of /etc/os-release, and the family whose packages it uses."""
+    """``id`` and ``version`` in /etc/os-release, and the family whose packages the distribution uses."""
 
     id: Name
     version: Name
     family: Name
 
 
-class Packaged(NamedTuple):
-    """The distribution's packages of llama.cpp: upstream's version of the one that is offered, and those that are installed."""
+class PackagedRelease(NamedTuple):
+    """The distribution's packages of llama.cpp: upstream's version of the offered package, and names of the installed packages."""
 
     version: Optional[Word]
     installed: tuple[Word, ...]
@@ -80,10 +80,10 @@ class Packaged(NamedTuple):
 class MeasuredLink(NamedTuple):
     """Measurement of the link to a host."""
 
-    round_trip_ms: Figure = None
-    mbit_per_second: Figure = None
+    round_trip_ms: Measurement = None
+    mbit_per_second: Measurement = None
     requested: bool = True
-    """Whether an operator asked for it. Planning ignores other measurements: the next run would change the services."""
+    """Whether an operator requested it. Planning ignores other measurements, because the next run would change the services."""
 
 
 class Interface(NamedTuple):
@@ -103,12 +103,12 @@ class Toolchain(NamedTuple):
     version: Annotated[str, Text(r"\d+(\.\d+)*")]
     compiler: Optional[PathText] = None
     libraries: Optional[tuple[Name, ...]] = None
-    """None if they were not looked for."""
+    """Installed libraries; None if the host was not searched for them."""
     components: Optional[Mapping[str, PathText]] = None
 
 
 class Processor(NamedTuple):
-    """As facts/hardware.py finds it."""
+    """A host's processor, as facts/hardware.py finds it."""
 
     model: Name
     cores: Annotated[int, Number(1, 1 << 16)]
@@ -133,35 +133,35 @@ class Facts(NamedTuple):
     cache: PathText
     units: PathText
     toolchains: Optional[tuple[Toolchain, ...]] = None
-    """None if the host was not asked."""
-    packaged: Optional[Packaged] = None
+    """Toolkits and compilers; None if the host was not searched for them."""
+    packaged: Optional[PackagedRelease] = None
     python: Optional[PathText] = None
     accounts: Mapping[str, Name] = {}
-    """Account whose name begins like ours → its home."""
+    """Account whose name starts like the collection's accounts → its home."""
     rdma: Optional[tuple[Address, ...]] = None
     """IPv4 addresses of RDMA devices; None if the host was not asked."""
     device_groups: tuple[Word, ...] = ()
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
     units_filter: Optional[bool] = None
-    """Whether IPAddressDeny of a unit takes effect; None if that is not known."""
+    """Whether IPAddressDeny of a unit takes effect; None if unknown."""
     kernel: Name = ""
     glibc: Optional[Word] = None
-    """Version; empty with another C library, None if it is not known."""
+    """Version of glibc; empty with another C library, None if unknown."""
     newest_cuda: Optional[Word] = None
-    """Newest CUDA that the NVIDIA driver runs."""
+    """Newest CUDA version that the NVIDIA driver supports."""
     nvidia_smi: Optional[Name] = None
-    """Message with which nvidia-smi fails."""
+    """Error message of nvidia-smi, if it fails."""
     interfaces: tuple[Interface, ...] = ()
     reached_at: Optional[Address] = None
-    """Address at which the controller reaches it, if the inventory has a name."""
+    """Address at which the controller reaches the host, if ``ansible_host`` is a name."""
     addresses: tuple[Address, ...] = ()
     """IPv4 addresses of a head, without loopback; empty if the run did not contact it."""
     measured: Mapping[str, Optional[MeasuredLink]] = {}
     """Host → measurement of its link to this head."""
     cluster: Optional[Name] = None
-    """Cluster to which it belongs; None if that is not known."""
+    """Cluster to which the host belongs; None if unknown."""
     disk_gib: Optional[Mib] = None
-    """Largest power of 2 that is not more than the size of the file system of ``prefix``; None if it is not known."""
+    """Size of the file system of ``prefix``, rounded down to a power of 2; None if unknown."""
     link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, allows_fractions=True)] = None
     """Rate of the link between the head and this host, if ``llama_hardware`` sets it."""
 
@@ -171,20 +171,20 @@ class Facts(NamedTuple):
 
     @property
     def named_accelerators(self) -> tuple[tuple[str, Accelerator], ...]:
-        """Accelerators, each with the name that llama.cpp gives it."""
+        """Return the accelerators with their names in llama.cpp."""
         return _with_names(self.accelerators)
 
     @property
     def canonical_names(self) -> Mapping[str, str]:
-        """Name of each accelerator, as llama.cpp calls it → the name that stands for the device: Vulkan0 and CUDA0 may both be CUDA0."""
+        """Return llama.cpp's name of each accelerator → canonical name of the device: Vulkan0 and CUDA0 may both be CUDA0."""
         return _canonical_names(self.accelerators)
 
     def accelerator_of(self, name: str) -> Optional[Accelerator]:
-        """Return the accelerator that llama.cpp calls so; None for the processor."""
+        """Return the accelerator with this name in llama.cpp; None for the processor."""
         return dict(self.named_accelerators).get(name)
 
     def distinct_accelerators(self) -> list[Accelerator]:
-        """Return the accelerators, each device once: one backend drives those of its vendor, another those of every vendor."""
+        """Return each device once, even if both its vendor's backend and Vulkan drive it."""
         return [accelerator for name, accelerator in self.named_accelerators if self.canonical_names[name] == name]
 
     def architectures(self, backend: str) -> list[str]:
@@ -202,27 +202,31 @@ def _with_names(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accel
 
 @functools.lru_cache(maxsize=64)
 def _canonical_names(accelerators: tuple[Accelerator, ...]) -> Mapping[str, str]:
-    pairs = _with_names(accelerators)
-    choices = {name: device for name, device in pairs if not backends.BY_NAME[device.backend].any_vendor}
-    canonical = {name: name for name, _device in pairs}
-    for name, device in pairs:
-        if backends.BY_NAME[device.backend].any_vendor:
-            best_match = max(choices, key=lambda candidate: _match_score(choices[candidate], device), default=None)
-            if best_match and _match_score(choices[best_match], device):
-                canonical[name] = best_match
-                del choices[best_match]
-    return canonical
+    named_devices = _with_names(accelerators)
+    vendor_devices = {
+        name: device for name, device in named_devices if not backends.BY_NAME[device.backend].is_vendor_neutral
+    }
+    canonical_names = {name: name for name, _device in named_devices}
+    for name, device in named_devices:
+        if backends.BY_NAME[device.backend].is_vendor_neutral:
+            best_match = max(
+                vendor_devices, key=lambda candidate: _match_score(vendor_devices[candidate], device), default=None
+            )
+            if best_match and _match_score(vendor_devices[best_match], device):
+                canonical_names[name] = best_match
+                del vendor_devices[best_match]
+    return canonical_names
 
 
 def _match_score(first_device: Accelerator, second_device: Accelerator) -> int:
-    """How sure it is that two backends drive the same device; 0 where they do not. Facts have the same name and memory for both; of declared
-    devices one of these may differ, and a host has integrated graphics once."""
-    same_name = first_device.name == second_device.name != UNNAMED_DEVICE
-    same_size = (first_device.memory_mib, first_device.unified) == (second_device.memory_mib, second_device.unified)
-    return 4 * same_name + 2 * same_size + (first_device.unified and second_device.unified)
+    """Return how likely two backends drive the same device; 0 if they cannot. Detected devices have the same name and memory for both. Declared devices may
+    differ in one of them, and a host has integrated graphics only once."""
+    names_match = first_device.name == second_device.name != UNNAMED_DEVICE
+    sizes_match = (first_device.memory_mib, first_device.unified) == (second_device.memory_mib, second_device.unified)
+    return 4 * names_match + 2 * sizes_match + (first_device.unified and second_device.unified)
 
 
-def facts_of(data: Any) -> Facts:
-    """:raises Mismatch: a host reports something else, or an operator declares it."""
+def parse_facts(data: Any) -> Facts:
+    """:raises Mismatch: the reported or declared facts have another form."""
     facts: Facts = typed_json.parse(Facts, data)
     return facts

@@ -19,15 +19,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Server
 
 CREDENTIALS_FOLDER = "/run/credentials/{service}.service/"
-"""Folder in which systemd puts what LoadCredential names, for the service alone."""
+"""Folder in which systemd puts the files that LoadCredential names, for this service only."""
 CREDENTIAL_OPTIONS = ("api-key-file", "tls-certificate", "tls-key")
-"""Options for services.CREDENTIALS, in their order."""
+"""Options for services.CREDENTIALS, in the same order."""
 METRICS_OPTION = "--metrics"
 """Option that makes llama-server count tokens and requests, for its launcher."""
 
 
-def argv_of(candidate: Candidate, cache: PromptCache, build: str) -> tuple[str, ...]:
-    """Return llama-server's command line. Devices of workers have to be known before --device and --override-tensor name them."""
+def argv_of(candidate: Candidate, cache: PromptCache, build_id: str) -> tuple[str, ...]:
+    """Return llama-server's command line. --rpc comes first, because --device and --override-tensor name its devices."""
     workload, layout, host = candidate.workload, candidate.layout, candidate.site.hosts[candidate.site.head]
     server, model, release = workload.server, workload.model, workload.release
     values: list[tuple[str, str | Sequence[str] | None]] = [
@@ -36,7 +36,7 @@ def argv_of(candidate: Candidate, cache: PromptCache, build: str) -> tuple[str, 
         ("override-tensor", server.override_tensor if layout.devices else None),
         ("model", model.path),
         ("alias", model.alias),
-        *((option, model.path_of(role)) for role, option in model_source.AUXILIARY.items()),
+        *((option, model.path_of(role)) for role, option in model_source.AUXILIARY_OPTIONS.items()),
         *auxiliary_models.arguments(workload, layout.auxiliary),
         ("host", server.host),
         ("port", str(server.port)),
@@ -61,14 +61,16 @@ def argv_of(candidate: Candidate, cache: PromptCache, build: str) -> tuple[str, 
         ("fit", "off"),
         ("log-verbosity", "4"),
     ]
-    argv = [f"{host.facts.prefix}/releases/{build}/bin/llama-server"]
+    argv = [f"{host.facts.prefix}/releases/{build_id}/bin/llama-server"]
     for name, value in values:
         try:
-            argv += options.render(name, value, release.fork)
+            argv += options.render_option(name, value, release.fork)
         except options.UnknownOption:
-            raise Refusal(_unknown_setting(name, value, release)) from None
-    counts = [METRICS_OPTION] * bool((host.metrics or server.page_port) and METRICS_OPTION not in server.extra_args)
-    return (*argv, *counts, *server.extra_args)
+            raise Refusal(_unsupported_message(name, value, release)) from None
+    metrics_words = [METRICS_OPTION] * bool(
+        (host.metrics or server.page_port) and METRICS_OPTION not in server.extra_args
+    )
+    return (*argv, *metrics_words, *server.extra_args)
 
 
 def _crashes_with_amx(candidate: Candidate) -> bool:
@@ -82,26 +84,26 @@ def _crashes_with_amx(candidate: Candidate) -> bool:
 
 
 def device_names(fork: str, devices: Sequence[tuple[str | None, str]]) -> list[str]:
-    """Return the names for --device. Workers are numbered as --rpc lists them.
+    """Return the names for --device. The numbers of workers follow the order in --rpc.
 
-    :param devices: endpoint of the worker, if there is one, and the device's own name.
+    :param devices: endpoint of the worker or None, and name of the device.
     """
-    form, endpoints = capabilities.DEVICE_NAME[fork], [endpoint for endpoint, _name in devices if endpoint]
+    template, endpoints = capabilities.DEVICE_NAME[fork], [endpoint for endpoint, _name in devices if endpoint]
     return [
-        form.format(index=endpoints.index(endpoint), endpoint=endpoint) if endpoint else name
+        template.format(index=endpoints.index(endpoint), endpoint=endpoint) if endpoint else name
         for endpoint, name in devices
     ]
 
 
-def _unknown_setting(name: str, value: object, release: ReleasePlan) -> str:
-    """Return why this release cannot have a setting."""
+def _unsupported_message(name: str, value: object, release: ReleasePlan) -> str:
+    """Return why this release does not support a setting."""
     values = options.supported_values(name, release.fork)
-    ways = f"use {' or '.join(values)}" if values else "remove it"
-    return f"{options.by_name(name).variable} is {value}, which {release.ref} does not support: {ways}"
+    remedy = f"use {' or '.join(values)}" if values else "remove it"
+    return f"{options.by_name(name).variable} is {value}, which {release.ref} does not support: {remedy}"
 
 
 def _credentials(server: Server, facts: Facts) -> Iterator[str | None]:
-    """Yield where the service finds each credential; None without it. systemd hands them over, so that only root has to read the files themselves."""
+    """Yield the path at which the service finds each credential; None without it. systemd passes copies, so that only root needs to read the files."""
     uses_credentials = service_managers.MANAGERS[facts.service_manager].hands_over_keys
     for name, field in services.CREDENTIALS.items():
         path: str | None = getattr(server, field)

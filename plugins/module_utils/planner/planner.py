@@ -33,25 +33,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload 
 
 
 def make_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
-    """Return the plan of a cluster, or of several models as if each were alone and then combined, with its services and the proof of its devices.
+    """Return the plan of a cluster, with its services and the proof of its devices. Several models are planned separately, then merged.
 
     :param runtime_id: digest of the launcher's files, which names their folder on the hosts.
     :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
         nothing may be applied.
     """
-    if cluster.turns:
+    if cluster.model_entries:
         plans = [_plan_model(variant, catalogue, runtime_id) for variant in merging.variants(cluster)]
-        plan = merging.merged_plan(cluster, plans)
+        plan = merging.merge_plans(cluster, plans)
     else:
         plan = _plan_model(cluster, catalogue, runtime_id)
     return proof_plan.with_proof(services.with_services(plan)) if isinstance(plan, Plan) else plan
 
 
 def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
-    """Decide, write the plan of one model, and add its fallbacks, the advisories that it meets and the remedies that help; then judge it."""
+    """Return the plan of one model, with fallbacks, the advisories that apply, and remedies that help."""
     try:
         installation, candidate = decide_placement(cluster, catalogue, runtime_id)
-        plan = fallbacks.with_fallbacks(installation, candidate, document.compose(installation, candidate))
+        plan = fallbacks.with_fallbacks(installation, candidate, document.compose_plan(installation, candidate))
         plan = advice.add_advice(installation, candidate, services.with_tunnels(plan))
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
@@ -62,35 +62,37 @@ def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan
 
 
 def make_candidate(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
-    """Return the plan without fallbacks, remedies and services: one of many that are compared with each other."""
+    """Return a plan for comparison with others, without fallbacks, remedies and services."""
     try:
         decision = decide_placement(cluster, catalogue, runtime_id)
-        return advice.judge_plan(advice.add_advice(*decision, document.compose(*decision)), cluster.accepted)
+        return advice.judge_plan(advice.add_advice(*decision, document.compose_plan(*decision)), cluster.accepted)
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
 
 
 def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> tuple[Installation, Candidate]:
-    """Make all decisions, each stage from those before it: which programs, who lends what, who builds, and which layers lie where.
+    """Decide in stages: the programs, the devices that workers lend, the builds, and the placement of layers.
 
-    :raises Refusal: there is no plan.
+    :raises Refusal: no plan is possible.
     """
     selection = programs.choose_programs(cluster, catalogue)
-    equipped_hosts, site = lending.equip(cluster, selection, catalogue)
-    builds = releases.builds(
-        equipped_hosts, selection.releases, cluster.server, catalogue, selection.tls_backend, cluster.measures
+    equipped_hosts, site = lending.equip_hosts(cluster, selection, catalogue)
+    builds = releases.plan_builds(
+        equipped_hosts, selection.releases, cluster.server, catalogue, selection.tls_backend, cluster.builds_benchmark
     )
     release_variable = releases.variable_of(selection.serving_backend, cluster.releases)
     workload = workload_of(cluster, equipped_hosts[cluster.head], selection.release, release_variable)
     candidate = prompts.best_batches(attempt_placement(workload, site))
     installation = Installation(cluster, selection, equipped_hosts, builds, runtime_id)
-    if cluster.alternates or not candidate.fits or "unprotected-worker" in cluster.accepted:
+    if cluster.has_other_models or not candidate.fits or "unprotected-worker" in cluster.accepted:
         return installation, candidate
-    spares = hosts.exposed_workers(equipped_hosts, candidate)
-    candidate = candidate._replace(site=candidate.site.without_workers(spares), idle_workers=tuple(spares))
-    return installation.without_workers(spares), candidate
+    unused_workers = hosts.exposed_workers(equipped_hosts, candidate)
+    candidate = candidate._replace(
+        site=candidate.site.without_workers(unused_workers), idle_workers=tuple(unused_workers)
+    )
+    return installation.without_workers(unused_workers), candidate
 
 
 def refused_plan(cluster: str, refusal: Refusal) -> Refused:
-    """Return what stands for the plan of a cluster that has none: the reason."""
+    """Return the result for a cluster without a plan: the reason."""
     return Refused(SCHEMA, validation.printable(cluster), refused=True, fits=False, reasons=(str(refusal),))

@@ -31,23 +31,23 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Question
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import ProofWork, Remedy, Side
 
-LARGEST_FILE = 8 << 30
-PROCESSORS_CONTEXT = 1536
-"""Context if only processors are proven: their kernels are the same for longer prompts."""
+MAX_FILE_BYTES = 8 << 30
+PROCESSOR_CONTEXT = 1536
+"""Context if all proven devices are processors, whose kernels are the same for longer prompts."""
 START_S = 2
-"""Seconds in which a llama-server starts and stops."""
+"""Seconds that a llama-server takes to start and stop."""
 RATE_SHARE, EXPERT_RATE_SHARE = 0.45, 0.25
-"""Share of a device's rate for prompts that the proof's prompts reach: most of them are short, and the head's processor repacks no weights."""
-LIMIT_TIMES = 4
-"""Multiple of the prediction after which the processor answers no further long prompts."""
-PATIENCE_S, PATIENCE_TIMES = 300, 5
-"""Time that a server may take to be healthy or to answer: seconds, and a multiple of the whole proof's prediction."""
+"""Share of a device's prompt rate that the proof reaches: most of its prompts are short, and the head's processor repacks no weights."""
+LIMIT_FACTOR = 4
+"""Multiple of the predicted time after which the processor gets no further long prompts."""
+WAIT_S, WAIT_FACTOR = 300, 5
+"""Time in which a server must become healthy or answer: seconds, plus a multiple of the predicted time of the whole proof."""
 REPLACED_OPTIONS = f"""
 model host port rpc device gpu-layers tensor-split override-tensor context parallel prompt-cache context-checkpoints sleep api-key-file
 tls-certificate tls-key projector projector-offload projector-device adapter {options.SPECULATION} draft draft-device draft-layers draft-tensors
 draft-cache-type-k draft-cache-type-v metrics batch repack alias ui conversations --log-file
 """.split()
-"""Options that the proof sets itself, or that concern clients or what is loaded beside the model."""
+"""Options that the proof sets itself, or that concern only clients or auxiliary models."""
 IRRELEVANT_OPTIONS = {
     *REPLACED_OPTIONS,
     "micro-batch",
@@ -67,7 +67,7 @@ REMEDIES = (
     {"cache-type-k": "f16", "cache-type-v": "f16"},
     {"micro-batch": 128},
 )
-"""Settings with which other kernels compute, in the order in which they are tried. Quantised values need flash attention."""
+"""Settings that select other kernels, in the order in which they are tried. Quantised values need flash attention."""
 
 
 def plan_proof(candidate: Candidate, estimate: Estimate, seconds: int) -> ProofPlan | None:
@@ -75,64 +75,66 @@ def plan_proof(candidate: Candidate, estimate: Estimate, seconds: int) -> ProofP
 
     :param estimate: estimate of the whole model.
     """
-    workload, devices, head = candidate.workload, candidate.layout.devices, candidate.site
+    workload, devices, site = candidate.workload, candidate.layout.devices, candidate.site
     has_known_answer = workload.model.known_answer or known_answer.is_name(workload.summary.name)
-    if has_known_answer or not devices or not workload.generates or not candidate.fits:
+    if has_known_answer or not devices or not workload.generates_text or not candidate.fits:
         return None
     summary = workload.summary
-    capacity = min([device.capacity_mib for device in devices] + [head.facts.memory_mib]) * MIB // 2
+    capacity = min([device.capacity_mib for device in devices] + [site.facts.memory_mib]) * MIB // 2
     longest_context = questions.CONTEXT
     if all(device.backend == backends.CPU.name for device in devices):
-        longest_context = PROCESSORS_CONTEXT
+        longest_context = PROCESSOR_CONTEXT
     context = min(longest_context, workload.context_per_request)
     prompts = questions.list_questions(context)
     variants = questions.variant_questions(prompts) * (1 + (workload.cache.type_v == "f16"))
-    rate = head.rates[device_load.CPU]
-    gflops = cores_gflops(head.facts) if rate.source == device_rates.ASSUMED_SOURCE else rate.prompt_gflops
+    rate = site.rates[device_load.CPU]
+    gflops = cores_gflops(site.facts) if rate.source == device_rates.ASSUMED_SOURCE else rate.prompt_gflops
 
     def reference_s(layers: float) -> float:
         return _compute_s(summary, [*prompts, *variants], layers, rate.gb_per_s, gflops)
 
-    per_layer = reference_s(1) - reference_s(0)
-    room = layer_sample.Room(min(LARGEST_FILE, capacity), max(1, int((seconds - reference_s(0)) / per_layer)))
-    sample = layer_sample.choose_layers(summary, room)
+    layer_s = reference_s(1) - reference_s(0)
+    limits = layer_sample.SampleLimits(min(MAX_FILE_BYTES, capacity), max(1, int((seconds - reference_s(0)) / layer_s)))
+    sample = layer_sample.choose_layers(summary, limits)
     if isinstance(sample, str):
         return ProofPlan((), 0, False, False, 0, 0, reason=sample)
     upload_s = (estimate.load_s or 0) * sample.bytes / summary.size
-    computing_devices = [
+    device_seconds = [
         _compute_s(summary, prompts, len(sample.layers), device.gb_per_s, device.prompt_gflops)
         for device in estimate.devices
     ]
-    outage = START_S + upload_s + max(computing_devices, default=0)
-    reference = sample.bytes / 1e9 / cost_model.DISK_GB_PER_S + START_S * 3 + reference_s(len(sample.layers))
-    return ProofPlan(*sample, context=context, seconds=math.ceil(reference), outage_s=math.ceil(outage))
+    outage_s = START_S + upload_s + max(device_seconds, default=0)
+    proof_s = sample.bytes / 1e9 / cost_model.DISK_GB_PER_S + START_S * 3 + reference_s(len(sample.layers))
+    return ProofPlan(*sample, context=context, seconds=math.ceil(proof_s), outage_s=math.ceil(outage_s))
 
 
 def _compute_s(
     summary: ModelSummary, prompts: Sequence[Question], layers: float, gb_per_s: float, gflops: float
 ) -> float:
-    """Return the seconds in which a device answers questions with so many layers."""
-    share = layers / summary.layers
-    weights = sum(summary.layer_bytes) * share + summary.output_bytes
+    """Return the seconds that a device takes to answer questions with this number of layers."""
+    layer_share = layers / summary.layers
+    weight_bytes = sum(summary.layer_bytes) * layer_share + summary.output_bytes
     tokens = questions.count_tokens(prompts)
-    outside = summary.width * summary.vocabulary
+    output_parameters = summary.width * summary.vocabulary
     dense_cost, expert_cost = 0.0, 0.0
     for group in summary.named_tensors:
         if group.layers is not None:
-            parameters = math.prod(group.shape) * group.how_many * share
+            parameters = math.prod(group.shape) * group.tensor_count * layer_share
             if cost_model.EXPERTS.search(group.name):
                 expert_cost += parameters * summary.active_share
             else:
                 dense_cost += parameters
-    pairs = questions.count_pairs(prompts) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
-    computed_parameters = (
-        dense_cost * tokens + outside * len(prompts) + pairs
+    attention_operations = (
+        questions.count_pairs(prompts) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
+    )
+    operations = (
+        dense_cost * tokens + output_parameters * len(prompts) + attention_operations
     ) / RATE_SHARE + expert_cost * tokens / EXPERT_RATE_SHARE
-    return len(prompts) * weights / 1e9 / gb_per_s + 2e-9 * computed_parameters / gflops
+    return len(prompts) * weight_bytes / 1e9 / gb_per_s + 2e-9 * operations / gflops
 
 
 def with_proof(plan: Plan) -> Plan:
-    """Return the finished plan with the ids of what is proven and read."""
+    """Return the finished plan with the ids of its proof and of its reading check."""
     head, proof = plan.head, plan.head.proof
     if head.models:
         heads = [with_proof(model_plan).head for model_plan in plan.per_model()]
@@ -146,16 +148,16 @@ def with_proof(plan: Plan) -> Plan:
     return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
 
 
-def work_of(plan: Plan) -> ProofWork | None:
-    """Return what the head runs to prove the plan of one model; None if there is nothing to prove."""
+def proof_work(plan: Plan) -> ProofWork | None:
+    """Return the head's work to prove the plan of one model; None if there is nothing to prove."""
     proof, head = plan.head.proof, plan.hosts[plan.head.host]
     if not proof or not proof.layers:
         return None
-    words = dict(_pairs(plan))
+    planned_values = dict(_planned_options(plan))
     variants: list[tuple[str, ...]] = [REPACK_OPTION] if plan.release.mainline else []
-    if words.get("cache-type-v", ["f16"]) == ["f16"]:
-        flash = "on" if words.get("flash-attention") == ["off"] else "off"
-        variants.append(tuple(options.render("flash-attention", flash, plan.release.fork)))
+    if planned_values.get("cache-type-v", ["f16"]) == ["f16"]:
+        flash_attention = "on" if planned_values.get("flash-attention") == ["off"] else "off"
+        variants.append(tuple(options.render_option("flash-attention", flash_attention, plan.release.fork)))
     return ProofWork(
         model=plan.model.path,
         layers=proof.layers,
@@ -166,9 +168,9 @@ def work_of(plan: Plan) -> ProofWork | None:
         launcher=services.with_launcher(plan, "prove", [f"{head.state}/{SOCKET}"]),
         sockets=plan.release.mainline,
         context=proof.context,
-        micro_batch=int(*words.get("micro-batch", ["512"])),
-        limit_s=math.ceil(LIMIT_TIMES * proof.seconds),
-        patience=PATIENCE_S + PATIENCE_TIMES * (proof.seconds + proof.outage_s),
+        micro_batch=int(*planned_values.get("micro-batch", ["512"])),
+        limit_s=math.ceil(LIMIT_FACTOR * proof.seconds),
+        patience=WAIT_S + WAIT_FACTOR * (proof.seconds + proof.outage_s),
         processor=_proof_side(plan, None),
         variants=tuple(variants),
         devices=tuple(_proof_side(plan, entry) for entry in plan.placement),
@@ -177,9 +179,9 @@ def work_of(plan: Plan) -> ProofWork | None:
 
 
 def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
-    """Return a device as a side; the head's processor without one."""
+    """Return a device as a side of the comparison; the head's processor if ``entry`` is None."""
     details: Any
-    argv = _argv(plan, entry)
+    argv = _proof_argv(plan, entry)
     name, details = f"{plan.head.host}'s processor", argv
     if entry:
         workers = [worker for host in plan.hosts.values() for worker in host.workers]
@@ -191,22 +193,29 @@ def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
             worker.argv[0],
             [
                 word
-                for pair in options.pairs(worker.argv[1:])
+                for pair in options.group_words(worker.argv[1:])
                 for word in pair
                 if pair[0] not in ("-H", "-p", "--host", "--port")
             ],
             dict(worker.environment),
         ]
-        pairs = [
-            pair for pair in options.pairs(argv[1:]) if options.name_of(pair[0]) not in ("rpc", "device", "micro-batch")
+        compared_options = [
+            pair
+            for pair in options.group_words(argv[1:])
+            if options.name_of(pair[0]) not in ("rpc", "device", "micro-batch")
         ]
         name = f"{entry.host} {entry.worker or entry.device}"
-        details = [argv[0], pairs, [entry.host, entry.worker or entry.device, entry.capacity_mib, rates], program]
-    return Side(_hash(plan, details), name, argv)
+        details = [
+            argv[0],
+            compared_options,
+            [entry.host, entry.worker or entry.device, entry.capacity_mib, rates],
+            program,
+        ]
+    return Side(_proof_id(plan, details), name, argv)
 
 
-def _hash(plan: Plan, details: Any) -> str:
-    """Return an id of the model's file, the layers and something else."""
+def _proof_id(plan: Plan, details: Any) -> str:
+    """Return an id of the model's files, the layers and further details."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
     hashed_values = [plan.model.path, plan.model.revision, files, plan.head.proof and plan.head.proof.layers, details]
     hashed_values.append(dict(plan.head.environment))
@@ -214,50 +223,53 @@ def _hash(plan: Plan, details: Any) -> str:
 
 
 def _reading_id(plan: Plan) -> str:
-    """Return an id of everything that changes how well the model reads, but not of the release and the devices, which are what is checked."""
+    """Return an id of everything that changes how well the model reads, except the release and the devices, which the check tests."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    relevant_options = [pair for pair in _pairs(plan) if pair[0] not in IRRELEVANT_OPTIONS]
+    relevant_options = [pair for pair in _planned_options(plan) if pair[0] not in IRRELEVANT_OPTIONS]
     hashed_values = [plan.model.path, plan.model.revision, files, relevant_options]
     return hashlib.sha256(json.dumps(hashed_values, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _pairs(plan: Plan) -> list[tuple[str, list[str]]]:
-    """Return the options of the planned command line by their names in the table, and their values."""
-    return [(options.name_of(word), value) for word, *value in options.pairs(plan.head.argv[1:])]
+def _planned_options(plan: Plan) -> list[tuple[str, list[str]]]:
+    """Return the names in the table and the values of the options in the planned command line."""
+    return [(options.name_of(word), value) for word, *value in options.group_words(plan.head.argv[1:])]
 
 
 def _remedies(plan: Plan) -> Iterator[Remedy]:
-    """Yield settings that the planned command line does not have. Words that are repeated after it replace its own."""
-    planned_words = dict(_pairs(plan))
+    """Yield settings that the planned command line lacks. Words after the command line override its own."""
+    planned_values = dict(_planned_options(plan))
     for values in REMEDIES:
         settings, words = [], []
         for name, value in values.items():
             option = options.by_name(name)
-            if [str(value)] != planned_words.get(name, [*option.silent]):
+            if [str(value)] != planned_values.get(name, [*option.silent]):
                 settings.append(f"{option.variable}: {value!r}")
-                words += [option.spelled(plan.release.fork)[0].words[0], str(value)]
+                words += [option.spellings_of(plan.release.fork)[0].words[0], str(value)]
         if words:
             yield Remedy(", ".join(settings), tuple(words))
 
 
-def _argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
-    """Return llama-server on a device; on the processor alone without one, which then repacks no weights, like the processors of workers."""
+def _proof_argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
+    """Return llama-server's command line for a device, or for the processor alone, which then repacks no weights, like the processors of workers."""
     fork, (program, *words) = plan.release.fork, plan.head.argv
-    pairs = options.pairs(words)
-    kept_pairs = [pair for pair in pairs if options.name_of(pair[0]) not in REPLACED_OPTIONS]
+    option_words = options.group_words(words)
+    kept_words = [pair for pair in option_words if options.name_of(pair[0]) not in REPLACED_OPTIONS]
     overrides = [
-        part for word, *value in pairs if options.name_of(word) == "override-tensor" for part in value[0].split(",")
+        override
+        for word, *value in option_words
+        if options.name_of(word) == "override-tensor"
+        for override in value[0].split(",")
     ]
     proof = plan.head.proof
     values: Mapping[str, str | Sequence[str]] = {
         "rpc": [entry.endpoint] if entry and entry.endpoint else [],
         "device": llama_server.device_names(fork, [(entry.endpoint, entry.device)]) if entry else "none",
         "gpu-layers": str(len(proof.layers) + 1 if entry and proof else 0),
-        "override-tensor": [part for part in overrides if part.endswith("=CPU")] if entry else [],
+        "override-tensor": [override for override in overrides if override.endswith("=CPU")] if entry else [],
         "context": str(proof.context if proof else 0),
         "parallel": "1",
         "prompt-cache": "0",
         "repack": "off" if not entry and plan.release.mainline else "",
     }
-    settings = [word for name, value in values.items() for word in options.render(name, value, fork)]
-    return (program, *settings, *itertools.chain(*kept_pairs))
+    settings = [word for name, value in values.items() for word in options.render_option(name, value, fork)]
+    return (program, *settings, *itertools.chain(*kept_words))

@@ -15,40 +15,40 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model, ModelRequest, Server
 
 NO_SPECULATION, NGRAM, MTP, DRAFT = "none", "ngram", "mtp", "draft"
-"""Values of ``llama_server_speculation``. Unless it is set, DRAFT counts for a draft model, else OFF."""
+"""Values of ``llama_server_speculation``. The default is DRAFT with a draft model, otherwise NO_SPECULATION."""
 NGRAM_MOD, DRAFT_MTP = "ngram-mod", "draft-mtp"
 SPEC_TYPES = {NGRAM: NGRAM_MOD, MTP: DRAFT_MTP}
-"""Values of --spec-type that no header says."""
+"""Values of --spec-type that no header determines."""
 STATEFUL_TYPES = {DRAFT_MTP, "draft-eagle3", "draft-dflash", "draft-dspark"}
-"""Values of --spec-type with which a recurrent model keeps a state for each token that may be taken back."""
+"""Values of --spec-type with which a recurrent model keeps a state for each token that may be rolled back."""
 
 
-def request_of(request: ModelRequest, server: Server) -> ModelRequest:
-    """Return the request without a draft model that is not used."""
+def drop_unused_draft(request: ModelRequest, server: Server) -> ModelRequest:
+    """Return the request without an unused draft model."""
     return request._replace(draft=None) if server.speculation in (NO_SPECULATION, NGRAM) else request
 
 
 def check_speculation(server: Server, model: Model, release: ReleasePlan) -> None:
-    """Refuse a way to predict tokens that llama-server does not have for this model."""
-    kind = server.speculation
-    if kind is None:
+    """Refuse a method of speculation that llama-server does not support for this model."""
+    method = server.speculation
+    if method is None:
         return
     argument = server.argument(options.SPECULATION)
     if argument:
         raise Refusal(
-            f"llama_server_speculation is {kind}, but llama-server also gets {argument[0]}: remove one of the two"
+            f"llama_server_speculation is {method}, but llama-server also gets {argument[0]}: remove one of the two"
         )
-    if kind in SPEC_TYPES and not release.mainline:
+    if method in SPEC_TYPES and not release.mainline:
         raise Refusal(
-            f"llama_server_speculation is {kind}, but {release.ref} is a release of {release.fork}, for which the plan supports only draft and none: use "
+            f"llama_server_speculation is {method}, but {release.ref} is a release of {release.fork}, for which the plan supports only draft and none: use "
             "one of the two"
         )
-    if kind == DRAFT and not model.path_of(host_types.DRAFT):
+    if method == DRAFT and not model.path_of(host_types.DRAFT):
         raise Refusal(
             "llama_server_speculation is draft, but llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram, which "
             "needs no draft model"
         )
-    if kind == MTP and not _has_draft_model(model):
+    if method == MTP and not _has_draft_model(model):
         raise Refusal(
             f"llama_server_speculation is mtp, but {model.summary.name} has no layers for multi-token prediction: use a model file with such layers, set "
             "llama_model_draft to a file of these layers, or use ngram, which needs none"
@@ -56,26 +56,26 @@ def check_speculation(server: Server, model: Model, release: ReleasePlan) -> Non
 
 
 def _has_draft_model(model: Model) -> bool:
-    """Return whether there are layers that predict further tokens, as far as headers say it."""
+    """Return whether there are layers that predict further tokens, as far as headers show."""
     if model.path_of(host_types.DRAFT):
-        return model.draft is None or _has_predicting_tensors(model)
+        return model.draft is None or _has_prediction_tensors(model)
     return kv_cache.next_layers(model.summary) > 0
 
 
-def _has_predicting_tensors(model: Model) -> bool:
+def _has_prediction_tensors(model: Model) -> bool:
     return any(row.name.endswith(".nextn.eh_proj.weight") for row in (model.draft.named_tensors if model.draft else ()))
 
 
-def with_predicting_layers(model: Model, server: Server) -> Model:
+def with_prediction_layers(model: Model, server: Server) -> Model:
     """Return the model with the layers that predict further tokens, if llama-server loads them."""
     return (
         model._replace(summary=model.summary.without_key("nextn_predict_layers"))
-        if _predicts_itself(model, server)
+        if _uses_mtp_layers(model, server)
         else model
     )
 
 
-def _predicts_itself(model: Model, server: Server) -> bool:
+def _uses_mtp_layers(model: Model, server: Server) -> bool:
     return server.speculation == MTP and not model.path_of(host_types.DRAFT)
 
 
@@ -89,18 +89,18 @@ def spec_type(model: Model, server: Server, release: ReleasePlan) -> str:
         return ""
     tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
     methods = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
-    if _has_predicting_tensors(model):
+    if _has_prediction_tensors(model):
         return DRAFT_MTP
     return methods.get(model.draft.architecture if model.draft else "", "draft-simple")
 
 
-def uncounted_states(model: Model, server: Server, release: ReleasePlan) -> list[str]:
-    """Return what is not counted: states of a recurrent model whose draft model takes back tokens (need_n_rs_seq of build 11063), and buffers of
+def uncounted_memory(model: Model, server: Server, release: ReleasePlan) -> list[str]:
+    """Return memory that is not counted: states of a recurrent model whose draft tokens may be rolled back (need_n_rs_seq in build 11063), and buffers of
     layers that predict further tokens."""
     argument = server.argument(options.SPECULATION)
-    kinds = set(argument[1].split(",")) if argument else {spec_type(model, server, release)}
-    recurrent = model.summary.architecture in kv_cache.RECURRENT_ARCHITECTURES | kv_cache.HYBRID_ARCHITECTURES
+    spec_types = set(argument[1].split(",")) if argument else {spec_type(model, server, release)}
+    is_recurrent = model.summary.architecture in kv_cache.RECURRENT_ARCHITECTURES | kv_cache.HYBRID_ARCHITECTURES
     return [
-        *["states of tokens that may be rolled back"] * bool(recurrent and kinds & STATEFUL_TYPES),
-        *["compute buffers of multi-token prediction layers"] * _predicts_itself(model, server),
+        *["states of tokens that may be rolled back"] * bool(is_recurrent and spec_types & STATEFUL_TYPES),
+        *["compute buffers of multi-token prediction layers"] * _uses_mtp_layers(model, server),
     ]

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 
 
 class WorkerRequest(NamedTuple):
-    """An entry of ``llama_worker_endpoints``; None for what it does not set."""
+    """An entry of ``llama_worker_endpoints``; None for keys that it does not set."""
 
     name: str | None = None
     backend: str | None = None
@@ -32,14 +32,14 @@ class WorkerRequest(NamedTuple):
     cache: bool | None = None
     cache_mib: int = 0
     cache_why: str = ""
-    """Why it has a cache, or none; empty until that is decided."""
+    """Why it has a cache or not; empty until that is decided."""
     memory_mib: int | None = None
     environment: Mapping[str, str] = {}
     tunnel: str | None = None
 
 
 class Tuning(NamedTuple):
-    """``llama_host_tuning`` and what belongs to it."""
+    """``llama_host_tuning`` and its related variables."""
 
     enabled: bool = False
     gtt_mib: int | None = None
@@ -47,7 +47,7 @@ class Tuning(NamedTuple):
 
 
 class Host(NamedTuple):
-    """A host of the inventory, with what is known of it."""
+    """A host of the inventory, with its known facts."""
 
     name: str
     is_head: bool
@@ -56,7 +56,7 @@ class Host(NamedTuple):
     """``ansible_host``."""
     facts: Facts
     cached_facts: Mapping[str, Any] = {}
-    """The part of its facts that is left on the head for a run in which the host does not answer."""
+    """Facts that the head keeps for a run in which the host does not answer."""
     backends: tuple[str, ...] = ()
     """``llama_backend``: ``auto``, or names of backends."""
     links: tuple[LinkPlan, ...] = ()
@@ -64,22 +64,22 @@ class Host(NamedTuple):
     cmake_options: Mapping[str, str] = {}
     toolchain: str | None = None
     build_host: str | None = None
-    """``llama_build_host``: who compiles for this host, where it is of the same kind."""
+    """``llama_build_host``: host that compiles for this host, if both are of the same kind."""
     share_builds: bool = False
-    """``llama_build_share``: whether this host gets builds of others, and gives others its own."""
+    """``llama_build_share``: whether this host shares builds with other hosts."""
     tuning: Tuning = Tuning()
     releases: Mapping[str, ReleaseRequest | None] = {}
-    """Variable → release that is asked for, ``llama_release`` and ``llama_release_<backend>``."""
+    """Variable → requested release, for ``llama_release`` and ``llama_release_<backend>``."""
     unknown_variables: Mapping[str, str] = {}
-    """Variable that the collection does not have → the one that was probably meant."""
+    """Variable that the collection does not have → the most similar variable."""
     metrics: str | None = None
-    """Folder in which launchers write metrics; None where ``llama_metrics`` is off."""
+    """Folder in which launchers write metrics; None if ``llama_metrics`` is off."""
     transport: str = names.PLAIN
-    """``llama_transport`` of its workers. On the head, whether it has ends of tunnels."""
+    """``llama_transport`` of its workers. The head has the transport stunnel if tunnels end there."""
     rdma: bool = False
-    """Whether it reaches workers, or its own are reached, by RDMA."""
+    """Whether the head reaches its workers by RDMA; on the head, whether it reaches any worker by RDMA."""
     scope: str = "auto"
-    """``llama_host_scope``, as it is asked for."""
+    """``llama_host_scope`` in the inventory."""
 
 
 class Server(NamedTuple):
@@ -87,7 +87,7 @@ class Server(NamedTuple):
 
     host: str
     allowed: tuple[str, ...]
-    """IPv4 networks; empty where nobody says who may connect."""
+    """IPv4 networks of clients; empty if the inventory does not restrict them."""
     port: int
     backend: str | None
     context: int
@@ -107,19 +107,19 @@ class Server(NamedTuple):
     environment: Mapping[str, str]
     start_timeout: int | None
     fallback: bool = False
-    """Whether it serves without a worker that stays away, where the model fits on the rest."""
+    """Whether it serves without an absent worker if the model fits on the other devices."""
     fallback_after: int = 60
-    """Seconds that such a worker is waited for."""
+    """Seconds to wait for such a worker."""
     memory_mib: Mapping[str, int] = {}
     """Device that llama-server itself drives → MiB to plan with."""
     reserve_mib: int | None = None
     """Free memory of each of these devices; None if it follows from the memory of the device."""
     prompt_cache_mib: int | None = None
-    """Memory of the head for conversations that left their slot; None if the plan decides."""
+    """Memory of the head for conversations that lost their slot; None if the plan decides."""
     batch: int | None = None
-    """Tokens that llama-server takes at a time; None where the plan decides."""
+    """Tokens that llama-server processes at a time; None if the plan decides."""
     micro_batch: int | None = None
-    """Tokens that a device computes together."""
+    """Tokens of a batch that a device computes together."""
     idle_seconds: int | None = None
     """Idle seconds after which it frees its model; None if it keeps it."""
     keep_conversations: bool = False
@@ -134,7 +134,7 @@ class Server(NamedTuple):
     """``llama_server_ui``."""
 
     def argument(self, name: str) -> tuple[str, str] | None:
-        """Return the last word of ``extra_args`` that gives an option, and the word after it; None if no word does."""
+        """Return the last word of ``extra_args`` that sets an option, and the next word; None if no word sets it."""
         pairs = [*zip(self.extra_args, [*self.extra_args[1:], ""])]
         return next((pair for pair in reversed(pairs) if options.by_word(pair[0]) == options.by_name(name)), None)
 
@@ -148,34 +148,34 @@ class HuggingFace(NamedTuple):
 
     repo: str
     quantisation: str | None
-    """As people name it: Q4_K_M, UD-Q2_K_XL."""
+    """Common name of the quantisation, like Q4_K_M or UD-Q2_K_XL."""
     files: tuple[str, ...]
     revision: str
     """Branch, tag or commit."""
 
 
 class ModelSource(NamedTuple):
-    """Where one or several files come from: exactly one of ``path``, ``huggingface``, ``url``, ``ollama`` and ``copy`` is set."""
+    """Source of one or several files: exactly one of ``path``, ``huggingface``, ``url``, ``ollama`` and ``copy`` is set."""
 
     role: str
-    """As of ModelFilePlan."""
+    """Role in ModelFilePlan."""
     variable: str
     """Variable that requests it, for messages."""
     path: str | None = None
-    """On the head, or on storage that it mounts."""
+    """Path on the head, or on storage that it mounts."""
     huggingface: HuggingFace | None = None
     url: str | None = None
-    """URL; of a split model that of the first part, beside the others."""
+    """URL of the file; for a split model, that of the first part."""
     checksum: tuple[str, ...] = ()
     """sha256 of each part of ``url`` or ``copy``, as 64 hexadecimal digits."""
     ollama: str | None = None
     """HOST/NAMESPACE/NAME:TAG."""
     copy: str | None = None
-    """Path on the controller, of a split model that of the first part."""
+    """Path on the controller; for a split model, that of the first part."""
 
 
 class Quantisation(NamedTuple):
-    """One of those that a repository has."""
+    """A quantisation in a repository."""
 
     name: str
     bytes: int
@@ -185,7 +185,7 @@ class ModelReport(NamedTuple):
     """The report of the module model_info about the files of a model."""
 
     problem: str = ""
-    """Why the report is impossible; then nothing else is set."""
+    """Why the report is invalid; then nothing else is set."""
     summary: ModelSummary | None = None
     unreadable_path: str | None = None
     """File or folder that the service cannot read."""
@@ -222,14 +222,14 @@ class Model(NamedTuple):
     known_answer: KnownAnswerPlan | None
     summary: ModelSummary
     source: str = ""
-    """For people, without secrets."""
+    """Source of the model for messages, without secrets."""
     alias: str = ""
     """Name that clients see; empty for one of several models, which the router names."""
     revision: str | None = None
-    """Commit of a repository."""
+    """Commit in a repository."""
     files: tuple[ModelFilePlan, ...] = ()
     offered: tuple[Quantisation, ...] = ()
-    """Quantisations in the repository, if it was asked."""
+    """Quantisations in the repository, if it was queried."""
     draft: ModelSummary | None = None
     """Summary of the draft model; None without one, or if its header was not read."""
     projector: Projector | None = None
@@ -245,12 +245,12 @@ class AuxiliaryModel(NamedTuple):
 
     role: str
     device: Device | None
-    """One that llama-server itself drives; None for the head's processor."""
+    """Device that llama-server drives itself; None for the head's processor."""
     weights: int
     kv: int
     compute: int
-    """An upper bound of a draft model, assumed of a projector."""
-    in_memory: int = 0
+    """Upper bound for a draft model, assumption for a projector."""
+    head_weights: int = 0
     """Bytes of weights in the head's memory, in addition to those on its device."""
 
     @property
@@ -261,14 +261,14 @@ class AuxiliaryModel(NamedTuple):
     @property
     def head_bytes(self) -> int:
         """Return the bytes in the head's memory."""
-        return self.in_memory + (0 if self.device else self.total)
+        return self.head_weights + (0 if self.device else self.total)
 
     def total_on(self, device: Device) -> int:
         """Return the bytes on a device."""
         return self.total if self.device and self.device.buffer == device.buffer else 0
 
 
-class External(NamedTuple):
+class ExternalWorker(NamedTuple):
     """An entry of ``llama_external_workers``: a worker that others run."""
 
     worker: Worker
@@ -277,19 +277,19 @@ class External(NamedTuple):
     """Its device; None for a processor."""
 
 
-class Turn(NamedTuple):
-    """A model of several: what differs where it is the one that is served."""
+class ModelEntry(NamedTuple):
+    """An entry of ``llama_models``, with the values that differ while this model is served."""
 
     name: str
     aliases: tuple[str, ...]
     server: Server
     model: ModelRequest
-    given: tuple[str, ...] = ()
-    """Variables of the server that the model has values of its own for."""
+    server_variables: tuple[str, ...] = ()
+    """Variables of the server that the entry sets."""
 
 
 class Cluster(NamedTuple):
-    """The inventory of one cluster. Server, model and releases are those of its head; of several models, those of the first."""
+    """The inventory of one cluster. Server, model and releases are those of its head; with several models, those of the first."""
 
     name: str
     head: str
@@ -299,26 +299,26 @@ class Cluster(NamedTuple):
     placement: str | None
     accepted: frozenset[str]
     releases: Mapping[str, ReleaseRequest | None]
-    external: tuple[External, ...] = ()
+    external: tuple[ExternalWorker, ...] = ()
     external_hosts: Mapping[str, Host] = {}
-    """The hosts of these, which no run contacts."""
+    """Hosts of external workers, which no run contacts."""
     layer_hosts: frozenset[str] | None = None
     """Hosts whose devices may hold layers; None for all of them."""
     proof_seconds: int = 60
     """``llama_proof_seconds``."""
     users: int | None = None
     """``llama_users``."""
-    measures: bool = False
-    """``llama_benchmark_programs``: whether the head's builds have the program that measures."""
-    turns: tuple[Turn, ...] = ()
+    builds_benchmark: bool = False
+    """``llama_benchmark_programs``: whether the head's builds include the benchmark program."""
+    model_entries: tuple[ModelEntry, ...] = ()
     """``llama_models``."""
-    alternates: bool = False
-    """Whether its model is one of those."""
+    has_other_models: bool = False
+    """Whether its model is one of several."""
     other_summaries: tuple[ModelSummary, ...] = ()
     """Summaries of the other models."""
 
     @property
-    def every_host(self) -> dict[str, Host]:
+    def all_hosts(self) -> dict[str, Host]:
         """Return all hosts, also those of external workers."""
         return {**self.hosts, **self.external_hosts}
 
@@ -331,7 +331,7 @@ class Catalogue(NamedTuple):
 
 
 class ReleaseRequest(NamedTuple):
-    """``llama_release`` or ``llama_release_<backend>``, with what the controller has looked up."""
+    """``llama_release`` or ``llama_release_<backend>``, with values that the controller looked up."""
 
     source: str
     repository: str = ""
@@ -344,13 +344,13 @@ class ReleaseRequest(NamedTuple):
     url: str | None = None
     fork: str = MAINLINE
     patches: tuple[PatchPlan, ...] = ()
-    """With only their paths until the controller has read them."""
+    """Patches; only their paths are set until the controller reads them."""
     fast_load: bool = False
     """``llama_build_fast_load``."""
     checksums: tuple[tuple[str, str], ...] = ()
-    """Archive of compiled programs, and its sha256: and digits."""
+    """Archive of compiled programs, and its checksum (sha256: and digits)."""
     why: str = ""
-    """Why ``auto`` is this one."""
+    """Why ``auto`` chose this release."""
 
 
 class Worker(NamedTuple):
@@ -361,12 +361,12 @@ class Worker(NamedTuple):
     listens: str
     """Address and port of its program."""
     endpoint: str
-    """Where the head dials it: there, or at the head's end of a tunnel."""
+    """Endpoint to which the head connects: the worker's own, or the head's end of a tunnel."""
     open: str | None
-    """Address and port that are open to the head on a network; None where a tunnel of the operator's leads to it."""
+    """Address and port that are open to the head on a network; None if the operator's tunnel leads to the worker."""
     backend: str
     build: str
-    """Backend of the build whose program it runs; that of a worker on the processor may be for a GPU. Empty where others run it."""
+    """Backend of the build whose program it runs. A worker on the processor may use a build for a GPU. Empty for an external worker."""
     device: str
     capacity_mib: int
     shared: bool = False
@@ -386,23 +386,23 @@ class Worker(NamedTuple):
 
     @property
     def tunnel(self) -> str | None:
-        """Return where the launcher's tunnel begins on its host."""
+        """Return the endpoint of the launcher's tunnel on its host."""
         return self.open if self.open != self.listens else None
 
     @property
-    def wire(self) -> str:
-        """Return where the head's connection to it goes on the network."""
+    def connection_endpoint(self) -> str:
+        """Return the endpoint of the head's connection on the network."""
         return self.open or self.endpoint
 
 
 class Device(NamedTuple):
-    """A device that may hold a part of the model: a worker's, or one that llama-server drives itself."""
+    """A device that may hold a part of the model: a worker lends it, or llama-server drives it."""
 
     host: str
     backend: str
     name: str
     buffer: str
-    """How llama-server's log and its overrides name it."""
+    """Name in llama-server's log and in overrides."""
     capacity_mib: int
     environment: Mapping[str, str]
     """Environment of the program that drives it."""
@@ -413,18 +413,18 @@ class Device(NamedTuple):
         return self.worker.endpoint if self.worker else None
 
     @property
-    def wire(self) -> str:
-        """Return where the head's connection to its worker goes; empty if llama-server drives it itself."""
-        return self.worker.wire if self.worker else ""
+    def connection_endpoint(self) -> str:
+        """Return the endpoint of the head's connection to its worker; empty if llama-server drives the device."""
+        return self.worker.connection_endpoint if self.worker else ""
 
     @property
     def label(self) -> str:
-        """Return its name for people."""
+        """Return its name for messages."""
         return f"{self.endpoint or self.name} ({self.host})"
 
 
-class Equipped(NamedTuple):
-    """A host with the backends it builds for, the tools it needs for them, and the workers it declares."""
+class EquippedHost(NamedTuple):
+    """A host with its backends, the tools that their builds need, and its workers."""
 
     host: Host
     backends: tuple[str, ...]

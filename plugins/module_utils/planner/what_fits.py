@@ -32,19 +32,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 ANY_MODEL = ModelRequest(None, None, None)
-"""For cluster_inputs.read_cluster of a cluster that need not have one yet."""
+"""Placeholder for cluster_inputs.read_cluster if the cluster has no model yet."""
 GIB = 1024 * MIB
 CONTEXTS = (32768, 65536, 131072, 262144)
-"""Contexts that are tried beyond the one that is asked for."""
+"""Contexts that are tried beyond the requested context."""
 ACCESS_ADVISORIES = {"rpc-remote-code-execution", "unprotected-worker", "external-worker"}
 ACCESS_ADVISORIES |= {"open-server", "server-for-everybody", "unlimited-server"}
-"""Errors about who may connect, which say nothing of a model."""
+"""Errors about access, which do not depend on the model."""
 SMALLEST_FOR_SPEED = "Q4_K_M"
-"""No smaller quantisation is taken only because it is faster."""
+"""Smallest quantisation that is chosen only because it is faster."""
 SMALL_QUANTISATIONS = frozenset([*shapes.TYPE_MIXTURES][[*shapes.TYPE_MIXTURES].index(SMALLEST_FOR_SPEED) :])
 
 
-class Question(NamedTuple):
+class FitQuery(NamedTuple):
     """``llama_what_fits``."""
 
     context: Annotated[int, Number(1, gguf.MAX_COUNT)] = 32768
@@ -52,7 +52,7 @@ class Question(NamedTuple):
     speed: Annotated[float, Number(allows_fractions=True)] = 10.0
     """Tokens of generation per second that are fast enough for each user."""
     models: tuple[Mapping[str, Any], ...] = ()
-    """For offers_of, besides published ones."""
+    """Further models for offers_of, in addition to published models."""
 
 
 class Offer(NamedTuple):
@@ -64,8 +64,8 @@ class Offer(NamedTuple):
     summary: ModelSummary | None = None
     """Summary of its only file, in place of a shape."""
 
-    def files(self) -> Iterator[tuple[str, ModelSummary]]:
-        """Each quantisation and its header, the largest first."""
+    def quantisations(self) -> Iterator[tuple[str, ModelSummary]]:
+        """Yield each quantisation and its header, the largest first."""
         if self.summary:
             yield "as given", self.summary
         elif self.shape:
@@ -73,14 +73,14 @@ class Offer(NamedTuple):
                 yield name, shapes.summary_of(self.shape, name)
 
 
-class Row(NamedTuple):
+class FitResult(NamedTuple):
     """The result for a model."""
 
     model: str
     repo: str
-    """On Hugging Face; empty where it is not known."""
+    """Repository on Hugging Face; empty if unknown."""
     quantisation: str
-    """The largest that is fast enough, else the largest that fits; where none fits, the smallest."""
+    """The largest quantisation that is fast enough, otherwise the largest that fits; the smallest if none fits."""
     bytes: int
     parameters: int
     active: int
@@ -89,7 +89,7 @@ class Row(NamedTuple):
     """Why it cannot be served; then nothing of the following is set."""
     context: int = 0
     longest_context: int = 0
-    """Longest context of LONGER that fits as well."""
+    """Longest of CONTEXTS that also fits."""
     generation_tokens_per_s: float = 0.0
     generation_range: SpeedRange | None = None
     prompt_tokens_per_s: float = 0.0
@@ -99,7 +99,7 @@ class Row(NamedTuple):
     hosts: tuple[str, ...] = ()
 
     @property
-    def speed_of_user(self) -> float:
+    def user_speed(self) -> float:
         """Return tokens of generation per second for each of the users."""
         users = self.users
         if users is None or users.users == 1:
@@ -107,25 +107,25 @@ class Row(NamedTuple):
         return (users.generation_tokens_per_s or 0.0) / users.users
 
 
-def question_of(place: str, value: Any) -> Question:
-    """
-    :param value: true, or a mapping.
-    :raises Refusal: nobody can be asked this.
+def parse_query(place: str, value: Any) -> FitQuery:
+    """Parse ``llama_what_fits``: true or a mapping.
+
+    :raises Refusal: the value is invalid.
     """
     data = {} if str(value).lower() == "true" else value
     try:
-        question = typed_json.parse(Question, data)
+        query = typed_json.parse(FitQuery, data)
     except typed_json.Mismatch as error:
         raise Refusal(f"{place}{error.path} {error.reason}: correct it (see docs/plan.md)") from None
-    fields = [field.name for field in typed_json.fields(Question)]
+    fields = [field.name for field in typed_json.fields(FitQuery)]
     unknown_keys = sorted(map(str, {*data} - {*fields}))
     if unknown_keys:
         raise Refusal(f"{place} has {', '.join(unknown_keys)}: use {', '.join(fields)}")
-    return question
+    return query
 
 
 def offers_of(models: Sequence[Mapping[str, Any]], own_models: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
-    """Models to choose from. One of the operator's own takes the place of one with the same name.
+    """Return the models to choose from. An operator's model replaces a published model with the same name.
 
     :param models: each with the fields of shapes.Shape.
     :param own_models: each with ``summary`` as model_info returns it, and maybe ``name`` and ``repo``.
@@ -140,7 +140,7 @@ def offers_of(models: Sequence[Mapping[str, Any]], own_models: Sequence[Mapping[
     return list(offers.values())
 
 
-def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, question: Question) -> list[Row]:
+def fit_models(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, query: FitQuery) -> list[FitResult]:
     """Return the result for each model, in the order that ``ORDER_TEXT`` describes.
 
     :param cluster: cluster with any model; restrictions on its layers do not count.
@@ -148,11 +148,11 @@ def rows(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, questi
     """
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)
     open_cluster = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | ACCESS_ADVISORIES)
-    results = [_row(open_cluster, offer, catalogue, question) for offer in offers]
+    results = [_fit_model(open_cluster, offer, catalogue, query) for offer in offers]
     reasons = {row.why_not for row in results}
     if len(results) > 1 and len(reasons) == 1 and reasons != {""}:
         raise Refusal(f"none of the models can be planned: {reasons.pop()}")
-    return sorted(results, key=lambda row: _sort_key(row, question.speed))
+    return sorted(results, key=lambda row: _sort_key(row, query.speed))
 
 
 ORDER_TEXT = (
@@ -161,36 +161,44 @@ ORDER_TEXT = (
 )
 
 
-def _sort_key(row: Row, tokens_per_s: float) -> tuple[float, ...]:
+def _sort_key(row: FitResult, tokens_per_s: float) -> tuple[float, ...]:
     if row.why_not:
         return (2, row.bytes)
-    fast = row.speed_of_user >= tokens_per_s
-    return (0, -row.parameters) if fast else (1, -row.speed_of_user)
+    is_fast = row.user_speed >= tokens_per_s
+    return (0, -row.parameters) if is_fast else (1, -row.user_speed)
 
 
-def _row(cluster: Cluster, offer: Offer, catalogue: Catalogue, question: Question) -> Row:
+def _fit_model(cluster: Cluster, offer: Offer, catalogue: Catalogue, query: FitQuery) -> FitResult:
     attempts = []
-    for name, summary in offer.files():
-        row = _result(cluster, offer, name, summary, catalogue, question.context)
+    for name, summary in offer.quantisations():
+        row = _fit_quantisation(cluster, offer, name, summary, catalogue, query.context)
         attempts.append((row, summary))
-        if not row.why_not and (row.speed_of_user >= question.speed or name in SMALL_QUANTISATIONS):
+        if not row.why_not and (row.user_speed >= query.speed or name in SMALL_QUANTISATIONS):
             break
     attempt, summary = attempts[-1]
-    if attempt.why_not or attempt.speed_of_user < question.speed:
+    if attempt.why_not or attempt.user_speed < query.speed:
         attempt, summary = next((result for result in attempts if not result[0].why_not), attempts[-1])
     longest_context = summary.context * cluster.server.parallel
-    steps = sorted({min(step, longest_context) for step in CONTEXTS if step > attempt.context}, reverse=True)
-    longer = (step for step in steps if not attempt.why_not and not _plan(cluster, summary, step, catalogue).refused)
-    return attempt._replace(longest_context=next(longer, attempt.context))
+    contexts = sorted(
+        {min(context, longest_context) for context in CONTEXTS if context > attempt.context}, reverse=True
+    )
+    longer_contexts = (
+        context
+        for context in contexts
+        if not attempt.why_not and not _plan_model(cluster, summary, context, catalogue).refused
+    )
+    return attempt._replace(longest_context=next(longer_contexts, attempt.context))
 
 
-def _result(
+def _fit_quantisation(
     cluster: Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: Catalogue, context: int
-) -> Row:
-    experts = sum(row.how_many * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name))
-    active_parameters = (summary.parameters or 0) - int(experts * (1 - summary.active_share))
-    row = Row(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
-    plan = _plan(cluster, summary, context, catalogue)
+) -> FitResult:
+    expert_parameters = sum(
+        row.tensor_count * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name)
+    )
+    active_parameters = (summary.parameters or 0) - int(expert_parameters * (1 - summary.active_share))
+    row = FitResult(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
+    plan = _plan_model(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:
         return row._replace(why_not=_reason(plan))
     return row._replace(
@@ -205,7 +213,7 @@ def _result(
     )
 
 
-def _plan(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
+def _plan_model(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
     source = ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
     changed_cluster = cluster._replace(server=server, model=ModelRequest(source, None, summary))
@@ -213,7 +221,7 @@ def _plan(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Cata
 
 
 def _reason(plan: Plan | Refused) -> str:
-    """In one short sentence."""
+    """Return the reason in one short sentence."""
     if isinstance(plan, Plan):
         missing_mib = sum(max(0, entry.weights_mib + entry.kv_mib - entry.capacity_mib) for entry in plan.placement)
         if not plan.fits and missing_mib:

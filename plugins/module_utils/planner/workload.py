@@ -19,39 +19,39 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import speculation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source, server_checks
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Equipped, Model, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, EquippedHost, Model, Server
 
-PLACE_OPTIONS = {
+PLACEMENT_OPTIONS = {
     host_types.DRAFT: ("draft-device", "draft-layers", "draft-tensors"),
     host_types.MMPROJ: ("projector-offload", "projector-device"),
 }
 """Role of an auxiliary model → the options that place it."""
-WITHOUT_OFFLOAD = ("--no-kv-offload", "-nkvo")
+NO_OFFLOAD_WORDS = ("--no-kv-offload", "-nkvo")
 PROMPT_DIVISOR = 4
-"""Prompts are planned for this part of the context of a request."""
+"""Divisor of a request's context that gives the planned length of prompts."""
 
 
 class Workload(NamedTuple):
-    """A model, and how llama-server shall serve it."""
+    """A model and the settings with which llama-server serves it."""
 
     server: Server
     placement: str | None
     """``llama_placement``."""
     users: int
-    """``llama_users``: number of users who ask at the same time."""
+    """``llama_users``: number of concurrent users."""
     model: Model
     release: ReleasePlan
     cache: kv_cache.CacheSettings
     context_per_request: int
-    """Tokens of each of the requests at the same time: they divide the context, unless they share one cache."""
+    """Tokens of each concurrent request: requests divide the context, unless they share one cache."""
     requested_batches: tuple[int | None, int | None]
-    """Batch and micro-batch before the planner chose any."""
+    """Requested batch and micro-batch, before the planner chooses any."""
     speculation: str
     """Value of --spec-type; empty if it is not needed."""
     uncounted_models: Mapping[str, str]
     """Role of an auxiliary model → why its memory is not counted."""
-    uncounted: tuple[str, ...]
-    """Further things that llama-server loads, and that the plan does not count."""
+    uncounted_items: tuple[str, ...]
+    """Further data that llama-server loads and the plan does not count."""
     is_exact: bool
     """Whether no extra arg and no auxiliary model changes the memory of devices."""
 
@@ -66,11 +66,11 @@ class Workload(NamedTuple):
 
     @property
     def prompt_tokens(self) -> int:
-        """Return the length of the prompt that is planned for."""
+        """Return the planned length of prompts in tokens."""
         return max(1, self.context_per_request // PROMPT_DIVISOR)
 
     @property
-    def generates(self) -> bool:
+    def generates_text(self) -> bool:
         """Return whether the server generates text, not embeddings."""
         return not self.cache.every_output
 
@@ -81,36 +81,36 @@ class Workload(NamedTuple):
         return self._replace(server=server, cache=cache)
 
 
-def workload_of(cluster: Cluster, head: Equipped, release: ReleasePlan, release_variable: str) -> Workload:
-    """Work out what the head shall serve.
+def workload_of(cluster: Cluster, head: EquippedHost, release: ReleasePlan, release_variable: str) -> Workload:
+    """Return the workload of the head.
 
     :param release_variable: variable that requests the release.
-    :raises Refusal: the model does not go with the settings of the server, or with its release.
+    :raises Refusal: the model contradicts the settings of the server, or its release.
     """
-    server, request = cluster.server, speculation.request_of(cluster.model, cluster.server)
+    server, request = cluster.server, speculation.drop_unused_draft(cluster.model, cluster.server)
     model = model_source.model_of(request, head.host.facts)
     server_checks.check_server(head, server, request, release)
     server_checks.check_model(request, model.summary, release, release_variable)
     speculation.check_speculation(server, model, release)
-    model = speculation.with_predicting_layers(model, server)
+    model = speculation.with_prediction_layers(model, server)
     return plan_workload(server, cluster.placement, cluster.users, model, release)
 
 
 def plan_workload(
     server: Server, placement: str | None, users: int | None, model: Model, release: ReleasePlan
 ) -> Workload:
-    """Work out what these variables mean for this model and release.
+    """Return the workload for these variables, this model and this release.
 
-    :raises Refusal: they contradict each other.
+    :raises Refusal: the variables contradict each other.
     """
     if users is not None and users < 1:
         raise Refusal(f"llama_users is {users}: use 1 or more, or remove it")
-    server = _for_kind(server, model.summary)
+    server = _with_model_switch(server, model.summary)
     cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
-    further_loads = [_description(model, role) for role in uncounted_models]
-    further_loads += speculation.uncounted_states(model, server, release)
+    uncounted_items = [_description(model, role) for role in uncounted_models]
+    uncounted_items += speculation.uncounted_memory(model, server, release)
     spec_type = speculation.spec_type(model, server, release)
     unplanned_args = unplanned_options(server, counts_draft)
     return Workload(
@@ -124,13 +124,13 @@ def plan_workload(
         requested_batches=(server.batch, server.micro_batch),
         speculation=spec_type,
         uncounted_models=uncounted_models,
-        uncounted=(*further_loads, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
-        is_exact=release.mainline and not unplanned_args and not further_loads,
+        uncounted_items=(*uncounted_items, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
+        is_exact=release.mainline and not unplanned_args and not uncounted_items,
     )
 
 
-def _for_kind(server: Server, summary: ModelSummary) -> Server:
-    """Return the server with the option for the kind of the model. Embeddings need a micro-batch as long as an input, which is computed at once."""
+def _with_model_switch(server: Server, summary: ModelSummary) -> Server:
+    """Return the server with the switch for this kind of model. Embeddings need a micro-batch as long as an input, which is computed at once."""
     cache = cache_settings(server, summary)
     if summary.switch and not cache.every_output:
         server = server._replace(extra_args=(*server.extra_args, summary.switch))
@@ -141,7 +141,7 @@ def _for_kind(server: Server, summary: ModelSummary) -> Server:
 
 
 def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.CacheSettings:
-    """Return the settings that change the KV cache. The context is at most what all requests can use."""
+    """Return the settings that change the KV cache. The context is limited to the tokens that all requests can use."""
     words = _memory_arguments(server.extra_args)
     kv_offload, _value = server.argument("kv-offload") or ("", "")
     return kv_cache.CacheSettings(
@@ -150,14 +150,14 @@ def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) 
         type_k=server.cache_type_k,
         type_v=server.cache_type_v,
         flash_attention=server.flash_attention,
-        unified="unified" in words and options.meaning(words["unified"][0]) != "off",
+        unified="unified" in words and options.switch_value(words["unified"][0]) != "off",
         full_window="full_window" in words,
         micro_batch=server.micro_batch or kv_cache.MICRO_BATCH,
         batch=_batch_of(server),
         fork=fork,
         latent_attention=_whole_number(words, "latent_attention", "a number"),
         attention_batch=_whole_number(words, "attention_batch", "a number of MiB"),
-        offload=options.normalize(kv_offload) not in WITHOUT_OFFLOAD,
+        offload=options.normalize(kv_offload) not in NO_OFFLOAD_WORDS,
         every_output="every_output" in words,
     )
 
@@ -183,14 +183,14 @@ def _whole_number(words: Mapping[str, tuple[str, str]], field: str, description:
         return None
     word, text = words[field]
     # llama-server reads no other digits, and no more of them.
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(1 << 31)) else None
-    if number is None or number >= 1 << 31:
-        raise Refusal(f"llama_server_extra_args has {word} {gguf.short(text)}: use {description}, 0 or more")
-    return number
+    value = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(1 << 31)) else None
+    if value is None or value >= 1 << 31:
+        raise Refusal(f"llama_server_extra_args has {word} {gguf.quote(text)}: use {description}, 0 or more")
+    return value
 
 
 def trained_context(server: Server, summary: ModelSummary) -> int:
-    """Return the most tokens that a request can use: those of the model's file, or of ``--override-kv`` in place of them."""
+    """Return the maximum number of tokens of a request, from ``--override-kv`` or the model's file."""
     key = re.escape(f"{summary.architecture}.context_length")
     numbers = re.findall(rf"(?<![\w.-]){key}=int:(\d{{1,18}})(?![^,\s])", " ".join(server.extra_args))
     return int(numbers[-1]) if numbers else summary.context
@@ -209,9 +209,9 @@ def _context_per_request(server: Server, summary: ModelSummary, cache: kv_cache.
 
 
 def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option]:
-    """Return the extra args that change the memory of devices in a way that is not planned.
+    """Return the extra args that change the memory of devices in an unplanned way.
 
-    :param counts_draft: whether a draft model is counted: its use changes nothing then.
+    :param counts_draft: whether a draft model is counted. Then its options change nothing.
     """
     present_options = [option for word in server.extra_args if (option := options.by_word(word))]
     memory_options = [option for option in present_options if option.memory == options.EXTRA_MEMORY]
@@ -219,12 +219,12 @@ def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option
 
 
 def header_of(model: Model, role: str) -> ModelSummary | Projector | None:
-    """Return what the header of an auxiliary model says; None if it was not read."""
+    """Return the header of an auxiliary model; None if it was not read."""
     return model.draft if role == host_types.DRAFT else model.projector
 
 
 def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dict[str, str]:
-    roles = [role for role in model_source.AUXILIARY if model.path_of(role)]
+    roles = [role for role in model_source.AUXILIARY_OPTIONS if model.path_of(role)]
     return {role: reason for role in roles if (reason := _uncounted_reason(role, model, server, release))}
 
 
@@ -233,7 +233,7 @@ def _uncounted_reason(role: str, model: Model, server: Server, release: ReleaseP
         return f"the rules by which {release.fork} chooses its device are unknown"
     if header_of(model, role) is None:
         return "its header was not read"
-    words = [pair[0] for name in PLACE_OPTIONS[role] if (pair := server.argument(name))]
+    words = [pair[0] for name in PLACEMENT_OPTIONS[role] if (pair := server.argument(name))]
     return f"{words[0]} places it outside the plan's control" if words else ""
 
 

@@ -103,6 +103,6 @@ def _check_paths(planned_paths: installation.InstallationPaths, actual_paths: in
     for key, planned_value, actual_value in zip(installation.InstallationPaths._fields, planned_paths, actual_paths):
         if planned_value != actual_value:
             raise Refusal(
-                f"{key} is {validation.show(planned_value)} in the facts cached on the head, but {actual_value} on this host: run site.yml to gather facts "
+                f"{key} is {validation.quote(planned_value)} in the facts cached on the head, but {actual_value} on this host: run site.yml to gather facts "
                 "again. If the paths still differ, treat the head as compromised (docs/security.md)"
             )

@@ -193,7 +193,7 @@ def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Han
     """Return new handshakes with a model's unconnected workers: the router is healthy without them, and its answer does not name them."""
     connections = server.connected_endpoints(progress.parse_tcp_table(text_of(progress.TCP_TABLE)), [*endpoints])
     return {
-        endpoint: rpc.probe(*rpc.place_of(endpoint), WORKER_SECONDS, workers[endpoint].protocol)
+        endpoint: rpc.probe(*rpc.parse_endpoint(endpoint), WORKER_SECONDS, workers[endpoint].protocol)
         for endpoint in sorted({*endpoints} - connections)
         if endpoint in workers
     }

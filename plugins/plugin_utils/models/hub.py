@@ -58,7 +58,7 @@ def endpoint() -> str:
     except ValueError:
         pass
     raise Refusal(
-        f"HF_ENDPOINT on the controller is {validation.show(web.printable_url(url))}, which is not the address of a server, or contains a password or "
+        f"HF_ENDPOINT on the controller is {validation.quote(web.printable_url(url))}, which is not the address of a server, or contains a password or "
         f"token: use an address like {ENDPOINT}"
     )
 
@@ -266,7 +266,7 @@ def _check_files(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[M
     )
     if unusable_name:
         raise Refusal(
-            f"{_subject(source)} has {validation.show(unusable_name)}, whose size is unknown or whose name is not allowed: use another file"
+            f"{_subject(source)} has {validation.quote(unusable_name)}, whose size is unknown or whose name is not allowed: use another file"
         )
     return tuple(files)
 

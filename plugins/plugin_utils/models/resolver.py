@@ -102,7 +102,9 @@ class _Resolver:
         prefix, sources = self.options.prefix, self.request.sources()
         arguments = {
             "folders": [
-                model_source.folder(prefix, source) for source in sources if prefix and model_source.is_fetched(source)
+                model_source.model_folder(prefix, source)
+                for source in sources
+                if prefix and model_source.is_fetched(source)
             ],
             "paths": [source.path for source in sources if source.path],
             "ollama": [source.ollama for source in sources if source.ollama],
@@ -167,7 +169,7 @@ class _Resolver:
 
     def _download_report(self, source: ModelSource) -> Mapping[str, Any]:
         """Return the host's report on the download folder of a source."""
-        return _entry(self.host_report, "folders", model_source.folder(str(self.options.prefix), source))
+        return _entry(self.host_report, "folders", model_source.model_folder(str(self.options.prefix), source))
 
     def _recorded_files(self, source: ModelSource) -> list[ModelFilePlan]:
         """Return the files in the record of a source; none if the record is invalid."""

@@ -75,7 +75,7 @@ def balancer_targets(cluster: str, balancers: Mapping[str, str]) -> dict[str, st
 def address_of(name: str, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> str:
     """Return the address at which others reach a host; the loopback address if Ansible runs on it."""
     address = str(variables.get("ansible_host") or name)
-    if cluster_inputs.is_numeric(address):
+    if cluster_inputs.is_ipv4_address(address):
         return address
     if variables.get("ansible_connection") == "local":
         return names.LOOPBACK

@@ -79,7 +79,7 @@ def _plan_secrets(plan: Mapping[str, Any]) -> dict[str, str]:
 
 def _argument_secrets(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield value and kind of each argument of llama-server that may be secret."""
-    for word, *values in options.pairs(arguments):
+    for word, *values in options.group_words(arguments):
         option, (name, _equals, value) = options.by_word(word), word.partition("=")
         if not option or option.secret:
             for text in (value, *values):

@@ -6,10 +6,15 @@ import textwrap
 from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.what_fits import GIB, ORDER_TEXT, Question, Row
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.what_fits import (
+    GIB,
+    ORDER_TEXT,
+    FitQuery,
+    FitResult,
+)
 
 
-def text_of(rows: Sequence[Row], question: Question) -> str:
+def text_of(rows: Sequence[FitResult], question: FitQuery) -> str:
     """Return the table for a person."""
     served_rows = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
     other_rows = [["not served", "uses", "file", "GiB", "why"]]
@@ -29,7 +34,7 @@ def text_of(rows: Sequence[Row], question: Question) -> str:
     )
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: FitResult) -> list[str]:
     counts = dict.fromkeys((row.parameters, row.active))
     parameters = " of ".join(f"{count / 1e9:.{0 if count > 1e10 else 1}f} B" for count in reversed(counts))
     cells = [parameters, row.quantisation, f"{row.bytes / GIB:.1f}"]

@@ -60,7 +60,7 @@ def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalo
             resolved_requests[variable] = resolve(releases.requested_release(variable, cluster.releases), find_file)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
-    return automatic.resolve(cluster._replace(releases={**cluster.releases, **resolved_requests}), catalogue)
+    return automatic.resolve_release(cluster._replace(releases={**cluster.releases, **resolved_requests}), catalogue)
 
 
 def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> ReleaseRequest:

@@ -44,7 +44,7 @@ def check_options(
         replacements = (
             options.replacement_words(help_options, fork) if argv == server_argv and program == options.SERVER else {}
         )
-        values = {word: option_values for word, *option_values in options.pairs(argv)}
+        values = {word: option_values for word, *option_values in options.group_words(argv)}
         for word in capabilities.unknown_options(program, argv[1:], help_options, fork) if help_options else ():
             option, replacement = options.exclusive_option(program, word), replacements.get(word)
             text = f"{name} of {programs.parent.name} on {host} does not know {word}"

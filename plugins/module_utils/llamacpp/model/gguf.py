@@ -115,7 +115,7 @@ class File:
         self.stream.close()
 
 
-def short(value: Any) -> str:
+def quote(value: Any) -> str:
     """Return a value of the file as short text for a message."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
@@ -207,7 +207,7 @@ class _Reader:
             if kind == STRING:
                 return self.texts(count)
         if kind not in SCALARS:
-            raise GGUFError(f"is refused: its metadata {short(key)} has the unknown type {kind}")
+            raise GGUFError(f"is refused: its metadata {quote(key)} has the unknown type {kind}")
         return self.scalars(SCALARS[kind], count)
 
     def scalars(self, form: str, count: int | None) -> Any:
@@ -235,12 +235,12 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
     for _index in range(count):
         name, dimensions = reader.name(), reader.number(U32)
         if dimensions > MAX_DIMENSIONS:
-            raise GGUFError(f"is refused: tensor {short(name)} has {dimensions} dimensions")
+            raise GGUFError(f"is refused: tensor {quote(name)} has {dimensions} dimensions")
         shape, elements = tuple(reader.number(U64) for _index in range(dimensions)), 1
         for size in shape:
             elements *= size
         if not 0 < elements <= MAX_ELEMENTS:
-            raise GGUFError(f"is refused: tensor {short(name)} has the invalid shape {list(shape)}")
+            raise GGUFError(f"is refused: tensor {quote(name)} has the invalid shape {list(shape)}")
         entries.append((name, shape, elements, reader.number(U32), reader.number(U64)))
     start = -(-reader.position // alignment) * alignment
     end_offsets = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
@@ -248,7 +248,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         form, row = tensor_types.ALL_TYPES.get(kind), shape[0] if shape else 1
         size = form.size(row, elements // row) if form else next_offset - offset
         if not form and (kind not in tensor_types.FUTURE_NUMBERS or size <= 0):
-            raise GGUFError(f"is refused: tensor {short(name)} has the unknown type {kind}")
+            raise GGUFError(f"is refused: tensor {quote(name)} has the unknown type {kind}")
         end = -(-end // alignment) * alignment + size
         yield (name, Tensor(form.name if form else f"{tensor_types.FUTURE_PREFIX}{kind}", shape, elements, size))
     reader.data.append((start, alignment, count))
@@ -294,7 +294,7 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Met
         metadata.keys[key] = range(start, reader.position)
     alignment = metadata.values.get("general.alignment", 32)
     if not is_integer(alignment) or alignment < 1 or alignment & (alignment - 1):
-        raise GGUFError(f"is refused: its alignment is {short(alignment)}, which is not a power of 2")
+        raise GGUFError(f"is refused: its alignment is {quote(alignment)}, which is not a power of 2")
     tensors.update(_tensors(reader, count, alignment))
     reader.end()
     return metadata
@@ -308,7 +308,7 @@ def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
     match = split_files.FIRST_PART.fullmatch(name)
     if not is_integer(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
-            f"is one of {short(count)} parts: use the first part, whose name ends in -00001-of-{short(count):0>5}.gguf"
+            f"is one of {quote(count)} parts: use the first part, whose name ends in -00001-of-{quote(count):0>5}.gguf"
         )
     if count > MAX_PARTS:
         raise GGUFError(f"is refused: it is one of {count} parts, and the limit is {MAX_PARTS}")

@@ -92,7 +92,7 @@ def _parse_integer(value: Any, label: str) -> int:
     if isinstance(value, list):
         value = max(value, default=None)
     if not gguf.is_integer(value) or not 0 < value <= gguf.MAX_COUNT:
-        raise gguf.GGUFError(f"is refused: its {label} is {gguf.short(value)}")
+        raise gguf.GGUFError(f"is refused: its {label} is {gguf.quote(value)}")
     return int(value)
 
 
@@ -107,7 +107,7 @@ def _cache_keys(model: gguf.ModelHeader, architecture: str, layers: int) -> dict
             keys[key] = int(value)
     for key, value in keys.items():
         if not all(0 <= entry <= gguf.MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
-            raise gguf.GGUFError(f"is refused: its {key} is {gguf.short(value)}")
+            raise gguf.GGUFError(f"is refused: its {key} is {gguf.quote(value)}")
     prediction_layers = keys.get("nextn_predict_layers", 0)
     if not isinstance(prediction_layers, int) or prediction_layers >= layers:
         raise gguf.GGUFError(f"is refused: all of its {layers} layers are for multi-token prediction")
@@ -149,7 +149,7 @@ def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
         match = re.match(r"(?:enc\.)?blk\.([0-9]{1,9})[0-9]*\.", name)
         if match and int(match.group(1)) >= layers:
             raise gguf.GGUFError(
-                f"is refused: it claims {layers} layers, but tensor {gguf.short(name)} belongs to a layer beyond them"
+                f"is refused: it claims {layers} layers, but tensor {gguf.quote(name)} belongs to a layer beyond them"
             )
         if match:
             layer_bytes[int(match.group(1))] += tensor.bytes

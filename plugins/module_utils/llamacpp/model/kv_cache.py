@@ -356,7 +356,7 @@ def last_tensor(summary: ModelSummary, settings: CacheSettings) -> int:
     )
 
 
-def is_torn(summary: ModelSummary, settings: CacheSettings, backend: str) -> bool:
+def is_cache_split(summary: ModelSummary, settings: CacheSettings, backend: str) -> bool:
     """Return whether llama-server crashes when it fetches KV cache of a device: if a layer's last tensor is larger than a buffer, the views behind it get
     no data (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
     largest_buffer = backends.BY_NAME[backend].largest_buffer

@@ -49,14 +49,14 @@ class LayerSample(NamedTuple):
     """whether a layer has experts, if the model has any"""
 
 
-class Room(NamedTuple):
+class SampleLimits(NamedTuple):
     """Limits of a sample."""
 
     bytes: int
     layers: int
 
 
-def choose_layers(summary: ModelSummary, room: Room) -> LayerSample | str:
+def choose_layers(summary: ModelSummary, limits: SampleLimits) -> LayerSample | str:
     """Return as many layers as fit: the first, the last and every kind, spread evenly.
 
     :returns: the reason for no sample, as the end of a sentence, if not one layer fits or the file's tensors are not known by name.
@@ -75,16 +75,16 @@ def choose_layers(summary: ModelSummary, room: Room) -> LayerSample | str:
         del sample_kinds[1:dense_layers]
     outside_bytes = sum(group.bytes for group in summary.tensors if group.layers is None)
     needs_all_layers = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
-    for count in range(min(room.layers, len(sample_kinds)), 0, -1):
+    for count in range(min(limits.layers, len(sample_kinds)), 0, -1):
         layers = _spread_layers(sample_kinds[:count], kinds)
         size = outside_bytes + sum(summary.layer_bytes[layer] for layer in layers)
-        if size <= room.bytes and not (needs_all_layers and count < summary.layers):
+        if size <= limits.bytes and not (needs_all_layers and count < summary.layers):
             every_kind = {kinds[layer] for layer in layers} == {*kinds}
             return LayerSample(layers, size, every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
     if needs_all_layers:
         return f"llama.cpp recognises this model by its number of layers, {summary.layers}, which do not all fit"
     smallest_bytes = outside_bytes + min(summary.layer_bytes[: len(kinds)])
-    return f"one layer and the embedding tables need {smallest_bytes / 2**30:.1f} GiB, but the limit is {room.bytes / 2**30:.1f}"
+    return f"one layer and the embedding tables need {smallest_bytes / 2**30:.1f} GiB, but the limit is {limits.bytes / 2**30:.1f}"
 
 
 class Kind(NamedTuple):
@@ -138,7 +138,7 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
     architecture = str(model.metadata.get("general.architecture"))
     count = model.metadata.get(f"{architecture}.block_count")
     if not isinstance(count, int) or not layers or not 0 <= min(layers) <= max(layers) < count:
-        raise GGUFError(f"has {gguf.short(count)} layers, but not all of the layers {', '.join(map(str, layers))}")
+        raise GGUFError(f"has {gguf.quote(count)} layers, but not all of the layers {', '.join(map(str, layers))}")
     alignment = model.data[0][1]
     tensors = {}
     for name, tensor in model.tensors.items():

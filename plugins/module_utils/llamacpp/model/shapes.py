@@ -154,9 +154,9 @@ def _forward(shape: Shape, layer: int) -> TensorShapes:
     if experts and layer >= experts.first_layer:
         parts = {"_exps": (experts.inner, experts.number), **({"_shexp": (experts.shared,)} if experts.shared else {})}
         tensors = {"ffn_gate_inp": (width, experts.number)}
-    for name, (first_width, *tensor_count) in parts.items():
-        tensors.update(dict.fromkeys((f"ffn_gate{name}", f"ffn_up{name}"), (width, first_width, *tensor_count)))
-        tensors[f"ffn_down{name}"] = (first_width, width, *tensor_count)
+    for name, (first_width, *expert_count) in parts.items():
+        tensors.update(dict.fromkeys((f"ffn_gate{name}", f"ffn_up{name}"), (width, first_width, *expert_count)))
+        tensors[f"ffn_down{name}"] = (first_width, width, *expert_count)
     return tensors
 
 

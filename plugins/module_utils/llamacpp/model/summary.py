@@ -4,12 +4,12 @@
 
 from typing import Annotated, NamedTuple, Optional, Union
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import MAX_TEXT, Number, Size, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import TEXT_LIMIT, Number, Size, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
 MAX_LAYERS = 512
 """Maximum number of layers that llama.cpp and ik_llama.cpp load: LLAMA_MAX_LAYERS in llama-hparams.h."""
-Name = Annotated[str, Text(max_length=MAX_TEXT)]
+Name = Annotated[str, Text(max_length=TEXT_LIMIT)]
 Count = Annotated[int, Number(1, gguf.MAX_COUNT)]
 CountOrZero = Annotated[int, Number(0, gguf.MAX_COUNT)]
 KeyValue = Union[CountOrZero, tuple[CountOrZero, ...]]
@@ -48,7 +48,7 @@ class TensorGroup(NamedTuple):
     """Layers that have such a tensor; None for a tensor outside the layers."""
 
     @property
-    def how_many(self) -> int:
+    def tensor_count(self) -> int:
         """Number of tensors: one per layer, or a single tensor outside the layers."""
         return 1 if self.layers is None else len(self.layers)
 

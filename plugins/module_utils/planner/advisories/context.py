@@ -35,9 +35,9 @@ class AdvisoryContext(NamedTuple):
         return self.candidate.summary
 
     @property
-    def holders(self) -> Sequence[devices.Holder]:
+    def loaded_devices(self) -> Sequence[devices.LoadedDevice]:
         """Return the devices that hold a part of the model."""
-        return self.candidate.holders()
+        return self.candidate.loaded_devices()
 
     @property
     def server(self) -> Server:
@@ -48,9 +48,9 @@ class AdvisoryContext(NamedTuple):
         return self.cluster.hosts[self.cluster.head]
 
     @property
-    def on_head(self) -> list[devices.Holder]:
+    def head_devices(self) -> list[devices.LoadedDevice]:
         """Devices of the head's host that get layers."""
-        return [device for device in self.holders if device.host == self.cluster.head]
+        return [device for device in self.loaded_devices if device.host == self.cluster.head]
 
     def variables_of(self, release: str) -> list[str]:
         """Return the variables that set a release, for all backends that use it."""

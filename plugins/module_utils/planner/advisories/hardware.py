@@ -19,7 +19,7 @@ STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
 UNSUPPORTED_GFX = frozenset(("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036"))
 """Architectures without rocBLAS kernels in any ROCm. Programs for gfx1030 run on them."""
-OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+OVERRIDE_VARIABLE = "HSA_OVERRIDE_GFX_VERSION"
 GFX906_ROCM = (6, 4)
 """First ROCm whose rocBLAS has no kernels for this architecture."""
 
@@ -35,26 +35,30 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
     sources = releases.sources_of(context.cluster.releases)
     for name, host in context.plan.hosts.items():
         facts = context.cluster.hosts[name].facts
-        spares = [accelerator for accelerator in facts.accelerators if accelerator.name in host.unused_accelerators]
-        if spares:
-            kinds = {accelerator.backend for accelerator in spares}
+        unused_devices = [
+            accelerator for accelerator in facts.accelerators if accelerator.name in host.unused_accelerators
+        ]
+        if unused_devices:
+            kinds = {accelerator.backend for accelerator in unused_devices}
             backend = next(choice for choice in backends.PREFERRED_ORDER if choice in kinds)
             toolkit, built_backends = toolkits.TOOLKITS.get(backend), context.backends_of(name)
-            cards = [card for card in built_backends if card != backends.CPU.name]
-            can_compile = sources[backend] in release_request.COMPILED and not cards
-            parts = [toolkit.title, *toolkits.libraries(backend)] if toolkit and can_compile else []
-            devices = ", ".join(sorted({accelerator.name for accelerator in spares}))
+            gpu_backends = [gpu_backend for gpu_backend in built_backends if gpu_backend != backends.CPU.name]
+            can_compile = sources[backend] in release_request.COMPILED_SOURCES and not gpu_backends
+            components = [toolkit.title, *toolkits.libraries(backend)] if toolkit and can_compile else []
+            devices = ", ".join(sorted({accelerator.name for accelerator in unused_devices}))
             values = {
                 "where": f"{devices} on {name}",
                 "built": remedies.join_words(built_backends),
-                "backend": None if facts.distribution.family == "unknown" else remedies.join_words([*cards, backend]),
-                "toolkit": remedies.join_names(parts) or None,
+                "backend": None
+                if facts.distribution.family == "unknown"
+                else remedies.join_words([*gpu_backends, backend]),
+                "toolkit": remedies.join_names(components) or None,
             }
             cases.append((name, values))
     return cases
 
 
-def _by_vulkan(context: AdvisoryContext, name: str) -> str | None:
+def _vulkan_alternative(context: AdvisoryContext, name: str) -> str | None:
     """Return how to name Vulkan as the backend of the host's cards; None for a host with external workers."""
     host = context.cluster.hosts.get(name)
     return toolchains.vulkan_choice(host.facts) if host else None
@@ -70,13 +74,13 @@ def broken_drivers(context: AdvisoryContext) -> Cases:
 def rocm_without_kernels(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     gfx906_devices = [
-        device for device in context.holders if (device.backend, device.architecture) == ("hip", "gfx906")
+        device for device in context.loaded_devices if (device.backend, device.architecture) == ("hip", "gfx906")
     ]
     for name in dict.fromkeys(device.host for device in gfx906_devices):
         host = context.cluster.hosts.get(name)
         version = host and host.facts.toolchain.get("hipconfig")
-        if version and versions.numbers(version) >= GFX906_ROCM:
-            cases.append((name, {"where": f"{name} (ROCm {version})", "vulkan": _by_vulkan(context, name)}))
+        if version and versions.parse(version) >= GFX906_ROCM:
+            cases.append((name, {"where": f"{name} (ROCm {version})", "vulkan": _vulkan_alternative(context, name)}))
     return cases
 
 
@@ -87,13 +91,13 @@ def rocblas_without_kernels(context: AdvisoryContext) -> Cases:
         host = context.cluster.hosts.get(device.host)
         card = host.facts.accelerator_of(device.name) if host else None
         name = card.architecture.partition(":")[0] if card and device.backend == backends.HIP.name else ""
-        if name in UNSUPPORTED_GFX and OVERRIDE not in device.environment:
+        if name in UNSUPPORTED_GFX and OVERRIDE_VARIABLE not in device.environment:
             builds = context.plan.hosts[device.host].builds
             is_compiled = any(build.cmake_options for build in builds if build.backend == device.backend)
             targets = " and GPU_TARGETS to gfx1030 in llama_build_cmake_options" if is_compiled else ""
             values = {
                 "where": f"{device.host} ({name})",
-                "vulkan": _by_vulkan(context, device.host),
+                "vulkan": _vulkan_alternative(context, device.host),
                 "targets": targets,
             }
             cases[device.host] = values
@@ -108,30 +112,30 @@ def sycl_workers(context: AdvisoryContext) -> Cases:
             device.host,
             {
                 "where": f"{device.name} on {device.host}",
-                "vulkan": _by_vulkan(context, device.host),
+                "vulkan": _vulkan_alternative(context, device.host),
                 "sycl": "sycl" if device.host == head and has_other_backends else None,
             },
         )
-        for device in context.holders
+        for device in context.loaded_devices
         if device.endpoint and device.backend == "sycl"
     ]
 
 
-def predicting_with_metal(context: AdvisoryContext) -> Cases:
+def metal_prediction(context: AdvisoryContext) -> Cases:
     """Return workers with Metal if the model predicts several tokens at once."""
-    metal = [device for device in context.holders if device.endpoint and device.backend == "metal"]
-    return [(device.host, {}) for device in metal if speculation.DRAFT_MTP in context.plan.head.argv]
+    metal_devices = [device for device in context.loaded_devices if device.endpoint and device.backend == "metal"]
+    return [(device.host, {}) for device in metal_devices if speculation.DRAFT_MTP in context.plan.head.argv]
 
 
-def _strix_halos(context: AdvisoryContext) -> list[tuple[str, Facts]]:
+def _strix_halo_hosts(context: AdvisoryContext) -> list[tuple[str, Facts]]:
     """Return name and facts of the hosts whose Strix Halo graphics get layers."""
-    names = dict.fromkeys(device.host for device in context.holders if device.architecture == STRIX_HALO)
+    names = dict.fromkeys(device.host for device in context.loaded_devices if device.architecture == STRIX_HALO)
     return [(name, context.cluster.hosts[name].facts) for name in names if name in context.cluster.hosts]
 
 
-def old_kernel(context: AdvisoryContext) -> Cases:
+def outdated_kernels(context: AdvisoryContext) -> Cases:
     cases: Cases = []
-    for name, facts in _strix_halos(context):
+    for name, facts in _strix_halo_hosts(context):
         version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
         if version and version < STRIX_HALO_KERNEL:
             first_kernel = ".".join(map(str, STRIX_HALO_KERNEL))

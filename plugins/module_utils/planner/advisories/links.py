@@ -57,7 +57,7 @@ def external_workers(context: AdvisoryContext) -> Cases:
     ]
 
 
-def rpc_in_clear(context: AdvisoryContext) -> Cases:
+def unencrypted_rpc(context: AdvisoryContext) -> Cases:
     """Return hosts whose workers the head reaches unencrypted over a shared network, not over a cable."""
     can_encrypt = context.head.facts.system == service_managers.LINUX
     cases: Cases = []

@@ -35,13 +35,15 @@ def remote_code(context: AdvisoryContext) -> Cases:
 
 def cache_kernels(context: AdvisoryContext) -> Cases:
     """Return hosts whose programs may lack flash attention kernels for the cache types."""
-    kinds = context.server.cache_type_k, context.server.cache_type_v
-    if not context.release.mainline or not backends.needs_all_quants(*kinds):
+    cache_types = context.server.cache_type_k, context.server.cache_type_v
+    if not context.release.mainline or not backends.needs_all_quants(*cache_types):
         return []
-    is_compiled = context.release.source in release_request.COMPILED
+    is_compiled = context.release.source in release_request.COMPILED_SOURCES
     variables = None if is_compiled else remedies.join_names(context.variables_of(context.release.id))
     cases: Cases = []
-    for name in dict.fromkeys(device.host for device in context.holders if backends.BY_NAME[device.backend].all_quants):
+    for name in dict.fromkeys(
+        device.host for device in context.loaded_devices if backends.BY_NAME[device.backend].all_quants
+    ):
         builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
         options = {
             option: build.cmake_options.get(option, "OFF")
@@ -49,13 +51,17 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
             if (option := backends.BY_NAME[build.backend].all_quants)
         }
         if not options or not all(map(backends.is_enabled, options.values())):
-            overridden = [option for option in options if option in context.cluster.every_host[name].cmake_options]
-            values = {"type_k": kinds[0], "type_v": kinds[1], "option": remedies.join_names(overridden) or None}
+            overridden = [option for option in options if option in context.cluster.all_hosts[name].cmake_options]
+            values = {
+                "type_k": cache_types[0],
+                "type_v": cache_types[1],
+                "option": remedies.join_names(overridden) or None,
+            }
             cases.append((name, {**values, "variables": variables}))
     return cases
 
 
-def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
+def _missing_architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
     """Return when the model's architecture appeared; None if the serving build certainly has it."""
     release = context.release
     appearance = capabilities.appearance_of(context.summary.architecture, release.fork)
@@ -67,13 +73,13 @@ def _architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
 def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
     """Return the name under which a release has an architecture that it spells with other punctuation."""
 
-    def letters(name: str) -> str:
+    def normalize_name(name: str) -> str:
         return re.sub(r"[^a-z0-9]", "", name.lower())
 
     for name in (*capabilities.ARCHITECTURES, *" ".join(capabilities.NEW_ARCHITECTURES.values()).split()):
         appearance = capabilities.appearance_of(name, release.fork)
         is_known = not appearance or release.build >= (appearance.oldest_build_with or math.inf)
-        if is_known and name != architecture and letters(name) == letters(architecture):
+        if is_known and name != architecture and normalize_name(name) == normalize_name(architecture):
             return name
     return None
 
@@ -81,12 +87,12 @@ def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
 def unknown_architecture(context: AdvisoryContext) -> Cases:
     """Return the head if llama-server refuses the file when it starts, or may refuse it because the architecture is new."""
     name, release, source = context.summary.architecture, context.release, context.cluster.model.source
-    appearance = _architecture(context)
+    appearance = _missing_architecture(context)
     spelling = _other_spelling(name, release) if appearance else None
     if source and (spelling or name in OLLAMA_ARCHITECTURES):
         subject = f"build {release.build} knows {spelling} but not" if spelling else "only Ollama knows"
-        remove = "" if source.variable == "llama_model_huggingface" else f", and remove {source.variable}"
-        values = {"would": "would", "who": subject, "and_remove": remove, "variables": None}
+        removal = "" if source.variable == "llama_model_huggingface" else f", and remove {source.variable}"
+        values = {"would": "would", "who": subject, "and_remove": removal, "variables": None}
     elif appearance and release.build < (appearance.oldest_build_with or appearance.newest_build_without + 1):
         modal, verb = ("would", "does") if release.build <= appearance.newest_build_without else ("may", "may")
         newer = (
@@ -102,35 +108,35 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
     return [(context.plan.head.host, {**values, "architecture": name})]
 
 
-def unread_model(context: AdvisoryContext) -> Cases:
+def untested_model(context: AdvisoryContext) -> Cases:
     """Return the head if no checked build has the model's architecture or tensor types, and its build is newer than these."""
-    kinds = tensor_types.unknown_types({row.type for row in context.summary.named_tensors})
-    is_new = _architecture(context) and not unknown_architecture(context)
-    parts = [f"the architecture {context.summary.architecture}"] * bool(is_new) + [
-        f"tensors of {kind}" for kind in kinds
+    unknown_types = tensor_types.unknown_types({row.type for row in context.summary.named_tensors})
+    is_new = _missing_architecture(context) and not unknown_architecture(context)
+    features = [f"the architecture {context.summary.architecture}"] * bool(is_new) + [
+        f"tensors of {unknown_type}" for unknown_type in unknown_types
     ]
     release = context.release
     values = {
-        "what": remedies.join_names(parts),
+        "what": remedies.join_names(features),
         "build": release.build,
         "newest": capabilities.NEWEST_BUILDS[release.fork],
     }
-    return [(context.plan.head.host, values)] if parts else []
+    return [(context.plan.head.host, values)] if features else []
 
 
 def missing_kernels(context: AdvisoryContext) -> Cases:
     """Return devices whose backend cannot multiply the model's tensors: a worker crashes, the head falls back to its processor."""
-    kinds = {row.type for row in context.summary.named_tensors}
+    model_types = {row.type for row in context.summary.named_tensors}
     cases: Cases = []
-    for name, backend in dict.fromkeys((device.host, device.backend) for device in context.holders):
-        types = sorted(kinds & backends.BY_NAME[backend].no_kernels)
+    for name, backend in dict.fromkeys((device.host, device.backend) for device in context.loaded_devices):
+        types = sorted(model_types & backends.BY_NAME[backend].unsupported_types)
         host = context.cluster.hosts.get(name)
         if types and context.release.mainline:
             host_backends = {device.backend for device in host.facts.accelerators} if host else set()
             choices = sorted(
-                name for name in host_backends if not backends.BY_NAME[name].no_kernels.intersection(types)
+                name for name in host_backends if not backends.BY_NAME[name].unsupported_types.intersection(types)
             )
-            if host and not choices and not backends.UNIVERSAL.no_kernels.intersection(types):
+            if host and not choices and not backends.UNIVERSAL.unsupported_types.intersection(types):
                 choices = [*filter(None, [toolchains.vulkan_choice(host.facts)])]
             choice = (*choices, "cpu")[0] if host else None
             cases.append((name, {"backend": backend, "types": remedies.join_names(types), "instead": choice}))
@@ -140,10 +146,10 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
 def _is_misspelt(name: str, known_name: str) -> bool:
     """Return whether two letters, added, removed or changed, make one name the other."""
     row = list(range(len(known_name) + 1))
-    for number, letter in enumerate(name, 1):
-        previous_row, row = row, [number]
-        for place, known_letter in enumerate(known_name):
-            row.append(min(row[-1] + 1, previous_row[place + 1] + 1, previous_row[place] + (letter != known_letter)))
+    for row_number, letter in enumerate(name, 1):
+        previous_row, row = row, [row_number]
+        for column, known_letter in enumerate(known_name):
+            row.append(min(row[-1] + 1, previous_row[column + 1] + 1, previous_row[column] + (letter != known_letter)))
     return row[-1] <= 2
 
 

@@ -34,13 +34,13 @@ def join_words(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 
 
-def sentences(alternatives: Sequence[str]) -> str:
+def join_sentences(alternatives: Sequence[str]) -> str:
     """Return a sentence for each alternative."""
     text = ". Or ".join(alternatives)
     return text[:1].upper() + text[1:] + "."
 
 
-def _errors(plan: Plan) -> set[str]:
+def _error_ids(plan: Plan) -> set[str]:
     return {entry.id for entry in plan.advisories if entry.severity == "error" and not entry.accepted}
 
 
@@ -55,7 +55,7 @@ class Trial(NamedTuple):
     def fits(self, change: Change) -> bool:
         """Return whether the model fits after a change, and no new error refuses the plan."""
         plan = self.attempt(change(self.cluster))
-        return isinstance(plan, Plan) and plan.fits and _errors(plan) <= _errors(self.plan)
+        return isinstance(plan, Plan) and plan.fits and _error_ids(plan) <= _error_ids(self.plan)
 
 
 def _set_server(**fields: Any) -> Change:
@@ -95,14 +95,14 @@ def _most_layers(trial: Trial) -> int | None:
     """Return the largest number of offloaded layers that devices can hold, if necessary without the upper bound of the compute buffer.
     None if the model fits with no number, because the head has to hold the rest."""
 
-    def fits_on_device(is_bounded: bool, number: int) -> bool:
-        plan = trial.attempt(_set_server(gpu_layers=number)(trial.cluster))
+    def fits_on_device(is_bounded: bool, layers: int) -> bool:
+        plan = trial.attempt(_set_server(gpu_layers=layers)(trial.cluster))
         return isinstance(plan, Plan) and all(
             entry.total_mib - (0 if is_bounded else entry.compute_mib) <= entry.capacity_mib for entry in plan.placement
         )
 
-    numbers = (largest_fitting(trial.plan.model.layers, partial(fits_on_device, bound)) for bound in (True, False))
-    return next((number for number in numbers if trial.fits(_set_server(gpu_layers=number))), None)
+    layer_counts = (largest_fitting(trial.plan.model.layers, partial(fits_on_device, bound)) for bound in (True, False))
+    return next((layers for layers in layer_counts if trial.fits(_set_server(gpu_layers=layers))), None)
 
 
 def memory_remedies(trial: Trial) -> list[str]:

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 
 SLOW_LOAD_S = 60
 """Predicted seconds of a load from which the advisory applies; assumed."""
-RPC_LIMITS = "RPC on "
+RPC_LIMIT_PREFIX = "RPC on "
 """Beginning of the estimate's name for a limit by RPC."""
 DEFAULT_CONTEXT = 8192
 """Default of llama_server_context. It asks for no more than the model has."""
@@ -28,7 +28,7 @@ def open_server(context: AdvisoryContext) -> Cases:
     return [(head.host, {"address": f"{head.address}:{head.port}"})]
 
 
-def server_for_everybody(context: AdvisoryContext) -> Cases:
+def unrestricted_server(context: AdvisoryContext) -> Cases:
     head = context.plan.head
     if names.is_loopback(head.address) or head.allowed:
         return []
@@ -72,8 +72,8 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
         removals.append("llama_server_gpu_layers")
     removals += ["llama_external_workers"] if context.cluster.external else []
     steps += [f"remove {name}" for name in removals]
-    pair = {"together": cluster_speed, "alone": host_speed}
-    speeds = {name: str(value.generation_range or value.prompt_range) for name, value in pair.items() if value}
+    estimates = {"together": cluster_speed, "alone": host_speed}
+    speeds = {name: str(value.generation_range or value.prompt_range) for name, value in estimates.items() if value}
     users = f" for {cluster_speed.users} users" if cluster_speed.users > 1 else ""
     return [(host, {**speeds, "users": users, "steps": remedies.join_names(steps)})]
 
@@ -81,26 +81,30 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
 def slow_load(context: AdvisoryContext) -> Cases:
     """Return a case if hashing and copying in llama.cpp limits the load, and the collection has a patch for that."""
     estimate, release = context.plan.estimate, context.release
-    patch = fast_load.patch_of(release.protocol, release.mainline) and release.source in release_request.COMPILED
+    patch = (
+        fast_load.patch_of(release.protocol, release.mainline) and release.source in release_request.COMPILED_SOURCES
+    )
     is_slow = (
-        estimate.load_s and estimate.load_s >= SLOW_LOAD_S and str(estimate.load_limited_by).startswith(RPC_LIMITS)
+        estimate.load_s
+        and estimate.load_s >= SLOW_LOAD_S
+        and str(estimate.load_limited_by).startswith(RPC_LIMIT_PREFIX)
     )
     if not is_slow or not patch or release.loads_fast:
         return []
     return [(None, {"seconds": f"{estimate.load_s:g}", "release": release.ref})]
 
 
-def without_fallback(context: AdvisoryContext) -> Cases:
+def missing_fallbacks(context: AdvisoryContext) -> Cases:
     """Return the workers without which the model cannot be served, if the operator asks for fallbacks."""
-    missing_fallbacks = context.plan.no_fallback if context.server.fallback else ()
-    return [(None, {"where": f"{entry.without} ({entry.reason})"}) for entry in missing_fallbacks]
+    failures = context.plan.no_fallback if context.server.fallback else ()
+    return [(None, {"where": f"{entry.without} ({entry.reason})"}) for entry in failures]
 
 
 def uncounted_models(context: AdvisoryContext) -> Cases:
     """Return auxiliary models whose devices or sizes are unknown."""
     cases: Cases = []
     for auxiliary in context.plan.auxiliary_uncounted:
-        placing_options = [options.by_name(name) for name in workload.PLACE_OPTIONS[auxiliary.role]]
+        placing_options = [options.by_name(name) for name in workload.PLACEMENT_OPTIONS[auxiliary.role]]
         words = [word for word in context.server.extra_args if options.by_word(word) in placing_options]
         word = " and ".join(words) or None
         values = {"variable": f"llama_model_{auxiliary.role}", "why": auxiliary.reason, "word": word}
@@ -117,7 +121,7 @@ def missing_chat_template(context: AdvisoryContext) -> Cases:
     return [(head.host, {"model": model.name})]
 
 
-def cut_context(context: AdvisoryContext) -> Cases:
+def reduced_context(context: AdvisoryContext) -> Cases:
     """Return the head if the operator asks for a longer context than requests can use."""
     head, server = context.plan.head, context.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 
-THREAD = "ggml-org/llama.cpp#{}"
+ISSUE = "ggml-org/llama.cpp#{}"
 
 
 ADVISORIES = (
@@ -82,7 +82,7 @@ ADVISORIES = (
     Advisory(
         "server-for-everybody",
         "error",
-        server.server_for_everybody,
+        server.unrestricted_server,
         "The server listens on {address} and llama_server_allowed is empty, so anyone can connect.",
         (
             "set llama_server_allowed to the clients' networks, like 192.168.1.0/24",
@@ -107,7 +107,7 @@ ADVISORIES = (
         memory.mmap_hangs,
         "HIP copies weights from memory-mapped files: {where}. Copying about {limit} MiB or more this way has hung or crashed.",
         ("remove llama_server_load_mode", "set llama_server_load_mode to {mode}"),
-        THREAD.format(19745),
+        ISSUE.format(19745),
     ),
     Advisory(
         devices.VULKAN_MEMORY,
@@ -119,15 +119,15 @@ ADVISORIES = (
             "set llama_backend to {hip} for {hosts}, and llama_server_backend too if the head is affected",
             f"add {backends.UNIFIED_HEAP}: 'true' under environment in llama_worker_endpoints for {{hosts}}, and in llama_server_environment for the head",
         ),
-        THREAD.format(28571),
+        ISSUE.format(28571),
     ),
     Advisory(
         "vulkan-prompt-cache",
         "error",
-        memory.torn_cache,
+        memory.split_cache,
         "llama-server crashes when it saves a conversation. A layer's KV cache (over 1 GiB) is split into several buffers: {where}.",
         ("remove llama_server_prompt_cache_mib", "reduce llama_server_context"),
-        THREAD.format(25584),
+        ISSUE.format(25584),
     ),
     Advisory(
         "prompt-cache-memory",
@@ -149,7 +149,7 @@ ADVISORIES = (
             "set {variables} to a release that the hosts compile (source: git, pypi or archive)",
             "remove {option} from llama_build_cmake_options for {hosts}",
         ),
-        THREAD.format(27905),
+        ISSUE.format(27905),
     ),
     Advisory(
         "architecture-unknown",
@@ -174,7 +174,7 @@ ADVISORIES = (
     Advisory(
         "model-unread",
         "warning",
-        releases.unread_model,
+        releases.untested_model,
         "The model has {what}. Builds up to {newest} do not support this, and build {build} has not been checked.",
         ("check the release notes of build {build} before a long download, then accept this advisory",),
         "docs/models.md",
@@ -182,7 +182,7 @@ ADVISORIES = (
     Advisory(
         "rpc-in-clear",
         "warning",
-        links.rpc_in_clear,
+        links.unencrypted_rpc,
         "Weights and activations (in effect, the conversation) travel unencrypted between {head} and its workers: {where}.",
         (
             "set llama_transport to {transport} for {hosts}",
@@ -205,7 +205,7 @@ ADVISORIES = (
     Advisory(
         "strix-halo-kernel",
         "warning",
-        hardware.old_kernel,
+        hardware.outdated_kernels,
         "gfx1151 needs kernel {first} or newer to compute reliably. Hosts with an older kernel: {where}.",
         ("install kernel {first} or newer on {hosts}",),
         "https://github.com/kyuz0/amd-strix-halo-toolboxes",
@@ -240,7 +240,7 @@ ADVISORIES = (
             "set HSA_OVERRIDE_GFX_VERSION to 10.3.0 under environment in llama_worker_endpoints (llama_server_environment for the head){targets}",
             "install rocBLAS kernels for these graphics, then accept this advisory",
         ),
-        THREAD.format(26610),
+        ISSUE.format(26610),
     ),
     Advisory(
         "sycl-worker",
@@ -252,23 +252,23 @@ ADVISORIES = (
             "set llama_server_backend to {sycl}",
             "accept this advisory if these devices work for you",
         ),
-        THREAD.format(21837),
+        ISSUE.format(21837),
     ),
     Advisory(
         "metal-mtp",
         "warning",
-        hardware.predicting_with_metal,
+        hardware.metal_prediction,
         "Workers with Metal have crashed with llama_server_speculation: mtp: {where}.",
         ("set llama_server_speculation to ngram", "accept this advisory if these devices work for you"),
-        THREAD.format(27801),
+        ISSUE.format(27801),
     ),
     Advisory(
         "metal-mmap",
         "warning",
-        memory.metal_maps,
+        memory.metal_mappings,
         "On {where}, Metal maps almost the whole file, including layers that belong to workers.",
         ("remove llama_server_load_mode",),
-        THREAD.format(27667),
+        ISSUE.format(27667),
     ),
     Advisory(
         "user-scope",
@@ -344,7 +344,7 @@ ADVISORIES = (
     Advisory(
         "context-cut",
         "warning",
-        server.cut_context,
+        server.reduced_context,
         "llama_server_context is {requested}, but {model} was trained for {trained} tokens per request. With llama_server_parallel: "
         "{parallel}, llama-server is started with a context of {context} tokens.",
         (
@@ -400,7 +400,7 @@ ADVISORIES = (
     Advisory(
         "no-fallback",
         "warning",
-        server.without_fallback,
+        server.missing_fallbacks,
         "llama_server_fallback is true, but there is no fallback for these workers: {where}.",
         ("add a worker with the same memory", "set llama_server_fallback to false"),
         "docs/operating.md",
@@ -417,7 +417,7 @@ def as_plan(finding: Finding) -> AdvisoryPlan:
         host=hosts[0] if len(hosts) == 1 else None,
         hosts=hosts,
         message=finding.message,
-        remedy=remedies.sentences(_clauses(finding)),
+        remedy=remedies.join_sentences(_clauses(finding)),
         reference=advisory.reference,
         accepted=False,
     )
@@ -430,7 +430,7 @@ def _clauses(finding: Finding) -> list[str]:
     return [text.format(**finding.values) for text in clauses]
 
 
-def evaluate(context: AdvisoryContext) -> list[Finding]:
+def evaluate_advisories(context: AdvisoryContext) -> list[Finding]:
     """Return the advisories that apply to a plan, with one finding for all hosts that share its values."""
     findings = []
     for advisory in ADVISORIES:

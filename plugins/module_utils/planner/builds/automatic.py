@@ -30,15 +30,17 @@ def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple
     }
 
 
-def resolve(cluster: Cluster, catalogue: Catalogue) -> Cluster:
+def resolve_release(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     """Return the cluster with a release instead of ``auto``, and the reason for it."""
     request = releases.requested_release(VARIABLE, cluster.releases)
     if request.source != "auto":
         return cluster
     compiled_cluster = _with_release(cluster, release_request.request_of(release_request.DEFAULT_RELEASE), request)
-    archives = release_request.request_of({"source": "prebuilt", "build": prebuilt.TESTED})._replace(url=request.url)
-    archive_cluster = _with_release(cluster, archives, request)
-    obstacle = _missing_program(archive_cluster, compiled_cluster, catalogue)
+    archive_request = release_request.request_of({"source": "prebuilt", "build": prebuilt.AUTO_BUILD})._replace(
+        url=request.url
+    )
+    archive_cluster = _with_release(cluster, archive_request, request)
+    obstacle = _archive_obstacle(archive_cluster, compiled_cluster, catalogue)
     choice = releases.requested_release(VARIABLE, (compiled_cluster if obstacle else archive_cluster).releases)
     reason = obstacle or f"upstream has an archive for each host; {COMPILING_BENEFITS}"
     return _with_release(cluster, choice._replace(why=reason), request)
@@ -49,7 +51,7 @@ def _with_release(cluster: Cluster, request: ReleaseRequest, replaced_request: R
     return cluster._replace(releases={**cluster.releases, VARIABLE: request})
 
 
-def _missing_program(archive_cluster: Cluster, compiled_cluster: Cluster, catalogue: Catalogue) -> str:
+def _archive_obstacle(archive_cluster: Cluster, compiled_cluster: Cluster, catalogue: Catalogue) -> str:
     """Return why not all hosts can run upstream's programs; empty if they can."""
     request = releases.requested_release(VARIABLE, archive_cluster.releases)
     try:
@@ -57,18 +59,20 @@ def _missing_program(archive_cluster: Cluster, compiled_cluster: Cluster, catalo
     except Refusal:
         compilable_backends = {}
     try:
-        archived = backends_of_hosts(archive_cluster, catalogue)
+        archive_backends = backends_of_hosts(archive_cluster, catalogue)
         releases.release_of(request, {})
         for name, host in archive_cluster.hosts.items():
-            for backend in archived[name]:
+            for backend in archive_backends[name]:
                 if releases.variable_of(backend, archive_cluster.releases) == VARIABLE:
                     prebuilt_archives.archives_of(host, backend, int(request.build or 0), archive_cluster.server)
-            bound = max(backends.BY_NAME[backend].preference for backend in archived[name])
-            gains = [
-                backend for backend in compilable_backends.get(name, ()) if backends.BY_NAME[backend].preference < bound
+            worst_preference = max(backends.BY_NAME[backend].preference for backend in archive_backends[name])
+            better_backends = [
+                backend
+                for backend in compilable_backends.get(name, ())
+                if backends.BY_NAME[backend].preference < worst_preference
             ]
-            if set(gains) - set(archived[name]):
-                return f"{name} can compile for {', '.join(gains)}, but source: prebuilt has no such programs for this host"
+            if set(better_backends) - set(archive_backends[name]):
+                return f"{name} can compile for {', '.join(better_backends)}, but source: prebuilt has no such programs for this host"
     except Refusal as refusal:
         return re.split(r"(?<!source): ", str(refusal))[0]
     return ""

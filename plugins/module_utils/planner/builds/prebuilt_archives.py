@@ -23,19 +23,19 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
             f"llama_build_cmake_options for {host.name} has {', '.join(sorted(host.cmake_options))}, but llama_release has source: prebuilt, which compiles "
             "nothing: remove the options, or use source: git"
         )
-    pair = server.cache_type_k, server.cache_type_v
-    if backends.BY_NAME[backend].all_quants and backends.needs_all_quants(*pair):
+    types = server.cache_type_k, server.cache_type_v
+    if backends.BY_NAME[backend].all_quants and backends.needs_all_quants(*types):
         raise Refusal(
-            f"llama_server_cache_type_k and _v are {' and '.join(pair)}, but upstream's {backend} archive for {host.name} has no kernels for these types: "
+            f"llama_server_cache_type_k and _v are {' and '.join(types)}, but upstream's {backend} archive for {host.name} has no kernels for these types: "
             "use f16, q8_0 or q4_0 for both, or source: git"
         )
-    return names_of(host.name, host.facts, backend, build)
+    return archive_names(host.name, host.facts, backend, build)
 
 
 def has_archive(facts: Facts, backend: str) -> bool:
     """Return whether an archive for a backend runs on a host."""
     try:
-        return bool(names_of("", facts, backend, prebuilt.FIRST_BUILD))
+        return bool(archive_names("", facts, backend, prebuilt.FIRST_BUILD))
     except Refusal:
         return False
 
@@ -43,7 +43,7 @@ def has_archive(facts: Facts, backend: str) -> bool:
 def runtime_libraries(facts: Facts, backend: str) -> list[str]:
     """Return the system libraries that the archives' programs need, as toolkits.RUNTIME names them."""
     runtime = toolkits.RUNTIME_LIBRARIES if facts.system == "Linux" else {}
-    return [name for name, user in runtime.items() if user in ("", backend)]
+    return [name for name, library_backend in runtime.items() if library_backend in ("", backend)]
 
 
 def environment(facts: Facts, backend: str) -> Mapping[str, str]:
@@ -53,7 +53,7 @@ def environment(facts: Facts, backend: str) -> Mapping[str, str]:
     return {"LD_LIBRARY_PATH": f"{toolkit[1]}/lib"} if toolkit else {}
 
 
-def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ...]:
+def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ...]:
     """Return the names of the archives that a host installs: programs, then further libraries. Unknown facts of a host on paper are assumed to fit.
 
     :raises Refusal: no archive runs there.
@@ -63,20 +63,20 @@ def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ..
             f"llama_release has the build {build}, but source: prebuilt needs build {prebuilt.FIRST_BUILD} or newer: use a newer build, "
             "or source: binary with url and checksum"
         )
-    kinds = [
+    assets = [
         asset
         for asset in prebuilt.ASSETS
         if asset.system == facts.system and facts.architecture in asset.architectures and backend in asset.backends
     ]
-    if not kinds:
+    if not assets:
         raise Refusal(
             f"{name} has the backend {backend}, but upstream has no {backend} archive with an RPC worker for {facts.system} {facts.architecture} "
             f"(llama_release, source: prebuilt): {prebuilt.REMEDY}"
         )
-    problems = [next(_problems(facts, backend, asset), None) for asset in kinds]
+    problems = [next(_problems(facts, backend, asset), None) for asset in assets]
     if all(problems):
         raise Refusal(f"{name} {problems[-1]}")
-    asset = kinds[problems.index(None)]
+    asset = assets[problems.index(None)]
     programs = f"llama-b{build}-bin-{asset.name}.tar.gz"
     return (programs, f"cudart-{programs}") if asset.cuda else (programs,)
 
@@ -84,27 +84,31 @@ def names_of(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ..
 def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str]:
     """Yield why an archive does not run on a host, and a remedy. The host's name goes in front."""
     archive = f"upstream's archive {asset.name} (llama_release, source: prebuilt)"
-    numbers, devices = versions.numbers, facts.architectures(backend)
-    kind, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
-    if version is not None and numbers(version) < numbers(asset.oldest):
-        library = f"{kind} {version}" if version else "a C library other than glibc"
-        yield f"has {library}, but {archive} needs {kind} {asset.oldest}: use a newer distribution on that host, or compile with source: git"
-    cuda = facts.newest_cuda
-    if asset.cuda and cuda is not None and numbers(cuda) < numbers(asset.cuda):
-        yield f"has an NVIDIA driver for CUDA {cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
-    old_devices = [device for device in devices if device and numbers(device) < numbers(asset.capability)]
+    parse, devices = versions.parse, facts.architectures(backend)
+    system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
+    if version is not None and parse(version) < parse(asset.oldest):
+        library = f"{system_library} {version}" if version else "a C library other than glibc"
+        yield f"has {library}, but {archive} needs {system_library} {asset.oldest}: use a newer distribution on that host, or compile with source: git"
+    driver_cuda = facts.newest_cuda
+    if asset.cuda and driver_cuda is not None and parse(driver_cuda) < parse(asset.cuda):
+        yield f"has an NVIDIA driver for CUDA {driver_cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
+    old_devices = [device for device in devices if device and parse(device) < parse(asset.capability)]
     if old_devices:
         yield f"has a device of compute capability {old_devices[0]}, but {archive} needs {asset.capability} or newer: {prebuilt.REMEDY}"
     rocm = _toolkit(facts, backend)
-    if asset.rocm and facts.toolchains is not None and (not rocm or numbers(rocm[0])[:1] != numbers(asset.rocm)):
+    if asset.rocm and facts.toolchains is not None and (not rocm or parse(rocm[0])[:1] != parse(asset.rocm)):
         installed_rocm = f"ROCm {rocm[0]}" if rocm else "no ROCm"
         yield f"has {installed_rocm}, but {archive} needs the ROCm {asset.rocm} libraries: install them, or {prebuilt.REMEDY}"
-    unsupported_devices = [device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.GFX]
+    unsupported_devices = [
+        device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.ROCM_TARGETS
+    ]
     if unsupported_devices:
         yield f"has the device {unsupported_devices[0]}, but {archive} has no code for this device: {prebuilt.REMEDY}"
 
 
 def _toolkit(facts: Facts, backend: str) -> tuple[str, str] | None:
     """Return version and prefix of the newest toolkit of a backend."""
-    kits = [(str(kit.version), str(kit.prefix)) for kit in facts.toolchains or () if kit.backend == backend]
-    return max(kits, key=lambda kit: versions.numbers(kit[0]), default=None)
+    versions_and_prefixes = [
+        (str(kit.version), str(kit.prefix)) for kit in facts.toolchains or () if kit.backend == backend
+    ]
+    return max(versions_and_prefixes, key=lambda kit: versions.parse(kit[0]), default=None)

@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
-    Equipped,
+    EquippedHost,
     Host,
     ReleaseRequest,
     Server,
@@ -44,11 +44,11 @@ def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
     :raises Refusal: the collection has no patch for it, or the hosts do not compile it.
     """
     patch = fast_load.patch_of(release.protocol, release.mainline)
-    if patch and release.source in release_request.COMPILED:
+    if patch and release.source in release_request.COMPILED_SOURCES:
         return PatchPlan(patch.path, patch.sha256, (fast_load.PATCHED_FILE,))
     cause = (
         f"has source: {release.source}, whose programs are already compiled"
-        if release.source not in release_request.COMPILED
+        if release.source not in release_request.COMPILED_SOURCES
         else f"is {release.ref} of {release.fork} with RPC protocol {release.protocol or 'unknown'}, which the patch does not support"
     )
     raise Refusal(
@@ -98,8 +98,16 @@ def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
     )
     if request.fast_load:
         release = release._replace(patches=(*request.patches, _fast_load_patch(release)))
-    places = {"path", "url", "checksums", "why", "protocol", "id", *(["repository"] if commit != "unknown" else [])}
-    identity = {key: value for key, value in typed_json.dump(release).items() if key not in places}
+    excluded_keys = {
+        "path",
+        "url",
+        "checksums",
+        "why",
+        "protocol",
+        "id",
+        *(["repository"] if commit != "unknown" else []),
+    }
+    identity = {key: value for key, value in typed_json.dump(release).items() if key not in excluded_keys}
     identity["generation"] = build  # it is in the ids of releases that hosts and caches hold
     if release.patches:
         identity["patches"] = [patch.sha256 for patch in release.patches]
@@ -110,7 +118,7 @@ def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, An
     """Return short name, origin and known facts of a release. The tag of a build names its content for good, so that a plan needs no network;
     any other ref of a repository needs a commit."""
     source, commit = request.source, request.commit
-    place = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
+    location = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
     if source == "package":
         return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_TREES.get(package)}
     if source == "git":
@@ -129,8 +137,8 @@ def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, An
         return f"pypi-{version}", origin, capabilities.PYPI_TREES.get(version, {})
     if source == "prebuilt":
         checksums = {"checksums": dict(request.checksums)} if request.checksums else {}
-        return f"prebuilt-{request.build}", {**place, **checksums}, {}
-    return f"{source}-{request.checksum[7:15]}", {"checksum": request.checksum, **place, "member": ""}, {}
+        return f"prebuilt-{request.build}", {**location, **checksums}, {}
+    return f"{source}-{request.checksum[7:15]}", {"checksum": request.checksum, **location, "member": ""}, {}
 
 
 Requests = Mapping[str, Optional[ReleaseRequest]]
@@ -224,62 +232,66 @@ def _tree_of(release: ReleasePlan) -> tuple[str, int, set[str]]:
     return release.fork, release.build, {patch.sha256 for patch in release.patches}
 
 
-def builds(
-    equipped: Mapping[str, Equipped],
+def plan_builds(
+    equipped_hosts: Mapping[str, EquippedHost],
     releases: Mapping[str, ReleasePlan],
     server: Server,
     catalogue: Catalogue,
     tls_backend: str | None,
-    measures: bool = False,
+    builds_benchmark: bool = False,
 ) -> dict[str, dict[str, BuildPlan]]:
     """Return the build of each host and backend. Hosts of one kind with the same options share a build with the programs of all of them. What is
     compiled for accelerators takes longest, so these builds have all programs, and hosts may change their roles.
 
     :param tls_backend: backend whose llama-server speaks TLS. It is built so on all hosts, since hosts of one kind share a build.
     """
-    kinds = {
-        (name, backend): _kind(host, backend, releases[backend], server, backend == tls_backend)
-        for name, host in equipped.items()
+    build_kinds = {
+        (name, backend): _build_kind(host, backend, releases[backend], server, backend == tls_backend)
+        for name, host in equipped_hosts.items()
         for backend in host.backends
     }
     programs: dict[str, set[str]] = {}
-    for (name, backend), kind in kinds.items():
-        host, release, targets = equipped[name].host, releases[backend], programs.setdefault(_shared_key(kind), set())
-        is_whole = release.source in release_request.COMPILED and backend != backends.CPU.name
-        if host.is_worker or is_whole:
+    for (name, backend), kind in build_kinds.items():
+        host, release, targets = (
+            equipped_hosts[name].host,
+            releases[backend],
+            programs.setdefault(_shared_key(kind), set()),
+        )
+        has_all_programs = release.source in release_request.COMPILED_SOURCES and backend != backends.CPU.name
+        if host.is_worker or has_all_programs:
             targets.add(capabilities.WORKER_BINARY[release.fork])
-        if host.is_head or is_whole:
+        if host.is_head or has_all_programs:
             targets.add(options.SERVER)
-            targets.update([options.BENCH] if measures and release.mainline else [])
+            targets.update([options.BENCH] if builds_benchmark and release.mainline else [])
     builds_of_kinds = {
         (name, backend): _with_programs(
-            kind, releases[backend], equipped[name].host, sorted(programs[_shared_key(kind)]), catalogue
+            kind, releases[backend], equipped_hosts[name].host, sorted(programs[_shared_key(kind)]), catalogue
         )
-        for (name, backend), kind in kinds.items()
+        for (name, backend), kind in build_kinds.items()
     }
     hosts_by_kind: dict[str, list[Host]] = {}
     for (name, backend), build in builds_of_kinds.items():
-        if equipped[name].host.share_builds and releases[backend].source in release_request.COMPILED:
-            hosts_by_kind.setdefault(build.id, []).append(equipped[name].host)
-    host_builds: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped}
+        if equipped_hosts[name].host.share_builds and releases[backend].source in release_request.COMPILED_SOURCES:
+            hosts_by_kind.setdefault(build.id, []).append(equipped_hosts[name].host)
+    host_builds: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped_hosts}
     for (name, backend), build in builds_of_kinds.items():
-        sharers = hosts_by_kind.get(build.id, [])
+        sharing_hosts = hosts_by_kind.get(build.id, [])
         host_builds[name][backend] = build._replace(
-            builder=_builder(sharers) if equipped[name].host in sharers else name
+            builder=_choose_builder(sharing_hosts) if equipped_hosts[name].host in sharing_hosts else name
         )
     return host_builds
 
 
-def _builder(sharers: Sequence[Host]) -> str:
+def _choose_builder(sharing_hosts: Sequence[Host]) -> str:
     """Return the host that builds for the hosts that share a build: ``llama_build_host``, or the head, or the first of the inventory."""
-    names = [host.name for host in sharers]
-    builders = sorted({str(host.build_host) for host in sharers if host.build_host in names})
+    names = [host.name for host in sharing_hosts]
+    builders = sorted({str(host.build_host) for host in sharing_hosts if host.build_host in names})
     if len(builders) > 1:
         raise Refusal(
             f"llama_build_host is {' and '.join(builders)} for hosts that share a build ({', '.join(names)}): name the same host for all of them, or set "
             "llama_build_share to false"
         )
-    return str([*builders, *(host.name for host in sharers if host.is_head), *names][0])
+    return str([*builders, *(host.name for host in sharing_hosts if host.is_head), *names][0])
 
 
 def _shared_key(kind: BuildPlan) -> str:
@@ -305,12 +317,14 @@ def _with_programs(
     return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
 
 
-def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server, tls: bool) -> BuildPlan:
+def _build_kind(
+    equipped_host: EquippedHost, backend: str, release: ReleasePlan, server: Server, tls: bool
+) -> BuildPlan:
     """Return the build that hosts of one kind share, without programs.
 
     :param tls: whether llama-server has to speak TLS.
     """
-    host, facts = equipped.host, equipped.host.facts
+    host, facts = equipped_host.host, equipped_host.host.facts
     _check_rdma(host, release)
     kind: dict[str, Any] = {
         "architecture": facts.architecture,
@@ -320,7 +334,7 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
     cmake_options: Mapping[str, str] = {}
     environment: Mapping[str, str] = {}
     archives: tuple[str, ...] | None = None
-    if release.source in release_request.COMPILED:
+    if release.source in release_request.COMPILED_SOURCES:
         tools = toolchains.choose_toolchain(host.name, backend, facts, host.toolchain)
         toolkit = tools["toolkit"]
         kind.update(
@@ -329,7 +343,7 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
             accelerators=tools["version"],
             toolkit=(toolkit.prefix or None) if toolkit else None,
         )
-        cmake_options, environment = _options(host, backend, release, server, tls), tools["environment"]
+        cmake_options, environment = _build_options(host, backend, release, server, tls), tools["environment"]
     else:
         kind["programs"] = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
     if release.source == "prebuilt":
@@ -350,7 +364,7 @@ def _kind(equipped: Equipped, backend: str, release: ReleasePlan, server: Server
     )
 
 
-def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
+def _build_options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
     """Return the cmake options of a host's build. The operator's options override ours."""
     for option in backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ():
         if not backends.is_enabled(host.cmake_options.get(option, "ON")):
@@ -369,7 +383,7 @@ def _options(host: Host, backend: str, release: ReleasePlan, server: Server, tls
 
 def _check_rdma(host: Host, release: ReleasePlan) -> None:
     """:raises Refusal: programs of this release do not support RDMA."""
-    if not host.rdma or (release.source in release_request.COMPILED and release.mainline):
+    if not host.rdma or (release.source in release_request.COMPILED_SOURCES and release.mainline):
         return
     raise Refusal(
         f"llama_transport is rdma, but llama_release for {host.name} ({release.ref}) is not compiled with RDMA: use source: pypi, git or archive of "

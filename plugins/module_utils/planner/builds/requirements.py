@@ -27,7 +27,7 @@ def backends_of(host: Host, sources: Mapping[str, str], packaged_backends: Colle
     """
     host_backends = tuple(_backend_of(host, choice, sources, packaged_backends) for choice in host.backends)
     for backend in host_backends:
-        if sources[backend] in release_request.COMPILED:
+        if sources[backend] in release_request.COMPILED_SOURCES:
             for accelerator in host.facts.accelerators_of(backend):
                 _check_architecture(host, accelerator)
     return host_backends
@@ -81,12 +81,12 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged_ba
 
 def _best_backend(facts: Facts, sources: Mapping[str, str], packaged_backends: Collection[str]) -> str:
     possible_backends = (
-        backend for backend in backends.PREFERRED_ORDER if _is_possible(facts, backend, sources, packaged_backends)
+        backend for backend in backends.PREFERRED_ORDER if _is_usable(facts, backend, sources, packaged_backends)
     )
     return next(possible_backends, backends.CPU.name)
 
 
-def _is_possible(facts: Facts, backend: str, sources: Mapping[str, str], packaged_backends: Collection[str]) -> bool:
+def _is_usable(facts: Facts, backend: str, sources: Mapping[str, str], packaged_backends: Collection[str]) -> bool:
     """Return whether the host has devices of this backend, and the tools for its programs."""
     tools = toolkits.tools(backend)[len(toolkits.BUILD_TOOLS) :]
     is_buildable = all(facts.toolchain.get(tool) for tool in tools) and not _missing_libraries(facts, backend)
@@ -116,7 +116,7 @@ def unused_accelerators(host: Host, backend_names: Collection[str]) -> list[str]
     return sorted({device.name for name, device in devices if host.is_worker and names[name] not in used_names})
 
 
-class Needs(NamedTuple):
+class BuildRequirements(NamedTuple):
     """Tools and packages that a host needs for a build, by name, and the missing tools and packages among them."""
 
     tools: list[str]
@@ -142,11 +142,15 @@ def tools_of(
     tools: dict[str, str] = {}
     for backend in builds:
         needs = _requirements(host, backend, catalogue, releases[backend])
-        compiles_tls = backend == tls and releases[backend].source in release_request.COMPILED
-        basics = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
-        gaps = needs.missing_names | {name for name in basics if _lacks_tool(facts, name)}
+        compiles_tls = backend == tls and releases[backend].source in release_request.COMPILED_SOURCES
+        common_tools = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
+        missing_names = needs.missing_names | {name for name in common_tools if _lacks_tool(facts, name)}
         release_packages = {name: name for name in needs.tools if releases[backend].source == "package"}
-        tools.update(_packages_to_install(host, Needs([*needs.tools, *basics], gaps), {**release_packages, **packages}))
+        tools.update(
+            _packages_to_install(
+                host, BuildRequirements([*needs.tools, *common_tools], missing_names), {**release_packages, **packages}
+            )
+        )
     if facts.python is None:
         raise Refusal(
             f"{host.name} has no Python 3.9 or newer that is readable by the services' accounts: install the distribution's python3"
@@ -159,7 +163,7 @@ def _lacks_tool(facts: Facts, tool: str) -> bool:
     return facts.toolchain.get(tool, "") is None
 
 
-def _requirements(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan) -> Needs:
+def _requirements(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan) -> BuildRequirements:
     facts = host.facts
     if release.source == "package":
         llama = catalogue.llama.get(facts.distribution.family)
@@ -170,19 +174,21 @@ def _requirements(host: Host, backend: str, catalogue: Catalogue, release: Relea
             )
         programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
         packages = [*llama["libraries"][backend], *(llama["programs"][program]["package"] for program in programs)]
-        return Needs(packages, set(packages) - set(facts.packaged.installed if facts.packaged else ()))
-    if release.source in release_request.COMPILED:
+        return BuildRequirements(packages, set(packages) - set(facts.packaged.installed if facts.packaged else ()))
+    if release.source in release_request.COMPILED_SOURCES:
         needed_libraries = toolkits.libraries(backend, release.fork)
         toolkit = toolchains.choose_toolchain(host.name, backend, facts, host.toolchain)["toolkit"]
-        gaps = toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
+        missing_libraries = (
+            toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
+        )
         tools, patch = toolkits.tools(backend), ["patch"] * bool(release.patches)
         missing_tools = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
-        return Needs([*tools, *needed_libraries, *patch], {*missing_tools, *gaps})
+        return BuildRequirements([*tools, *needed_libraries, *patch], {*missing_tools, *missing_libraries})
     libraries = prebuilt_archives.runtime_libraries(facts, backend) if release.source == "prebuilt" else []
-    return Needs(libraries, {name for name in libraries if _lacks_tool(facts, name)})
+    return BuildRequirements(libraries, {name for name in libraries if _lacks_tool(facts, name)})
 
 
-def _packages_to_install(host: Host, needs: Needs, packages: Mapping[str, str]) -> dict[str, str]:
+def _packages_to_install(host: Host, needs: BuildRequirements, packages: Mapping[str, str]) -> dict[str, str]:
     """Return the package of each needed tool.
 
     :raises Refusal: a tool is missing that this run cannot install.
@@ -195,16 +201,16 @@ def _packages_to_install(host: Host, needs: Needs, packages: Mapping[str, str]) 
             f"{host.name} lacks {', '.join(unpackaged_tools)}, for which the collection knows no {facts.distribution.id} package: install the missing tools "
             f"yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set another llama_backend for {host.name}"
         )
-    fault = f"{host.name} lacks {', '.join(missing_tools)}"
-    to_install = dict.fromkeys(packages[tool] for tool in missing_tools)
+    problem = f"{host.name} lacks {', '.join(missing_tools)}"
+    missing_packages = dict.fromkeys(packages[tool] for tool in missing_tools)
     if missing_tools and facts.system == "Darwin":
         raise Refusal(
-            f"{fault}: run brew install {' '.join(sorted(to_install))} on that host, then run the playbook again"
+            f"{problem}: run brew install {' '.join(sorted(missing_packages))} on that host, then run the playbook again"
         )
     if missing_tools and facts.scope == "user":
         raise Refusal(
-            f"{fault}, and this run has no root access to that host: set llama_host_scope to system and use --ask-become-pass, or ask an administrator to "
-            f"install {', '.join(to_install)}"
+            f"{problem}, and this run has no root access to that host: set llama_host_scope to system and use --ask-become-pass, or ask an administrator to "
+            f"install {', '.join(missing_packages)}"
         )
     return {tool: packages[tool] for tool in needs.tools if tool in packages}
 
@@ -216,5 +222,5 @@ def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]
     """
     packages = catalogue.tools.get(host.facts.distribution.family, {})
     can_install = host.facts.scope == "system" and host.facts.system != "Darwin"
-    can_compile = can_install and set(sources) & set(release_request.COMPILED)
+    can_compile = can_install and set(sources) & set(release_request.COMPILED_SOURCES)
     return {tool: packages[tool] for tool in toolkits.OPTIONAL_TOOLS if can_compile and tool in packages}

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.versions import numbers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Toolchain
 
@@ -41,21 +40,23 @@ def other_backends(facts: Facts, backend: str) -> str:
     return f"{', '.join(start)} or {last_name}" if start else last_name
 
 
-def _unfit_reason(toolchain: Toolchain, architectures: list[str]) -> str | None:
+def _unsuitable_reason(toolchain: Toolchain, architectures: list[str]) -> str | None:
     """Return why a toolchain cannot build for these architectures, with a remedy; None if it can."""
     toolkit, form = toolkits.SIDE_BY_SIDE[toolchain.backend], backends.BY_NAME[toolchain.backend].architecture
     title = f"{toolkit.title} {toolchain.version}"
-    version = numbers(toolchain.version)
-    if version < numbers(toolkit.minimum):
+    version = versions.parse(toolchain.version)
+    if version < versions.parse(toolkit.minimum):
         return f"{title}, too old for llama.cpp: install {toolkit.title} {toolkit.minimum} or newer"
     if form is None:
         return None
     for architecture in architectures:
         oldest_kit = form.oldest_toolkits.get(architecture)
-        if oldest_kit and version < numbers(oldest_kit):
+        if oldest_kit and version < versions.parse(oldest_kit):
             return f"{title}, too old for {form.title} {architecture}: install {toolkit.title} {oldest_kit} or newer"
         for first_dropping_version, minimum in form.dropped_targets:
-            if version >= numbers(first_dropping_version) and numbers(architecture) < numbers(minimum):
+            if version >= versions.parse(first_dropping_version) and versions.parse(architecture) < versions.parse(
+                minimum
+            ):
                 return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {first_dropping_version}"
     return None
 
@@ -82,25 +83,27 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
     return [Toolchain(backend, prefix or "", (), version, compiler)]
 
 
-def _newest_suitable(name: str, offers: list[Toolchain], facts: Facts, architectures: list[str]) -> Toolchain | None:
+def _newest_suitable(
+    name: str, candidates: list[Toolchain], facts: Facts, architectures: list[str]
+) -> Toolchain | None:
     """Return the newest toolkit that fits and has its libraries, or else the distribution's, whose libraries are packages; None without a
     toolkit."""
-    if not offers:
+    if not candidates:
         return None
-    alternative = f"or set llama_backend to {other_backends(facts, offers[0].backend)} for {name}"
-    matches = [toolkit for toolkit in offers if not _unfit_reason(toolkit, architectures)]
+    alternative = f"or set llama_backend to {other_backends(facts, candidates[0].backend)} for {name}"
+    matches = [toolkit for toolkit in candidates if not _unsuitable_reason(toolkit, architectures)]
     if not matches:
-        raise Refusal(f"{name} has {_unfit_reason(offers[-1], architectures)}, {alternative}")
-    complete = [toolkit for toolkit in matches if not missing_libraries(toolkit)]
-    complete = complete or [toolkit for toolkit in matches if toolkit.prefix == names.SYSTEM]
-    if not complete:
+        raise Refusal(f"{name} has {_unsuitable_reason(candidates[-1], architectures)}, {alternative}")
+    complete_toolkits = [toolkit for toolkit in matches if not missing_libraries(toolkit)]
+    complete_toolkits = complete_toolkits or [toolkit for toolkit in matches if toolkit.prefix == names.SYSTEM]
+    if not complete_toolkits:
         choice = matches[-1]
         title = toolkits.SIDE_BY_SIDE[choice.backend].title
         raise Refusal(
             f"{name} has {title} {choice.version} in {choice.prefix} without {', '.join(missing_libraries(choice))}: install the development packages for "
             f"that {title}, set llama_build_toolchain to a complete {title}, {alternative}"
         )
-    return complete[-1]
+    return complete_toolkits[-1]
 
 
 def choose_toolchain(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[str, Any]:
@@ -111,12 +114,16 @@ def choose_toolchain(name: str, backend: str, facts: Facts, prefix: str | None) 
         and ``environment`` of the build.
     :raises Refusal: no toolkit fits.
     """
-    at_prefix, toolkit = _toolchains_at(prefix, facts, backend) if prefix else {}, None
-    compiler = at_prefix.get(backends.CPU.name)
+    prefix_toolchains, toolkit = _toolchains_at(prefix, facts, backend) if prefix else {}, None
+    compiler = prefix_toolchains.get(backends.CPU.name)
     if backend in toolkits.SIDE_BY_SIDE:
         toolchains = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
-        offers = [at_prefix[backend]] if backend in at_prefix else toolchains or _declared_toolkit(backend, facts, None)
-        toolkit = _newest_suitable(name, offers, facts, facts.architectures(backend))
+        candidates = (
+            [prefix_toolchains[backend]]
+            if backend in prefix_toolchains
+            else toolchains or _declared_toolkit(backend, facts, None)
+        )
+        toolkit = _newest_suitable(name, candidates, facts, facts.architectures(backend))
     system_compiler = facts.toolchain.get("c++")
     if not compiler:
         _check_compiler(name, facts, system_compiler)
@@ -129,7 +136,7 @@ def choose_toolchain(name: str, backend: str, facts: Facts, prefix: str | None) 
 
 
 def _check_compiler(name: str, facts: Facts, version: str | None) -> None:
-    if version and facts.system == "Linux" and numbers(version) < numbers(MINIMUM_COMPILER):
+    if version and facts.system == "Linux" and versions.parse(version) < versions.parse(MINIMUM_COMPILER):
         raise Refusal(
             f"{name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MINIMUM_COMPILER} or newer, or "
             "use source: binary or package"
@@ -149,9 +156,9 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
     """Return the environment variables that name the toolkit to cmake and to the programs. Unknown components are at ``latest``."""
     if not toolkit or not toolkit.prefix:
         return {}
-    kind, prefix = toolkits.SIDE_BY_SIDE[toolkit.backend], toolkit.prefix
+    toolkit_type, prefix = toolkits.SIDE_BY_SIDE[toolkit.backend], toolkit.prefix
     parent = prefix.rsplit("/", 2)[0]
-    components = toolkit.components or {name: f"{parent}/{name}/latest" for name in kind.components}
+    components = toolkit.components or {name: f"{parent}/{name}/latest" for name in toolkit_type.components}
     prefixes = [prefix, *components.values()]
     values = {
         "prefix": prefix,
@@ -160,6 +167,8 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
         "packages": ":".join(prefixes),
         "libraries": ":".join(f"{folder}/lib" for folder in prefixes),
     }
-    left_out = kind.not_of_system if prefix == names.SYSTEM else ()
-    variables = {name: text.format(**values) for name, text in kind.environment.items() if name not in left_out}
+    excluded_names = toolkit_type.prefix_variables if prefix == names.SYSTEM else ()
+    variables = {
+        name: text.format(**values) for name, text in toolkit_type.environment.items() if name not in excluded_names
+    }
     return {name: text for name, text in variables.items() if text}

@@ -9,11 +9,11 @@ import ipaddress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 
-UNUSABLE_NETWORKS = ipaddress.IPv4Network("0.0.0.0/8")
+UNUSABLE_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 """Addresses that no host has."""
 
 
-def _bits_in_common(first_address: str, second_address: str) -> int:
+def _common_prefix_length(first_address: str, second_address: str) -> int:
     """With how many bits both addresses begin; -1 where one is the name of a host."""
     try:
         first_ip, second_ip = (ipaddress.IPv4Interface(text).ip for text in (first_address, second_address))
@@ -30,11 +30,11 @@ def common_address(host: Host, peer: str, target: str | None = None) -> str:
     """
     peer_links = [index for index, link in enumerate(host.links) if link.peer == peer]
     other_links = [index for index, link in enumerate(host.links) if not link.peer]
-    places = [(f"llama_links[{index}].address", host.links[index].address) for index in [*peer_links, *other_links]]
-    places += [("ansible_host", host.address)]
-    variable, address = places[0]
+    candidates = [(f"llama_links[{index}].address", host.links[index].address) for index in [*peer_links, *other_links]]
+    candidates += [("ansible_host", host.address)]
+    variable, address = candidates[0]
     if target and not peer_links:
-        variable, address = max(places, key=lambda place: _bits_in_common(place[1], target))
+        variable, address = max(candidates, key=lambda candidate: _common_prefix_length(candidate[1], target))
     try:
         parsed_address = ipaddress.IPv4Interface(address).ip
     except ValueError:
@@ -51,7 +51,7 @@ def common_address(host: Host, peer: str, target: str | None = None) -> str:
         raise Refusal(
             f"{variable} for {host.name} is {address!r}, a multicast or reserved address: use {host.name}'s own address"
         )
-    if parsed_address in UNUSABLE_NETWORKS:
+    if parsed_address in UNUSABLE_NETWORK:
         raise Refusal(
             f"{variable} for {host.name} is {address!r}, which would open the worker to every network: use the address of an interface"
         )

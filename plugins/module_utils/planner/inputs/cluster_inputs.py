@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, Facts, facts_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, Facts, parse_facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     external_workers,
     limits,
@@ -34,11 +34,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Catalogue,
     Cluster,
     Host,
+    ModelEntry,
     ModelRequest,
     ReleaseRequest,
     Server,
     Tuning,
-    Turn,
     WorkerRequest,
 )
 
@@ -56,53 +56,53 @@ SUBSTITUTE_FACTS = {"system", "architecture", "distribution", "service_manager",
 """Facts that ``llama_hardware`` may set for a host that is not contacted. An apply needs the reported ones."""
 
 
-def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The hosts of a cluster, checked, with facts that facts_of can read: what each host says, overridden by its ``llama_hardware``.
+def check_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Check the hosts of a cluster, and return them with facts for parse_facts: the reported facts, overridden by ``llama_hardware``.
 
     :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
         host_info returned, or None.
     :returns: the same; ``facts`` are None where nothing is known.
-    :raises Refusal: no plan can hold what an operator or a host says.
+    :raises Refusal: the inventory or a host has values that no plan can hold.
     """
     for host, entry in hosts.items():
         # After types were converted: a text may have become a mapping, and that has texts of its own.
         check_variables(host, {"ansible_host": entry["ansible_host"], **entry["variables"]})
-        misspelt = limits.problem("a variable", entry["unknown_variables"])
-        if misspelt:
-            raise Refusal(f"{misspelt.place} {misspelt.text} (host {host})")
+        name_problem = limits.find_problem("a variable", entry["unknown_variables"])
+        if name_problem:
+            raise Refusal(f"{name_problem.place} {name_problem.text} (host {host})")
     _check_name("the cluster", cluster)
-    return {name: {**entry, "facts": _facts(cluster, name, entry)} for name, entry in hosts.items()}
+    return {name: {**entry, "facts": _merged_facts(cluster, name, entry)} for name, entry in hosts.items()}
 
 
 def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest | None = None) -> Cluster:
-    """The cluster of an inventory.
+    """Return the cluster of an inventory.
 
-    :param hosts: what checked_hosts returns.
-    :param model: in place of the one that the inventory says.
-    :raises Refusal: what the inventory says is not possible.
+    :param hosts: result of check_hosts.
+    :param model: model that replaces the model of the inventory.
+    :raises Refusal: the inventory is invalid.
     """
     heads = [host for host, entry in hosts.items() if "head" in entry["groups"]]
     if len(heads) != 1:
-        names_of_heads = f" ({', '.join(heads)})" if heads else ""
+        head_names = f" ({', '.join(heads)})" if heads else ""
         raise Refusal(
-            f"group llama_head has {len(heads)} hosts of this cluster{names_of_heads}: it must have exactly one, unless each head is a replica behind a "
+            f"group llama_head has {len(heads)} hosts of this cluster{head_names}: it must have exactly one, unless each head is a replica behind a "
             "llama_balancer host of the same cluster"
         )
     variables = hosts[heads[0]]["variables"]
     external = external_workers.read_workers(variables[external_workers.VARIABLE] or (), hosts)
-    entries = () if model else tuple(map(_turn, turns.overlays(variables)))
+    entries = () if model else tuple(map(_model_entry, turns.read_entries(variables)))
     cluster = Cluster(
         name=name,
         head=heads[0],
         server=entries[0].server if entries else server_of(variables),
         model=entries[0].model if entries else model or model_inputs.request_of(variables),
-        turns=entries,
+        model_entries=entries,
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
         releases=_releases(variables),
         external=external,
         external_hosts=external_workers.hosts_of(external),
-        measures=variables["llama_benchmark_programs"],
+        builds_benchmark=variables["llama_benchmark_programs"],
         proof_seconds=variables["llama_proof_seconds"],
         users=variables["llama_users"],
         hosts={host: _host(host, entry, hosts) for host, entry in hosts.items()},
@@ -110,40 +110,40 @@ def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: Model
     return transport.with_transport(cluster)
 
 
-def _turn(entry: turns.Overlay) -> Turn:
+def _model_entry(entry: turns.EntryVariables) -> ModelEntry:
     try:
         model = model_inputs.request_of(entry.variables)
-        return Turn(entry.name, entry.aliases, server_of(entry.variables), model, entry.given)
+        return ModelEntry(entry.name, entry.aliases, server_of(entry.variables), model, entry.server_variables)
     except Refusal as refusal:
-        raise Refusal(turns.sentence(entry.name, str(refusal))) from None
+        raise Refusal(turns.entry_sentence(entry.name, str(refusal))) from None
 
 
 def check_variables(host: str, values: Mapping[str, Any]) -> None:
-    """Refuses what no plan can hold: control characters, secrets in URLs, numbers without end. Before anything else shows a value.
+    """Refuse control characters, secrets in URLs and infinite numbers, before anything else shows a value.
 
-    :param values: variable → what the operator gave for this host.
+    :param values: variable → value for this host.
     """
     _check_name("a host", host)
     for variable, value in values.items():
-        problem = limits.problem(variable, value)
+        problem = limits.find_problem(variable, value)
         if problem:
             raise Refusal(f"{problem.place} {problem.text} (host {host})")
 
 
 def _check_name(subject: str, name: str) -> None:
-    problem = external_workers.problem_of_name(name)
+    problem = external_workers.host_name_problem(name)
     if problem:
         raise Refusal(
-            f"{subject} has the name {validation.show(name)} in the inventory: {problem}; put an address like ::1 into ansible_host"
+            f"{subject} has the name {validation.quote(name)} in the inventory: {problem}; put an address like ::1 into ansible_host"
         )
 
 
-def catalogue(packages: Mapping[str, Any]) -> Catalogue:
+def make_catalogue(packages: Mapping[str, Any]) -> Catalogue:
     """:param packages: ``tools`` and ``llama`` of packages.yml."""
     return Catalogue(packages["tools"], packages["llama"])
 
 
-def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+def _merged_facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     variables = entry["variables"]
     if entry["facts"]:
         typed_json.parse_report(name, "itself", Facts, entry["facts"])
@@ -153,11 +153,11 @@ def _facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] 
                 f"{name} belongs to the cluster {owner}, and a host can belong to only one cluster: remove it from {cluster}, or tear down {owner} first"
             )
     facts = merge_hardware(name, entry["facts"], variables["llama_hardware"], variables["llama_host_scope"])
-    if facts and is_numeric(str(entry["ansible_host"])):
+    if facts and is_ipv4_address(str(entry["ansible_host"])):
         facts.pop("reached_at", None)
     try:
         if facts:
-            facts_of(facts)
+            parse_facts(facts)
     except typed_json.Mismatch as error:
         raise Refusal(f"llama_hardware{error.path} for {name} {error.reason}: correct it, or remove it") from None
     return facts
@@ -175,14 +175,14 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
         variables["llama_host_tuning_gtt_mib"],
         bool(variables["llama_host_reboot"]),
     )
-    host_facts = kernel_parameters.after_reboot(facts_of(facts), tuning)
+    host_facts = kernel_parameters.facts_after_reboot(parse_facts(facts), tuning)
     return Host(
         name=name,
         is_head="head" in entry["groups"],
         is_worker="worker" in entry["groups"],
         address=host_facts.reached_at or str(entry["ansible_host"]),
         facts=host_facts,
-        cached_facts=facts_for_plan(facts),
+        cached_facts=planning_facts(facts),
         backends=_backends(name, variables["llama_backend"]),
         links=tuple(
             _link(f"llama_links[{index}]", name, link) for index, link in enumerate(variables["llama_links"] or ())
@@ -217,7 +217,7 @@ def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
     return folder if variables["llama_metrics"] == "textfile" else None
 
 
-def is_numeric(address: str) -> bool:
+def is_ipv4_address(address: str) -> bool:
     """Whether this is an IPv4 address, and not the name of a host."""
     return bool(re.fullmatch(validation.IPV4, address))
 
@@ -274,11 +274,11 @@ def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
 def _worker_request(place: str, values: Mapping[str, Any]) -> WorkerRequest:
     fields: dict[str, Any] = {field: values[field] for field in WorkerRequest._fields if values.get(field) is not None}
     return WorkerRequest(**fields)._replace(
-        environment=environment(f"environment in {place}", values.get("environment"))
+        environment=read_environment(f"environment in {place}", values.get("environment"))
     )
 
 
-def environment(place: str, variables: Mapping[str, Any] | None) -> dict[str, str]:
+def read_environment(place: str, variables: Mapping[str, Any] | None) -> dict[str, str]:
     """Variables of a process as text: true and false as programs read them, not as Python writes them."""
     values = {}
     for name, value in (variables or {}).items():
@@ -286,7 +286,7 @@ def environment(place: str, variables: Mapping[str, Any] | None) -> dict[str, st
             raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, with a letter or _ first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{place} has {name}: {value!r}: use a text, a number, true or false, or remove it")
-        _check_not_secret(place, str(name), str(value))
+        _check_no_secret(place, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
@@ -304,7 +304,7 @@ def _networks(place: str, values: Sequence[str] | None) -> tuple[str, ...]:
         ) from None
 
 
-def _check_not_secret(place: str, name: str, value: str) -> None:
+def _check_no_secret(place: str, name: str, value: str) -> None:
     """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
     if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
         raise Refusal(f"{place} has the secret {name}, which would be visible to every account on the host: remove it")
@@ -328,19 +328,19 @@ def server_of(variables: Mapping[str, Any]) -> Server:
         tensor_split=tuple(fields["tensor_split"] or ()),
         override_tensor=tuple(fields["override_tensor"] or ()),
         extra_args=tuple(fields["extra_args"] or ()),
-        environment=environment("llama_server_environment", fields["environment"]),
-        memory_mib=_sizes("llama_server_memory_mib", fields["memory_mib"]),
+        environment=read_environment("llama_server_environment", fields["environment"]),
+        memory_mib=_memory_sizes("llama_server_memory_mib", fields["memory_mib"]),
     )
 
 
-def _sizes(variable: str, entries: Mapping[str, Any]) -> dict[str, int]:
+def _memory_sizes(variable: str, entries: Mapping[str, Any]) -> dict[str, int]:
     for name, mib in entries.items():
         if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
             raise Refusal(f"{variable} sets {name} to {mib!r}: use a number of MiB")
     return {str(name): int(mib) for name, mib in entries.items()}
 
 
-def facts_for_plan(facts: Mapping[str, Any]) -> dict[str, Any]:
+def planning_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
     toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in toolkits.OPTIONAL_TOOLS}
     return {**{key: value for key, value in facts.items() if key in PLANNING_FACTS}, "toolchain": toolchain}
@@ -358,12 +358,12 @@ def merge_hardware(
         return dict(facts) if facts else None
     declared_values = {key: value for key, value in hardware.items() if value is not None}
     system, distribution = declared_values.get("system", "Linux"), declared_values.get("distribution")
-    windows = re.match("(?i)windows(?!.*wsl)", str(distribution))
-    if windows or system not in ("Linux", "Darwin"):
+    is_windows = re.match("(?i)windows(?!.*wsl)", str(distribution))
+    if is_windows or system not in ("Linux", "Darwin"):
         problem = (
-            f"distribution {validation.show(distribution)}: use a Linux distribution"
-            if windows
-            else f"system {validation.show(system)}: use Linux or Darwin"
+            f"distribution {validation.quote(distribution)}: use a Linux distribution"
+            if is_windows
+            else f"system {validation.quote(system)}: use Linux or Darwin"
         )
         raise Refusal(
             f"llama_hardware for {name} has the {problem}. For another system, like Windows, remove the host from llama_head and "
@@ -414,8 +414,8 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
     elif "distribution" in hardware:
         identity, _space, version = hardware["distribution"].partition(" ")
         facts["distribution"] = names.distribution(f"ID={identity}\nVERSION_ID={version}\n")
-        number = re.match(r"\d+", version)
-        too_old = number and int(number[0]) < capabilities.PACKAGED_SINCE.get(identity, 0)
-        if too_old or facts["distribution"]["family"] != DEFAULT_FACTS["distribution"]["family"]:
+        major_version = re.match(r"\d+", version)
+        is_too_old = major_version and int(major_version[0]) < capabilities.PACKAGED_SINCE.get(identity, 0)
+        if is_too_old or facts["distribution"]["family"] != DEFAULT_FACTS["distribution"]["family"]:
             facts["packaged"] = None
     return facts

@@ -19,9 +19,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
     MAX_MIB,
     UNNAMED_DEVICE,
     Accelerator,
-    facts_of,
+    parse_facts,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import External, Host, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ExternalWorker, Host, Worker
 
 VARIABLE = "llama_external_workers"
 PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
@@ -30,20 +30,20 @@ HOST_NAME = r"\w[\w.:@+-]*"
 """Form of the name of a host or a cluster: it is used in names of files, in definitions and in commands."""
 
 
-def problem_of_name(name: str) -> str | None:
+def host_name_problem(name: str) -> str | None:
     """Return the remedy for an impossible name of a host; None for a possible one."""
-    if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.MAX_NAME:
+    if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.NAME_LIMIT:
         return None
-    return f"use at most {validation.MAX_NAME} letters, digits, and . : @ + - _ between them"
+    return f"use at most {validation.NAME_LIMIT} letters, digits, and . : @ + - _ between them"
 
 
-def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[External, ...]:
+def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[ExternalWorker, ...]:
     """Return the workers of ``llama_external_workers``. Nothing is known of their ports, their caches and their threads.
 
     :param hosts: hosts of the cluster.
     :raises Refusal: an entry is not possible.
     """
-    workers: list[External] = []
+    workers: list[ExternalWorker] = []
     for index, values in enumerate(entries):
         place = f"{VARIABLE}[{index}]"
         endpoint, backend, memory_mib = (
@@ -57,7 +57,7 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
             raise Refusal(
                 f"{place} has the endpoint {endpoint}, which another entry already has: remove one of the two entries"
             )
-        number = sum((other.worker.host, other.worker.backend) == (host, backend) for other in workers)
+        device_number = sum((other.worker.host, other.worker.backend) == (host, backend) for other in workers)
         worker = Worker(
             name=f"external{index}",
             host=host,
@@ -66,18 +66,20 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
             open=endpoint,
             backend=backend,
             build="",
-            device=backends.device_name(backend, number),
+            device=backends.device_name(backend, device_number),
             capacity_mib=memory_mib,
         )
         name, architecture = values.get("device") or UNNAMED_DEVICE, values.get("architecture") or ""
         accelerator = Accelerator(backend, name, architecture, memory_mib, False)
-        workers.append(External(worker, values.get("protocol"), None if backend == backends.CPU.name else accelerator))
+        workers.append(
+            ExternalWorker(worker, values.get("protocol"), None if backend == backends.CPU.name else accelerator)
+        )
     return tuple(workers)
 
 
 def _endpoint(place: str, endpoint: Any) -> str:
     try:
-        address, port = rpc.place_of(str(endpoint))
+        address, port = rpc.parse_endpoint(str(endpoint))
     except ValueError:
         address, port = names.ANY_ADDRESS, 0
     ip = ipaddress.IPv4Address(address)
@@ -104,16 +106,16 @@ def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collec
         raise Refusal(
             f"{place} has the protocol {protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
         )
-    problem = problem_of_name(host)
+    problem = host_name_problem(host)
     if problem:
-        raise Refusal(f"{place} has the host {validation.show(host)}: {problem}")
+        raise Refusal(f"{place} has the host {validation.quote(host)}: {problem}")
     if host in hosts:
         raise Refusal(
             f"{place} has the host {host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {host}, or use another name"
         )
 
 
-def check_workers(externals: Sequence[External], hosts: Mapping[str, Host], release: ReleasePlan) -> None:
+def check_workers(externals: Sequence[ExternalWorker], hosts: Mapping[str, Host], release: ReleasePlan) -> None:
     """Refuse a worker whose protocol the head does not accept, and one at an address of a host of the cluster, whose memory is counted already. An unknown
     protocol is judged when they shake hands. A tunnel ends on loopback."""
     for index, external in enumerate(externals):
@@ -139,17 +141,17 @@ def _addresses(host: Host) -> set[str]:
     return {address for address in addresses if not names.is_loopback(address)}
 
 
-def hosts_of(externals: Sequence[External]) -> dict[str, Host]:
+def hosts_of(externals: Sequence[ExternalWorker]) -> dict[str, Host]:
     """Return name → what is known of a host on which others run workers: that it has their devices."""
-    hosts: dict[str, list[External]] = {}
+    hosts: dict[str, list[ExternalWorker]] = {}
     for external in externals:
         hosts.setdefault(external.worker.host, []).append(external)
     return {name: _host(name, group) for name, group in hosts.items()}
 
 
-def _host(name: str, externals: Sequence[External]) -> Host:
+def _host(name: str, externals: Sequence[ExternalWorker]) -> Host:
     memory_mib = sum(external.worker.capacity_mib for external in externals)
-    facts = facts_of({**DEFAULT_FACTS, "memory_mib": memory_mib})
+    facts = parse_facts({**DEFAULT_FACTS, "memory_mib": memory_mib})
     accelerators = tuple(external.accelerator for external in externals if external.accelerator)
     return Host(
         name=name,

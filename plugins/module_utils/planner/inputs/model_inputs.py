@@ -77,7 +77,7 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
 def _checked_alias(alias: str | None) -> str | None:
     if alias and not re.fullmatch(turns.ALIAS, alias, re.ASCII):
         raise Refusal(
-            f"{turns.ALIAS_VARIABLE} is {validation.show(alias)}: use at most 128 letters, digits, and . _ / - : @ + between them"
+            f"{turns.ALIAS_VARIABLE} is {validation.quote(alias)}: use at most 128 letters, digits, and . _ / - : @ + between them"
         )
     return alias
 
@@ -116,7 +116,7 @@ def _auxiliary(role: str, text: str | None) -> ModelSource | None:
     variable, match = f"llama_model_{role}", AUXILIARY_FORM.fullmatch(text)
     if not match:
         raise Refusal(
-            f"{variable} is {validation.show(text)}: use /PATH on the head, http://… or https://…, file:/PATH on the controller, ollama:NAME:TAG, or "
+            f"{variable} is {validation.quote(text)}: use /PATH on the head, http://… or https://…, file:/PATH on the controller, ollama:NAME:TAG, or "
             "OWNER/NAME, OWNER/NAME:QUANTISATION or OWNER/NAME/FILE on Hugging Face"
         )
     kind = next(kind for kind in SOURCE_KINDS if match[kind])
@@ -149,25 +149,27 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
     return ModelSource(role, variable, path=str(value))
 
 
-def _huggingface(variable: str, given_value: Mapping[str, Any]) -> HuggingFace:
-    repo, files = str(given_value["repo"]), tuple(given_value.get("files") or ())
+def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
+    repo, files = str(settings["repo"]), tuple(settings.get("files") or ())
     if not re.fullmatch(REPOSITORY, repo):
-        raise Refusal(f"{variable} has the repo {validation.show(repo)}: use OWNER/NAME, as in the address of its page")
-    if given_value.get("quantisation") and files:
+        raise Refusal(
+            f"{variable} has the repo {validation.quote(repo)}: use OWNER/NAME, as in the address of its page"
+        )
+    if settings.get("quantisation") and files:
         raise Refusal(f"{variable} has quantisation and files: remove one of them")
-    revision = given_value.get("revision") or "main"
+    revision = settings.get("revision") or "main"
     for key, value, form in (
-        ("quantisation", given_value.get("quantisation"), QUANTISATION),
+        ("quantisation", settings.get("quantisation"), QUANTISATION),
         ("revision", revision, REVISION),
     ):
         if value is not None and not re.fullmatch(form, str(value)):
             raise Refusal(
-                f"{variable} has the {key} {validation.show(value)}: use the name that the repository gives it"
+                f"{variable} has the {key} {validation.quote(value)}: use the name that the repository gives it"
             )
     for name in files:
         if download_record.problem_of_name(name):
-            raise Refusal(f"{variable} has {validation.show(name)} in files: use names of files in the repository")
-    return HuggingFace(repo, given_value.get("quantisation") or None, _file_names(variable, files), revision)
+            raise Refusal(f"{variable} has {validation.quote(name)} in files: use names of files in the repository")
+    return HuggingFace(repo, settings.get("quantisation") or None, _file_names(variable, files), revision)
 
 
 def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
@@ -190,33 +192,33 @@ def _url(variable: str, url: str) -> str:
     except ValueError:
         is_valid = None
     if not is_valid or download_record.problem_of_name(download_record.name_of_url(url)):
-        raise Refusal(f"{variable} is {validation.show(url)}: use the http:// or https:// address of a GGUF file")
+        raise Refusal(f"{variable} is {validation.quote(url)}: use the http:// or https:// address of a GGUF file")
     return url
 
 
-def _checksums(given_checksums: Sequence[str]) -> tuple[str, ...]:
+def _checksums(checksums: Sequence[str]) -> tuple[str, ...]:
     """Digits of each checksum, one for each part."""
     values = []
-    for checksum in given_checksums:
+    for checksum in checksums:
         match = re.fullmatch(rf"sha256:({download_record.SHA256})", str(checksum).lower())
         if not match:
             raise Refusal(
-                f"llama_model_checksum has {validation.show(checksum)}: use sha256: and 64 hexadecimal digits, as sha256sum prints them"
+                f"llama_model_checksum has {validation.quote(checksum)}: use sha256: and 64 hexadecimal digits, as sha256sum prints them"
             )
         values.append(match[1])
     return tuple(values)
 
 
-def _ollama(variable: str, given_name: str) -> str:
+def _ollama(variable: str, name: str) -> str:
     """The whole name of a model, as Ollama itself completes it."""
-    match = OLLAMA_NAME.fullmatch(given_name)
+    match = OLLAMA_NAME.fullmatch(name)
     if not match:
         raise Refusal(
-            f"{variable} is {validation.show(given_name)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"
+            f"{variable} is {validation.quote(name)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"
         )
     host = match["host"] or OLLAMA_REGISTRY
     if host in OLLAMA_OF_HUGGING_FACE:
         raise Refusal(
-            f"{variable} is {given_name!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
+            f"{variable} is {name!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
         )
     return f"{host}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"

@@ -39,7 +39,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
 """Folders that the unit has for itself (PrivateTmp)."""
-AUXILIARY = {host_types.MMPROJ: "projector", host_types.DRAFT: "draft"}
+AUXILIARY_OPTIONS = {host_types.MMPROJ: "projector", host_types.DRAFT: "draft"}
 """Role of a file → the option of llama-server that names it."""
 MAX_FOLDER = 80
 """Characters of a folder's name, before its digest."""
@@ -52,7 +52,7 @@ def is_fetched(source: ModelSource) -> bool:
     return bool(source.huggingface or source.url or source.copy)
 
 
-def folder(prefix: str, source: ModelSource) -> str:
+def model_folder(prefix: str, source: ModelSource) -> str:
     """Return the folder on the head for the files of a source: it follows from the variables, and no other source has it."""
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
     name = re.sub("[/:]", "--", _readable_name(source))
@@ -99,9 +99,12 @@ def with_reports(cluster: Cluster, data: Mapping[str, Any]) -> Cluster:
     :param data: result of the module; empty if nothing was looked for. For several models ``models``: name → report.
     """
     models = tuple(
-        turn._replace(model=_with_report(turn.model, turns.report_of(data, turn.name))) for turn in cluster.turns
+        entry._replace(model=_with_report(entry.model, turns.report_of(data, entry.name)))
+        for entry in cluster.model_entries
     )
-    return cluster._replace(model=models[0].model if models else _with_report(cluster.model, data), turns=models)
+    return cluster._replace(
+        model=models[0].model if models else _with_report(cluster.model, data), model_entries=models
+    )
 
 
 def _with_report(request: ModelRequest, data: Mapping[str, Any]) -> ModelRequest:
@@ -141,7 +144,10 @@ def with_files(model: Model, request: ModelRequest, prefix: str) -> Model:
     report = request.report
     for source in request.sources():
         source_files = [file for file in report.files if file.role == source.role]
-        source_files, path = source_files or _from_variables(source, request.summary), folder(prefix, source)
+        source_files, path = (
+            source_files or _files_from_variables(source, request.summary),
+            model_folder(prefix, source),
+        )
         files += [
             file if file.path else file._replace(path=f"{path}/{download_record.base_name(file.name)}")
             for file in source_files
@@ -172,18 +178,18 @@ def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
     """Return the model as if its files had so many bytes: every tensor in proportion."""
     ratio = size / summary.size
 
-    def part(number: int) -> int:
-        return int(number * ratio)
+    def scale(size: int) -> int:
+        return int(size * ratio)
 
     largest_bytes, tensors = summary.largest_tensor_bytes, summary.tensors
     return summary._replace(
-        input_bytes=part(summary.input_bytes),
-        output_bytes=part(summary.output_bytes),
-        layer_bytes=tuple(map(part, summary.layer_bytes)),
+        input_bytes=scale(summary.input_bytes),
+        output_bytes=scale(summary.output_bytes),
+        layer_bytes=tuple(map(scale, summary.layer_bytes)),
         bytes=size,
-        largest_tensor_bytes=None if largest_bytes is None else part(largest_bytes),
-        expert_bytes=tuple(map(part, summary.expert_bytes)),
-        tensors=None if tensors is None else tuple(row._replace(bytes=part(row.bytes)) for row in tensors),
+        largest_tensor_bytes=None if largest_bytes is None else scale(largest_bytes),
+        expert_bytes=tuple(map(scale, summary.expert_bytes)),
+        tensors=None if tensors is None else tuple(row._replace(bytes=scale(row.bytes)) for row in tensors),
     )
 
 
@@ -204,7 +210,7 @@ def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
     )
 
 
-def _from_variables(source: ModelSource, summary: ModelSummary | None) -> list[ModelFilePlan]:
+def _files_from_variables(source: ModelSource, summary: ModelSummary | None) -> list[ModelFilePlan]:
     """The files of a source that nobody looked for, without their sizes."""
     files = summary.files if summary else ()
     if source.path:

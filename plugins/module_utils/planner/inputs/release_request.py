@@ -15,9 +15,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ReleaseRequest
 
-COMPILED = ("git", "pypi", "archive")
+COMPILED_SOURCES = ("git", "pypi", "archive")
 """Sources that are compiled on the hosts."""
-SOURCES = {
+SOURCE_KEYS = {
     "git": {"source", "repository", "fork", "ref", "commit", "build", "patches"},
     "pypi": {"source", "version", "checksum", "build", "commit", "patches"},
     "archive": {"source", "path", "url", "checksum", "fork", "build", "commit", "patches"},
@@ -63,7 +63,7 @@ KEY_FORMS = {
     "url": _key_form(r"https?://\S+", "the http:// or https:// address of an archive"),
     "prebuilt url": _key_form(
         r"https?://\S+",
-        f"the address of a folder that contains folders like b{prebuilt.TESTED}, for example {prebuilt.URL}",
+        f"the address of a folder that contains folders like b{prebuilt.AUTO_BUILD}, for example {prebuilt.URL}",
     ),
     "fork": _key_form(
         "|".join(map(re.escape, capabilities.FORKS)),
@@ -83,15 +83,17 @@ def request_of(value: Any) -> ReleaseRequest:
     if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
         value = {"source": "git", "ref": value}
     value = {"source": value} if value == "auto" else value
-    if not isinstance(value, dict) or str(value.get("source")) not in SOURCES:
-        form = f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCES)}"
+    if not isinstance(value, dict) or str(value.get("source")) not in SOURCE_KEYS:
+        form = (
+            f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCE_KEYS)}"
+        )
         if isinstance(value, str) and value.startswith("{"):
             form = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
         if re.fullmatch(r"\d{3,6}", str(value)):
             form = f"use b{value}"
         raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
     fields = {str(key): item for key, item in value.items() if item is not None}
-    source, known_keys = fields["source"], SOURCES[fields["source"]]
+    source, known_keys = fields["source"], SOURCE_KEYS[fields["source"]]
     unknown_keys = set(fields) - known_keys
     if unknown_keys:
         raise Refusal(
@@ -132,9 +134,9 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
     patches, checksums = fields.get("patches", []), fields.get("checksums", {})
     if not isinstance(patches, list) or not all(patch and isinstance(patch, str) for patch in patches):
         raise Refusal(f"llama_release has the patches {patches!r}: use a list of paths on the controller")
-    names = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
+    archive_pattern = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
     for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
-        if not re.fullmatch(names, str(name)) or not KEY_FORMS["checksum"][0].fullmatch(str(checksum)):
+        if not re.fullmatch(archive_pattern, str(name)) or not KEY_FORMS["checksum"][0].fullmatch(str(checksum)):
             raise Refusal(
                 f"llama_release has the checksums {checksums!r}: map archive names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and 64 hexadecimal "
                 "digits"
@@ -163,9 +165,9 @@ def name_variable(refusal: Refusal, variable: str) -> Refusal:
 def declaration(release: ReleasePlan) -> str:
     """Return the ``llama_release`` for a release of a plan, as JSON, which YAML reads too."""
     fields: dict[str, Any] = {
-        key: getattr(release, key, None) for key in sorted(SOURCES[release.source]) if key != "commit"
+        key: getattr(release, key, None) for key in sorted(SOURCE_KEYS[release.source]) if key != "commit"
     }
     if release.source == "git":
         fields["ref"] = str(release.revision).replace("refs/tags/", "", 1)
-    patches = [patch.path for patch in release.patches if not fast_load.is_ours(patch.sha256)]
+    patches = [patch.path for patch in release.patches if not fast_load.is_fast_load_patch(patch.sha256)]
     return json.dumps({key: value for key, value in {**fields, "patches": patches}.items() if value})

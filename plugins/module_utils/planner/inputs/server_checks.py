@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Equipped, ModelRequest, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import EquippedHost, ModelRequest, Server
 
 FIELD_LIMITS = {
     "context": (1, (1 << 31) - 1),
@@ -39,13 +39,17 @@ FIELD_LIMITS = {
 def _check_auxiliary(server: Server, request: ModelRequest) -> None:
     """Refuse options for an auxiliary model that a variable already names."""
     for source in request.sources():
-        option = options.by_name(model_source.AUXILIARY[source.role]) if source.role in model_source.AUXILIARY else None
+        option = (
+            options.by_name(model_source.AUXILIARY_OPTIONS[source.role])
+            if source.role in model_source.AUXILIARY_OPTIONS
+            else None
+        )
         words = [word for word in server.extra_args if option and options.by_word(word) == option]
         if words:
             raise Refusal(f"{source.variable} is set, but llama-server also gets {words[0]}: remove one of the two")
 
 
-def check_server(head: Equipped, server: Server, request: ModelRequest, release: ReleasePlan) -> None:
+def check_server(head: EquippedHost, server: Server, request: ModelRequest, release: ReleasePlan) -> None:
     """Refuse what no llama-server of this release accepts on this head."""
     _check_auxiliary(server, request)
     for field, (minimum, maximum) in FIELD_LIMITS.items():
@@ -98,37 +102,39 @@ def _check_files(server: Server) -> None:
         )
 
 
-def _check_ports(head: Equipped, server: Server) -> None:
+def _check_ports(head: EquippedHost, server: Server) -> None:
     worker_ports = {names.port_of(worker.listens) for worker in head.workers}
     ports = {"llama_server_port": server.port}
     ports.update({names.PAGE_PORT: server.page_port} if server.page_port is not None else {})
-    for variable, number in ports.items():
-        if not 0 < number < 65536:
-            raise Refusal(f"{variable} is {number}: use 1 to 65535")
-        if number in worker_ports:
+    for variable, port in ports.items():
+        if not 0 < port < 65536:
+            raise Refusal(f"{variable} is {port}: use 1 to 65535")
+        if port in worker_ports:
             raise Refusal(
-                f"{variable} is {number}, which a worker on {head.host.name} also uses: change one of the two ports"
+                f"{variable} is {port}, which a worker on {head.host.name} also uses: change one of the two ports"
             )
-        first_name = next(name for name in ports if ports[name] == number)
+        first_name = next(name for name in ports if ports[name] == port)
         if first_name != variable:
-            raise Refusal(f"{variable} is {number}, the same port as {first_name}: change one of the two")
+            raise Refusal(f"{variable} is {port}, the same port as {first_name}: change one of the two")
 
 
 def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> None:
     """Refuse, all together, options that the plan decides and options that llama-server of this release does not have: it would not start."""
-    lines = [word for word in arguments if re.match(r"--?\w[\w-]*\s", word)]
-    words = [part for word in arguments for part in (word.split() if word in lines else [word])]
+    joined_arguments = [word for word in arguments if re.match(r"--?\w[\w-]*\s", word)]
+    words = [part for word in arguments for part in (word.split() if word in joined_arguments else [word])]
     known_options = {word.split("=", 1)[0]: option for word in words if (option := options.by_word(word))}
     refusals: dict[str, list[str]] = {}
     for word, option in known_options.items():
-        if option.owned or option.secret:
-            refusals.setdefault(option.instead(), []).append(word)
+        if option.is_exclusive or option.secret:
+            refusals.setdefault(option.alternative(), []).append(word)
     problems = [f"{', '.join(group)}, which the plan sets: {remedy_text}" for remedy_text, group in refusals.items()]
-    if lines and not any(option.secret for option in known_options.values()):
+    if joined_arguments and not any(option.secret for option in known_options.values()):
         text = "as one argument: use a list with option and value as separate entries"
-        problems.append(f"{', '.join(map(repr, lines))} {text}")
+        problems.append(f"{', '.join(map(repr, joined_arguments))} {text}")
     foreign_words = [
-        word for word, option in known_options.items() if not option.owned and not option.has(word, release.fork)
+        word
+        for word, option in known_options.items()
+        if not option.is_exclusive and not option.has_word(word, release.fork)
     ]
     if foreign_words:
         owner = IK_LLAMA if release.mainline else MAINLINE
@@ -142,10 +148,10 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
 
 def _check_environment(environment: Mapping[str, str]) -> None:
     """Refuse variables that stand for an option: the plan counts options as variables and as extra args."""
-    names_found = [name for name in environment if options.is_variable(name)]
-    if names_found:
+    variables = [name for name in environment if options.is_variable(name)]
+    if variables:
         raise Refusal(
-            f"llama_server_environment has {', '.join(names_found)}, which sets an option: set the collection's variable for that option, or put the option "
+            f"llama_server_environment has {', '.join(variables)}, which sets an option: set the collection's variable for that option, or put the option "
             "into llama_server_extra_args"
         )
 
@@ -159,12 +165,12 @@ def check_model(request: ModelRequest, summary: ModelSummary, release: ReleasePl
         raise Refusal(f"{request.source.variable} is {summary.name}, {UNSUPPORTED[summary.architecture]}")
     subject = request.source.variable if request.source else "the model"
     kinds = {row.type for row in summary.named_tensors}
-    foreign_words = tensor_types.types_of_other_forks(kinds, release.fork)
-    if foreign_words:
+    foreign_types = tensor_types.types_of_other_forks(kinds, release.fork)
+    if foreign_types:
         owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"set {variable} to a release of {owner}, or " if release.mainline else ""
         raise Refusal(
-            f"{subject} is {summary.name}, whose tensors have types that only {owner} supports ({', '.join(foreign_words)}), but {release.ref} is a "
+            f"{subject} is {summary.name}, whose tensors have types that only {owner} supports ({', '.join(foreign_types)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a model file without these types"
         )
     untested_types = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.NEWEST_BUILDS[release.fork] + 1)

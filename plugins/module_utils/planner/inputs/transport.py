@@ -63,9 +63,9 @@ def _check_rdma(worker: str, host: Host, address: str) -> None:
             f"llama_transport to {names.PLAIN}"
         )
     if facts.rdma is not None and address not in facts.rdma:
-        known_text = f"found: {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband lists no addresses"
+        address_text = f"found: {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband lists no addresses"
         raise Refusal(
-            f"{refusal_start} no RDMA device on {host.name} has the host's address {address} ({known_text}): set the device's interface in llama_links, "
+            f"{refusal_start} no RDMA device on {host.name} has the host's address {address} ({address_text}): set the device's interface in llama_links, "
             f"or set llama_transport to {names.PLAIN}"
         )
     tunnels = [entry.tunnel for entry in host.worker_requests if entry.tunnel]

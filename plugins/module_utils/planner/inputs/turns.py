@@ -28,16 +28,16 @@ RESERVED_NAMES = "default"
 """Name of llama-server for the options of all models."""
 
 
-class Overlay(NamedTuple):
+class EntryVariables(NamedTuple):
     name: str
     aliases: tuple[str, ...]
     variables: Mapping[str, Any]
     """Variables of the head, as if this were its only model."""
-    given: tuple[str, ...]
+    server_variables: tuple[str, ...]
     """Variables of the server in the entry."""
 
 
-def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
+def read_entries(variables: Mapping[str, Any]) -> tuple[EntryVariables, ...]:
     """The entries of ``llama_models``; none where one model is served.
 
     :param variables: of the head, with their defaults.
@@ -60,7 +60,7 @@ def overlays(variables: Mapping[str, Any]) -> tuple[Overlay, ...]:
         )
     _check_names(entries)
     return tuple(
-        Overlay(
+        EntryVariables(
             entry["name"],
             tuple(entry.get("aliases") or ()),
             {
@@ -81,7 +81,7 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
     for index, entry in enumerate(entries):
         for key, form, names in (("name", NAME, [entry["name"]]), ("aliases", ALIAS, entry.get("aliases") or [])):
             for name in names:
-                place = f"{VARIABLE}[{index}] has {validation.show(name)} in {key}"
+                place = f"{VARIABLE}[{index}] has {validation.quote(name)} in {key}"
                 if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED_NAMES:
                     raise Refusal(
                         f"{place}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (key == 'aliases')}, and not {RESERVED_NAMES!r}"
@@ -98,7 +98,7 @@ def report_of(reports: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return report if isinstance(report, Mapping) else {}
 
 
-def sentence(name: str, reason: str) -> str:
+def entry_sentence(name: str, reason: str) -> str:
     """A reason that is one entry's, in the entry's words."""
     return f"{name} in {VARIABLE}: {entry_keys(reason)}"
 

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import (
-    PLACE_OPTIONS,
+    PLACEMENT_OPTIONS,
     Workload,
     header_of,
 )
@@ -33,14 +33,14 @@ PROCESSOR = "none"
 """Name of the head's processor as a place."""
 
 
-def candidate_places(workload: Workload, head_devices: Sequence[Device]) -> Iterator[tuple[AuxiliaryModel, ...]]:
+def candidate_placements(workload: Workload, head_devices: Sequence[Device]) -> Iterator[tuple[AuxiliaryModel, ...]]:
     """Yield the places of auxiliary models on the head's fastest device or its processor, the best place of each first, that of a draft model before
     that of a projector.
 
     :param head_devices: devices that llama-server itself drives, the fastest first.
     """
     places = [*head_devices[:1], None]
-    roles = [role for role in PLACE_OPTIONS if role not in workload.uncounted_models]
+    roles = [role for role in PLACEMENT_OPTIONS if role not in workload.uncounted_models]
     choices = ([model for place in places if (model := _auxiliary_model(workload, role, place))] for role in roles)
     return itertools.product(*filter(None, choices))
 
@@ -53,7 +53,7 @@ def _auxiliary_model(workload: Workload, role: str, device: Device | None) -> Au
     backend = backends.BY_NAME[device.backend] if device else backends.CPU
     if isinstance(header, Projector):
         return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
-    summary = header.without_key("nextn_predict_layers") if _is_part(header) else header
+    summary = header.without_key("nextn_predict_layers") if _is_partial_model(header) else header
     settings = _cache_settings(workload)
     load = device_load.load_of(summary, settings, workload.release.build)
     units = list(range(load.units))
@@ -62,7 +62,7 @@ def _auxiliary_model(workload: Workload, role: str, device: Device | None) -> Au
     return AuxiliaryModel(role, device, weights, _cache_bytes(load, summary), load.compute, in_memory)
 
 
-def _is_part(summary: ModelSummary) -> bool:
+def _is_partial_model(summary: ModelSummary) -> bool:
     """Return whether a draft model is a part of another model: its layers that predict further tokens, which count the others and lack them."""
     return not all(summary.layer_bytes)
 
@@ -71,7 +71,7 @@ def _cache_bytes(load: device_load.Load, summary: ModelSummary) -> int:
     """Return the bytes of a KV cache; for a part of another model an upper bound, since only its own layers get one (ctx_type in llama-model.cpp of
     build 11063)."""
     sizes = load.kv[: load.layers]
-    return sum(map(bool, summary.layer_bytes)) * max(sizes) if _is_part(summary) else sum(sizes)
+    return sum(map(bool, summary.layer_bytes)) * max(sizes) if _is_partial_model(summary) else sum(sizes)
 
 
 def _cache_settings(workload: Workload) -> kv_cache.CacheSettings:
@@ -101,7 +101,7 @@ def remaining_capacity(all_devices: Sequence[Device], models: Sequence[Auxiliary
     return remaining_devices
 
 
-def with_capacity_of(used_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> tuple[Device, ...]:
+def restore_capacity(used_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> tuple[Device, ...]:
     """Return the devices with the capacity that these models took added again."""
     return tuple(
         device._replace(capacity_mib=device.capacity_mib - -sum(model.total_on(device) for model in models) // MIB)
@@ -128,7 +128,7 @@ def environment(models: Sequence[AuxiliaryModel]) -> dict[str, str]:
     return {options.PROJECTOR_DEVICE: names[0]} if names else {}
 
 
-def sentences(models: Sequence[AuxiliaryModel], head: str) -> list[str]:
+def memory_sentences(models: Sequence[AuxiliaryModel], head: str) -> list[str]:
     """Return the least memory of each model, for a plan that does not fit."""
     return [
         f"{model_source.VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
@@ -148,7 +148,7 @@ def as_plan(models: Sequence[AuxiliaryModel], main_model: Model, head: str) -> t
             kv_mib=round(model.kv / MIB, 2),
             compute_mib=round(model.compute / MIB, 2),
             total_mib=round(model.total / MIB, 2),
-            in_memory_mib=round(model.in_memory / MIB, 2),
+            in_memory_mib=round(model.head_weights / MIB, 2),
             assumed=model.role == host_types.MMPROJ,
         )
         for model in models

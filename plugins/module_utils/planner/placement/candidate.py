@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
     workload: Workload
     site: Site
     layout: device_load.Layout
-    parts: Sequence[cost_model.Work]
+    parts: Sequence[cost_model.ModelPart]
     """Parts of the model with their costs, in the order of a token; empty unless the model fits."""
 
     idle_workers: tuple[Worker, ...] = ()
@@ -50,9 +50,9 @@ class Candidate(NamedTuple):
     def release(self) -> ReleasePlan:
         return self.workload.release
 
-    def holders(self) -> list[devices.Holder]:
+    def loaded_devices(self) -> list[devices.LoadedDevice]:
         """Return the devices that hold a part of the model."""
-        return devices.holders_of(self.layout, self.site.hosts)
+        return devices.loaded_devices_of(self.layout, self.site.hosts)
 
     def placement(self) -> tuple[DevicePlacement, ...]:
         """Return the plan's entry for each device."""
@@ -61,7 +61,7 @@ class Candidate(NamedTuple):
         for device, share, reason in zip(self.layout.devices, self.layout.shares(), self.layout.why):
             auxiliary = self.layout.auxiliary_on(device)
             compute = self.layout.compute_on(device)
-            maps_file = backends.BY_NAME[device.backend].maps_weights and load_mode not in ("none", "mlock")
+            maps_file = backends.BY_NAME[device.backend].maps_model_file and load_mode not in ("none", "mlock")
             is_exact_size = not (device.worker.external if device.worker else maps_file)
             exact_sizes = {"weights_mib": load.weights_exact and is_exact_size, "kv_mib": load.kv_exact}
             entries.append(
@@ -82,7 +82,7 @@ class Candidate(NamedTuple):
                     exact=tuple(
                         size for size, is_sure in exact_sizes.items() if is_sure and workload.is_exact and not auxiliary
                     ),
-                    without=workload.uncounted,
+                    without=workload.uncounted_items,
                 )
             )
         return tuple(entries)
@@ -102,9 +102,9 @@ class _Share(NamedTuple):
 
     read_bytes: float = 0
     weights: int = 0
-    multiplied: float = 0
-    expert_read: float = 0
-    dense: float = 0
+    multiplied_weights: float = 0
+    expert_read_bytes: float = 0
+    dense_weights: float = 0
     experts: float = 0
     nodes: float = 0
     visits: int = 0
@@ -154,24 +154,24 @@ def _with_visits(
     return shares
 
 
-def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list[cost_model.Work]:
+def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list[cost_model.ModelPart]:
     """Return the parts of the model: that of the head's processor if it has layers, then those of the devices in their order."""
     buffers = tuple(device.buffer for device in solution.devices)
     shares = _shares(solution.load, solution.gpu_layers, solution.split, buffers)
     processor = Device(site.head, backends.CPU.name, "", device_load.CPU, 0, {})
-    holders = [pair for pair in ((None, processor), *enumerate(solution.devices)) if shares[pair[0]].visits]
+    used_devices = [pair for pair in ((None, processor), *enumerate(solution.devices)) if shares[pair[0]].visits]
     summary, parts = workload.summary, []
-    for index, device in holders:
-        link, is_last = site.links.get(device.buffer), index == holders[-1][0]
+    for index, device in used_devices:
+        link, is_last = site.links.get(device.buffer), index == used_devices[-1][0]
         visits = shares[index].visits
-        part = cost_model.Work(
+        part = cost_model.ModelPart(
             host=device.host,
             device=device.buffer,
             rate=site.rates[device.buffer],
             link=link,
             active=summary.active_share,
             # Only the last token's result comes back from the device with the output.
-            wire=4.0 * summary.width * (2 * visits - is_last) if link else 0.0,
+            network_bytes=4.0 * summary.width * (2 * visits - is_last) if link else 0.0,
             output=4.0 * summary.vocabulary if link and is_last else 0.0,
             **shares[index]._asdict(),
         )

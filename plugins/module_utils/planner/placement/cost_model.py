@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 
 EXPERTS = re.compile(r"_(?:ch)?exps\b")
-"""In names of tensors of which a token uses the chosen experts only."""
+"""Pattern for names of tensors of which a token uses only the chosen experts."""
 
 
 ASSUMED_BITS = 4.85
@@ -29,7 +29,7 @@ LATENT_MATRICES, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
 PROMPT_TOKENS = 512
 """Tokens of a prompt: one batch, as llama-bench measures it."""
 EXPERTS_COST, EXPERT_TOKENS = 1.1, 20
-"""So many times as long takes a multiplication with an expert in prompts, and twice that where an expert gets so many tokens."""
+"""Factor of the time of a multiplication with an expert in prompts, and number of tokens per expert at which it doubles."""
 
 
 class PartCost(NamedTuple):
@@ -37,11 +37,11 @@ class PartCost(NamedTuple):
 
     read_bytes: float
     """Bytes that it reads, more of types that take longer (device_rates.TYPES)."""
-    multiplied: float
+    multiplied_weights: float
     """Weights that it is multiplied with, more of such types and of experts, which get few tokens of a prompt each."""
-    expert_read: float
+    expert_read_bytes: float
     """Part of ``read_bytes`` that is of experts."""
-    dense: float
+    dense_weights: float
     """Weights that each token is multiplied with, without those of experts."""
     experts: float
     """Weights of its experts."""
@@ -78,9 +78,9 @@ def _part_cost(size: int, experts: int, active_fraction: float, row: TensorGroup
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
     return PartCost(
         read_bytes=(size - experts * (1 - active_fraction)) * cost.generation_factor * latent,
-        multiplied=(size - experts + experts * active_fraction * experts_cost) * prompt_weights,
-        expert_read=experts * active_fraction * cost.generation_factor,
-        dense=(size - experts) * prompt_weights,
+        multiplied_weights=(size - experts + experts * active_fraction * experts_cost) * prompt_weights,
+        expert_read_bytes=experts * active_fraction * cost.generation_factor,
+        dense_weights=(size - experts) * prompt_weights,
         experts=experts * active_fraction * prompt_weights,
     )
 
@@ -129,9 +129,9 @@ class Link(NamedTuple):
     gbit: float
     measured: bool
     """Whether the round trip was; ``gbit`` may still be assumed."""
-    board: bool = False
+    is_board: bool = False
     """Whether the worker's host is a small board."""
-    sure: bool = False
+    is_rate_known: bool = False
     """Whether ``gbit`` was measured or declared."""
 
 
@@ -165,45 +165,45 @@ def worker_ms(link: Link, rate: device_rates.Rate, visits: int = 1) -> float:
     """
     if link.kind == "loopback":
         return visits * VISIT_MS
-    slower = BOARD_FACTOR * max(1.0, BOARD_GB_PER_S / rate.gb_per_s) if link.board else 1.0
-    return (rate.wake_ms + visits * (VISIT_MS + link.round_trip_ms)) * slower
+    board_factor = BOARD_FACTOR * max(1.0, BOARD_GB_PER_S / rate.gb_per_s) if link.is_board else 1.0
+    return (rate.wake_ms + visits * (VISIT_MS + link.round_trip_ms)) * board_factor
 
 
 def wire_ms(link: Link, size: float) -> float:
     return 8 * size / link.gbit / 1e6
 
 
-class Work(NamedTuple):
+class ModelPart(NamedTuple):
     """The part of the model that one device has."""
 
     host: str
     device: str
-    """For people."""
+    """Name of the device for messages."""
     rate: device_rates.Rate
     read_bytes: float
     """Bytes that a token reads of its weights."""
     weights: float
     """Bytes of all of them."""
-    multiplied: float
+    multiplied_weights: float
     """Weights that each token is multiplied with."""
     nodes: float
     """Nodes of the graph."""
     link: Link | None = None
     visits: int = 1
     """How often a token comes to it."""
-    attended: float = 0.0
+    attention_weights: float = 0.0
     """Numbers that each token of a prompt is multiplied with by attention."""
     cache: float = 0.0
     """Bytes of weights that take as long to read as the KV cache and states of one conversation."""
-    expert_read: float = 0.0
+    expert_read_bytes: float = 0.0
     """Part of ``read_bytes`` that is of experts."""
-    dense: float = 0.0
+    dense_weights: float = 0.0
     """Weights that each token is multiplied with, without those of experts."""
     experts: float = 0.0
     """Weights of its experts."""
     active: float = 1.0
     """Part of the experts that a token uses."""
-    wire: float = 0.0
+    network_bytes: float = 0.0
     """Bytes that cross the network for each token, there and back."""
     output: float = 0.0
     """Bytes of the result that cross it for each generated token."""
@@ -219,28 +219,32 @@ def further_tokens(tokens: float) -> float:
     return VECTOR_COST * (min(tokens, VECTOR_TOKENS) - 1) + max(0.0, tokens - VECTOR_TOKENS)
 
 
-def device_ms(work: Work, users: int = 1) -> float:
+def device_ms(work: ModelPart, users: int = 1) -> float:
     """Return the milliseconds of a step with a token of each user. Weights are read once, but as many experts as all tokens use together, and the KV cache
     of each user. So many steps with one token take no less."""
     rate, single_read = work.rate, work.read_bytes + work.cache
-    single_ms = generation_ms(rate, single_read, work.nodes, work.dense + work.experts)
+    single_ms = generation_ms(rate, single_read, work.nodes, work.dense_weights + work.experts)
     if users == 1:
         return single_ms
     count = (1 - (1 - work.active) ** users) / work.active
-    read_bytes = single_read + (count - 1) * work.expert_read + (users - 1) * work.cache
-    further_cost = work.dense * further_tokens(users) + count * work.experts * further_tokens(max(1.0, users / count))
+    read_bytes = single_read + (count - 1) * work.expert_read_bytes + (users - 1) * work.cache
+    further_cost = work.dense_weights * further_tokens(users) + count * work.experts * further_tokens(
+        max(1.0, users / count)
+    )
     computing_ms = 2 * further_cost / rate.prompt_gflops / 1e6
-    return min(users * single_ms, generation_ms(rate, read_bytes, work.nodes, work.dense + work.experts) + computing_ms)
+    return min(
+        users * single_ms, generation_ms(rate, read_bytes, work.nodes, work.dense_weights + work.experts) + computing_ms
+    )
 
 
-def link_ms(work: Work, users: int = 1) -> float:
+def link_ms(work: ModelPart, users: int = 1) -> float:
     """Return the milliseconds of such a step for this worker; 0 if llama-server drives the device itself."""
     if not work.link or not work.visits:
         return 0.0
-    return worker_ms(work.link, work.rate, work.visits) + wire_ms(work.link, users * (work.wire + work.output))
+    return worker_ms(work.link, work.rate, work.visits) + wire_ms(work.link, users * (work.network_bytes + work.output))
 
 
-def token_ms(parts: Sequence[Work], users: int = 1) -> float:
+def token_ms(parts: Sequence[ModelPart], users: int = 1) -> float:
     """Return the milliseconds for a token of each user: one device computes after the other."""
     return sum(device_ms(work, users) + link_ms(work, users) for work in parts)
 
@@ -268,55 +272,57 @@ def _factor(costs: Sequence[tuple[float, float]]) -> float:
     return math.exp(sum(ms * math.log(factor) for ms, factor in costs) / total) if total else 1.0
 
 
-def _link_factor(work: Work) -> float:
-    return LINK_FACTOR if not work.link or work.link.sure else WIRE_FACTOR
+def _link_factor(work: ModelPart) -> float:
+    return LINK_FACTOR if not work.link or work.link.is_rate_known else WIRE_FACTOR
 
 
-def token_factor(works: Sequence[Work], users: int = 1) -> float:
+def token_factor(parts: Sequence[ModelPart], users: int = 1) -> float:
     """Return the factor by which generation may be faster or slower than token_ms says. A step of several users is less sure, as prompts are."""
     power = PROMPT_POWER if users > 1 else 1.0
-    costs = [(device_ms(work, users), work.rate.factor**power) for work in works]
-    for work in works:
-        visits_ms = link_ms(work._replace(wire=0.0, output=0.0))
-        costs += [(visits_ms, LINK_FACTOR), (link_ms(work, users) - visits_ms, _link_factor(work))]
+    costs = [(device_ms(part, users), part.rate.factor**power) for part in parts]
+    for part in parts:
+        visits_ms = link_ms(part._replace(network_bytes=0.0, output=0.0))
+        costs += [(visits_ms, LINK_FACTOR), (link_ms(part, users) - visits_ms, _link_factor(part))]
     return _factor(costs)
 
 
 MIN_GAIN = 1.05
-"""So many times as fast something has to be predicted before that is said."""
+"""Smallest predicted speed-up that is reported."""
 HOP_GAIN = 0.1
 """Part of a token's time that a worker on another host has to save before it takes the place of nearer devices: predictions are no better."""
 LIKELY = 0.66
 """Part of the uncertainty, which covers four of five measurements, by which something has to be faster to be so in four of five cases."""
 
 
-def is_likely_faster(faster: Sequence[Work], slower: Sequence[Work], users: int = 1) -> bool:
-    """Whether these parts are predicted to generate faster than the others by so much that they do in four of five cases. A kind of device that
-    takes part in both is wrong in both alike; others are wrong independently of each other."""
+def is_likely_faster(faster_parts: Sequence[ModelPart], slower_parts: Sequence[ModelPart], users: int = 1) -> bool:
+    """Return whether the first parts are predicted to generate faster in at least four of five cases. A kind of device that takes part in both has the same
+    error in both; errors of other devices are independent."""
     uncertainty_by_rate: dict[device_rates.Rate | None, float] = {}
-    for works, sign in ((faster, 1), (slower, -1)):
-        total = token_ms(works, users)
-        for work in works:
+    for model_parts, direction in ((faster_parts, 1), (slower_parts, -1)):
+        total = token_ms(model_parts, users)
+        for work in model_parts:
             for rate, ms in ((work.rate, device_ms(work, users)), (None, link_ms(work, users))):
-                uncertainty_by_rate[rate] = uncertainty_by_rate.get(rate, 0.0) + sign * ms / total
-    parts = [share * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items()]
-    gain = math.log(token_ms(slower, users) / token_ms(faster, users))
-    return gain > max(math.log(MIN_GAIN), LIKELY * math.hypot(*parts))
+                uncertainty_by_rate[rate] = uncertainty_by_rate.get(rate, 0.0) + direction * ms / total
+    uncertainties = [
+        share * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items()
+    ]
+    gain = math.log(token_ms(slower_parts, users) / token_ms(faster_parts, users))
+    return gain > max(math.log(MIN_GAIN), LIKELY * math.hypot(*uncertainties))
 
 
 LINK_KIND = "link to"
 """Kind of the costs of a worker besides its device."""
 PROMPT_STEPS = 3
-"""A node takes so many times as long with the tokens of a prompt as with one."""
+"""Factor of a node's time with the tokens of a prompt, compared with one token."""
 
 
-def prompt_costs(work: Work, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
+def prompt_costs(work: ModelPart, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
     """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
     with those that it uses."""
     rate = work.rate
     costs = {
         "memory of": work.weights / work.rate.gb_per_s / 1e6,
-        "computing on": 2 * tokens * (work.multiplied + work.attended) / rate.prompt_gflops / 1e6
+        "computing on": 2 * tokens * (work.multiplied_weights + work.attention_weights) / rate.prompt_gflops / 1e6
         + work.nodes * rate.node_us * PROMPT_STEPS / 1e3,
     }
     if work.link:
@@ -324,14 +330,14 @@ def prompt_costs(work: Work, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
     return costs
 
 
-def prompt_factor(works: Sequence[Work], tokens: int = PROMPT_TOKENS) -> float:
+def prompt_factor(parts: Sequence[ModelPart], tokens: int = PROMPT_TOKENS) -> float:
     """Return the factor by which prompts may be faster or slower than predicted."""
     costs = []
-    for work in works:
-        device_factor, costs_of_part = work.rate.factor**PROMPT_POWER, prompt_costs(work, tokens)
-        attention_ms = 2 * tokens * work.attended / work.rate.prompt_gflops / 1e6
+    for part in parts:
+        device_factor, costs_of_part = part.rate.factor**PROMPT_POWER, prompt_costs(part, tokens)
+        attention_ms = 2 * tokens * part.attention_weights / part.rate.prompt_gflops / 1e6
         costs += [
-            (ms, _link_factor(work) if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()
+            (ms, _link_factor(part) if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()
         ]
         costs += [(-attention_ms, device_factor), (attention_ms, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
@@ -340,13 +346,13 @@ def prompt_factor(works: Sequence[Work], tokens: int = PROMPT_TOKENS) -> float:
 COPY_S_PER_GB = 0.3
 """Seconds that llama-server takes to fetch a GB of the cache from a device, besides the link (docs/performance.md)."""
 DISK_GB_PER_S = 0.8
-"""A model's files are taken to be read so fast: 138 and 205 GiB took 190 and 285 s in the field notes."""
+"""Assumed rate at which a model's files are read: 138 and 205 GiB took 190 and 285 s in the field notes."""
 SEND_S_PER_GB = {False: 3.1, True: 0.75}
 """Whether the collection's patch is in → what head and worker take to hash and copy what is sent: 0.3.36, 8.9 GB to a worker on the 16 cores of the
 same machine in 29.0 and 7.9 s without a cache (docs/performance.md)."""
 
 
-def load_cost(release: ReleasePlan, work: Work) -> tuple[str, float]:
+def load_cost(release: ReleasePlan, work: ModelPart) -> tuple[str, float]:
     """Return the limit of the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
     s_per_gb = {"disk of": 1 / DISK_GB_PER_S}
     if work.link:
@@ -356,6 +362,6 @@ def load_cost(release: ReleasePlan, work: Work) -> tuple[str, float]:
     return kind, s_per_gb[kind] * work.weights / 1e9
 
 
-def load_s(release: ReleasePlan, works: Sequence[Work]) -> float:
+def load_s(release: ReleasePlan, parts: Sequence[ModelPart]) -> float:
     """Seconds until the weights are on their devices, where no worker has them in its cache: one device after the other."""
-    return sum(load_cost(release, work)[1] for work in works)
+    return sum(load_cost(release, part)[1] for part in parts)

@@ -45,15 +45,15 @@ class Part(NamedTuple):
     name: str
     bytes: int
     unit: int | None
-    """The unit it belongs to; None of what stays in the head's memory."""
-    extra: int = 0
-    """Bytes by which a row of it is short of backends.MATRIX_ROW_PADDING."""
+    """Unit to which it belongs; None if it stays in the head's memory."""
+    padding_bytes: int = 0
+    """Bytes that pad its rows to backends.MATRIX_ROW_PADDING."""
     device: str | None = None
-    """The device it is on whatever its unit is; None where it goes with its unit."""
+    """Device of an override; None if it follows its unit."""
 
 
-def _short_name(row: TensorGroup) -> int:
-    """Bytes by which the rows of a quantised tensor are short of MATRIX_ROW_PADDING."""
+def _row_padding(row: TensorGroup) -> int:
+    """Return the bytes that pad the rows of a quantised tensor to MATRIX_ROW_PADDING."""
     if row.type in UNQUANTISED_TYPES or not row.shape:
         return 0
     elements = -row.shape[0] % backends.MATRIX_ROW_PADDING
@@ -66,17 +66,17 @@ def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
     layers, next_layer_start = summary.layers, summary.layers - kv_cache.next_layers(summary)
     parts, copies = [], []
     for row in summary.named_tensors:
-        short_name = _short_name(row)
+        padding_bytes = _row_padding(row)
         if row.layers is not None:
             names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < next_layer_start)
-            parts += [Part(name, row.bytes, layer, short_name) for layer, name in names]
+            parts += [Part(name, row.bytes, layer, padding_bytes) for layer, name in names]
             continue
         name_start = row.name.split(".", 1)[0]
         if name_start in REPLICATED_TENSORS:
             copies.append(Part(row.name, row.bytes, None))
             continue
         unit = None if name_start in HEAD_TENSORS else 0 if name_start in FIRST_LAYER_TENSORS else layers
-        parts.append(Part(row.name, row.bytes, unit, short_name))
+        parts.append(Part(row.name, row.bytes, unit, padding_bytes))
     if not any(part.name == "output.weight" for part in parts):
         parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
     return parts, copies
@@ -90,17 +90,17 @@ def _parts_without_names(summary: ModelSummary) -> tuple[list[Part], list[Part]]
 def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
     """The tensors with those that an override names on its device. The first one that names a tensor counts."""
     expressions = [(re.compile(pattern), device) for pattern, device in overrides]
-    parts_moved = []
+    placed_parts = []
     for part in parts:
         device = next((device for expression, device in expressions if expression.search(part.name)), None)
-        parts_moved.append(
+        placed_parts.append(
             part if device is None else part._replace(unit=None, device=None if device == CPU else device)
         )
-    return parts_moved
+    return placed_parts
 
 
 def _padded_size(part: Part, record: backends.Backend) -> int:
-    return kv_cache.pad(part.bytes + (part.extra if record.pads_rows else 0), record.alignment)
+    return kv_cache.pad(part.bytes + (part.padding_bytes if record.row_padding else 0), record.alignment)
 
 
 class Share(NamedTuple):
@@ -138,7 +138,9 @@ class Load:
         windows = kv_cache.windowed_layers(summary)
         self.checkpointed = kv_cache.checkpointed_layers(summary, settings)
         """Whether checkpoints of the context contain the cache of each layer."""
-        self.torn_backends = {name for name in backends.BY_NAME if kv_cache.is_torn(summary, settings, name)}
+        self.split_cache_backends = {
+            name for name in backends.BY_NAME if kv_cache.is_cache_split(summary, settings, name)
+        }
         """Backends from whose devices llama-server cannot fetch KV cache."""
         is_known_architecture = kv_cache.is_known_architecture(summary)
         self.recurrent_layers = sum(kv_cache.recurrent_layers(summary)) if is_known_architecture else 0
@@ -149,32 +151,32 @@ class Load:
         self.weights_exact = has_names and is_known and is_known_architecture
         parts, self.copies = _parts(summary) if has_names else _parts_without_names(summary)
         self.parts = _with_overrides(parts, overrides)
-        self.copied = [not (summary.architecture == "gemma4" and window) for window in windows]
+        self.needs_copies = [not (summary.architecture == "gemma4" and window) for window in windows]
         self.weights = [0] * self.units
         for part in self.parts:
             if part.unit is not None:
                 self.weights[part.unit] += part.bytes
         placed_parts = _unique_parts(part for part in self.parts if part.device)
-        self.by_device = {
+        self.parts_by_device = {
             device: [part for part in placed_parts if part.device == device] for _name, device in overrides
         }
         """Tensors that overrides put on a device."""
-        self.moved: dict[int, set[str]] = {}
+        self.override_targets: dict[int, set[str]] = {}
         for part, moved_part in zip(parts, self.parts):
             if part.unit is not None and moved_part.unit is None:
-                self.moved.setdefault(part.unit, set()).add(moved_part.device or CPU)
+                self.override_targets.setdefault(part.unit, set()).add(moved_part.device or CPU)
 
     def on_head(self, units: Sequence[int] = ()) -> int:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
         return _on_head(self, tuple(units))
 
-    def kv_on_head(self, first_offloaded: int) -> int:
+    def head_kv_bytes(self, first_offloaded: int) -> int:
         """Bytes of the cache in the head's memory, with the layers from ``first_offloaded`` on on devices."""
         return sum(self.kv) - sum(self.device_kv[first_offloaded : self.layers])
 
-    def fixed(self, device: str, backend: str) -> int:
+    def override_bytes(self, device: str, backend: str) -> int:
         """Bytes of weights that overrides put on this device, laid out as its backend needs it."""
-        return sum(_padded_size(part, backends.BY_NAME[backend]) for part in self.by_device.get(device, ()))
+        return sum(_padded_size(part, backends.BY_NAME[backend]) for part in self.parts_by_device.get(device, ()))
 
     def sizes(self, backend: str) -> solver.Sizes:
         """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
@@ -199,11 +201,11 @@ class Load:
         """
         weights, copies = _weights(self, backend)
         layers = [unit for unit in units if unit < self.layers]
-        held_bytes = sum(weights[unit] for unit in units) + (self.fixed(device, backend) if device else 0)
+        held_bytes = sum(weights[unit] for unit in units) + (self.override_bytes(device, backend) if device else 0)
         return Share(
             layers=len(layers),
             output=self.layers in units,
-            weights=held_bytes + (copies if any(self.copied[unit] for unit in layers) else 0),
+            weights=held_bytes + (copies if any(self.needs_copies[unit] for unit in layers) else 0),
             kv=sum(self.device_kv[unit] for unit in layers),
         )
 
@@ -222,14 +224,14 @@ def _weights(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
 def _sizes(load: Load, backend: str) -> solver.Sizes:
     weights, copies = _weights(load, backend)
     unit_bytes = [size + kv for size, kv in zip(weights, [*load.device_kv[: load.layers], 0])]
-    return solver.Sizes(solver.prefix_sums(unit_bytes), solver.prefix_sums([*load.copied, False]), copies)
+    return solver.Sizes(solver.prefix_sums(unit_bytes), solver.prefix_sums([*load.needs_copies, False]), copies)
 
 
 @functools.lru_cache(maxsize=128)
 def _on_head(load: Load, units: tuple[int, ...]) -> int:
     head_units = {None, *units}
     head_parts = [part for part in load.parts if part.device is None and part.unit in head_units]
-    head_parts += load.copies if any(unit < load.layers and load.copied[unit] for unit in units) else []
+    head_parts += load.copies if any(unit < load.layers and load.needs_copies[unit] for unit in units) else []
     return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique_parts(head_parts))
 
 
@@ -316,7 +318,7 @@ class Layout(NamedTuple):
 
     def on_head(self) -> Share:
         units = self.units_of(None)
-        head_kv = self.load.kv_on_head(sum(unit < self.load.layers for unit in units))
+        head_kv = self.load.head_kv_bytes(sum(unit < self.load.layers for unit in units))
         return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units), kv=head_kv)
 
     def compute_on(self, device: Device) -> int:

@@ -23,12 +23,12 @@ VULKAN_MEMORY = "vulkan-shared-memory"
 """Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
 GB10 = "12.1"
 """Compute capability of NVIDIA's GB10 (DGX Spark)."""
-MIN_MIB = 2048
+MIN_PROCESSOR_MIB = 2048
 """Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
 
 
 def shares_memory(device: Device, facts: Facts) -> bool:
-    """Whether what it holds is in the memory of the host's processor."""
+    """Return whether the device uses the memory of the host's processor."""
     accelerator = facts.accelerator_of(device.name)
     return accelerator.unified if accelerator else True
 
@@ -43,7 +43,7 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     total_mib = accelerator.memory_mib
     if not total_mib:
         return math.inf
-    is_split = backend == "vulkan" and accelerator.is_lent_by_amdgpu
+    is_split = backend == "vulkan" and accelerator.has_amdgpu_limit
     if not is_split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
         return total_mib
     return total_mib * 2 // 3
@@ -115,20 +115,20 @@ def capacities_of(
             largest_mib = int(min(capacities[name], shown_mib))
             shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), largest_mib)
     requested_mib = [mib for name, mib in lent if name == backends.CPU.device]
-    room = usable_mib(memory_mib)
+    remaining_mib = usable_mib(memory_mib)
     if len(shared_mib) + len(requested_mib) >= 2:
-        sharers = sum(not mib for mib in requested_mib)
-        room -= sum(mib or 0 for mib in requested_mib)
-        for_accelerators, total = max(0, room - MIN_MIB * sharers), sum(shared_mib.values())
-        if total > for_accelerators:
-            shared_mib = {name: size * for_accelerators // total for name, size in shared_mib.items()}
-        room = max(0, room - sum(shared_mib.values())) // max(1, sharers)
+        cpu_workers = sum(not mib for mib in requested_mib)
+        remaining_mib -= sum(mib or 0 for mib in requested_mib)
+        accelerator_mib, total = max(0, remaining_mib - MIN_PROCESSOR_MIB * cpu_workers), sum(shared_mib.values())
+        if total > accelerator_mib:
+            shared_mib = {name: size * accelerator_mib // total for name, size in shared_mib.items()}
+        remaining_mib = max(0, remaining_mib - sum(shared_mib.values())) // max(1, cpu_workers)
     unified_mib = {
         name: shared_mib[canonical[name]]
         for name in accelerators
         if canonical[name] in shared_mib and accelerators[name].unified
     }
-    return {**capacities, **unified_mib, backends.CPU.device: room}
+    return {**capacities, **unified_mib, backends.CPU.device: remaining_mib}
 
 
 def lent_devices(workers: Iterable[Worker]) -> list[Device]:
@@ -150,26 +150,28 @@ def lent_devices(workers: Iterable[Worker]) -> list[Device]:
 def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
     backend. Where others are hidden, only those before the first one that it lends."""
-    canonical = facts.canonical_names
-    hidden_names = {canonical[name] for name in lent_names if name in canonical}
+    canonical_names = facts.canonical_names
+    hidden_names = {canonical_names[name] for name in lent_names if name in canonical_names}
     pairs = [(name, device) for name, device in facts.named_accelerators if device.backend == backend]
-    free_devices = [(name, device) for name, device in pairs if canonical[name] not in hidden_names]
+    free_devices = [(name, device) for name, device in pairs if canonical_names[name] not in hidden_names]
     if backends.visibility(backend):
-        return [*itertools.takewhile(lambda entry: canonical[entry[0]] not in hidden_names, pairs)]
+        return [*itertools.takewhile(lambda entry: canonical_names[entry[0]] not in hidden_names, pairs)]
     return free_devices
 
 
-def driven_by_head(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
+def driven_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
     """Names and accelerators that llama-server itself uses. Those that share the host's memory only where there is no other, lent or not, as
     llama.cpp does it. One whose memory is not known is left out."""
-    with_size = [entry for entry in _visible_devices(facts, lent_names, backend) if entry[1].memory_mib]
-    discrete = [entry for entry in with_size if not entry[1].unified]
-    has_better = any(name in lent_names and not accelerator.unified for name, accelerator in facts.named_accelerators)
-    return discrete or ([] if has_better else with_size[:1])
+    sized_devices = [entry for entry in _visible_devices(facts, lent_names, backend) if entry[1].memory_mib]
+    discrete = [entry for entry in sized_devices if not entry[1].unified]
+    lends_discrete = any(
+        name in lent_names and not accelerator.unified for name, accelerator in facts.named_accelerators
+    )
+    return discrete or ([] if lends_discrete else sized_devices[:1])
 
 
 def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
-    """Name of a device that llama-server itself drives → MiB that it may hold, of those of which the operator says it."""
+    """Return name of a device that llama-server drives → MiB that the operator lets it hold."""
     accelerators = dict(driven)
     for name, mib in server.memory_mib.items():
         if name not in accelerators:
@@ -206,7 +208,7 @@ def single_host_devices(host: Host, backend: str, server: Server | None = None) 
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
     """
-    driven = driven_by_head(host.facts, (), backend)
+    driven = driven_devices(host.facts, (), backend)
     device_names = [name for name, _accelerator in driven]
     limits: Mapping[str, int] = {}
     if server:
@@ -249,16 +251,21 @@ def environment_of_head(
     return environment
 
 
-def heap_of_head(holders: Sequence[Holder], facts: Facts, environment: Mapping[str, str]) -> dict[str, str]:
+def heap_of_head(
+    loaded_devices: Sequence[LoadedDevice], facts: Facts, environment: Mapping[str, str]
+) -> dict[str, str]:
     """Return the variable that makes Mesa report enough memory, if llama-server drives a device that holds more than is reported otherwise."""
-    for item in holders:
-        accelerator = None if item.endpoint else facts.accelerator_of(item.name)
-        if accelerator and item.held_mib > visible_mib(item.backend, accelerator, environment) < accelerator.memory_mib:
+    for device in loaded_devices:
+        accelerator = None if device.endpoint else facts.accelerator_of(device.name)
+        if (
+            accelerator
+            and device.held_mib > visible_mib(device.backend, accelerator, environment) < accelerator.memory_mib
+        ):
             return {backends.UNIFIED_HEAP: "true"}
     return {}
 
 
-class Holder(NamedTuple):
+class LoadedDevice(NamedTuple):
     """A device with layers. ``endpoint`` is None where llama-server drives it itself; sizes are in MiB, ``held_mib`` is weights and KV
     cache."""
 
@@ -280,10 +287,10 @@ class Holder(NamedTuple):
         return self.backend == "cuda" and self.is_unified and self.architecture == GB10
 
 
-def holders_of(layout: Layout, hosts: Mapping[str, Host]) -> list[Holder]:
+def loaded_devices_of(layout: Layout, hosts: Mapping[str, Host]) -> list[LoadedDevice]:
     """Return the devices that hold a part of the model."""
     return [
-        _holder(
+        _loaded_device(
             device,
             hosts[device.host].facts,
             round(share.weights / MIB, 2),
@@ -293,10 +300,10 @@ def holders_of(layout: Layout, hosts: Mapping[str, Host]) -> list[Holder]:
     ]
 
 
-def _holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> Holder:
+def _loaded_device(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> LoadedDevice:
     accelerator = facts.accelerator_of(device.name)
     backend = accelerator.backend if accelerator else backends.CPU.name
-    return Holder(
+    return LoadedDevice(
         host=device.host,
         name=device.name,
         endpoint=device.endpoint,
@@ -312,34 +319,34 @@ def _holder(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> 
     )
 
 
-def hip_uploads(head_holders: Iterable[Holder]) -> list[list[Holder]]:
+def hip_uploads(head_devices: Iterable[LoadedDevice]) -> list[list[LoadedDevice]]:
     """Return the HIP devices of each program on the head that copies weights from mapped pages. A worker gets its weights by RPC, so its device counts
     only if it shares the memory of these pages."""
-    programs: dict[str | None, list[Holder]] = {}
-    for item in head_holders:
-        if item.backend == backends.HIP.name and (item.is_unified or not item.endpoint):
-            programs.setdefault(item.endpoint, []).append(item)
+    programs: dict[str | None, list[LoadedDevice]] = {}
+    for device in head_devices:
+        if device.backend == backends.HIP.name and (device.is_unified or not device.endpoint):
+            programs.setdefault(device.endpoint, []).append(device)
     return list(programs.values())
 
 
-def weights_mib(holders: Iterable[Holder]) -> float:
-    return sum(item.weights_mib for item in holders)
+def weights_mib(loaded_devices: Iterable[LoadedDevice]) -> float:
+    return sum(device.weights_mib for device in loaded_devices)
 
 
-def load_mode_of(release: ReleasePlan, holders: Sequence[Holder], head: str) -> str | None:
+def load_mode_of(release: ReleasePlan, loaded_devices: Sequence[LoadedDevice], head: str) -> str | None:
     """Return how the model is read unless the operator says it: not by mmap if HIP or a GB10 was seen to hang or crawl on it, nor by a head whose
     Metal would hold nearly the whole file beside workers (ggml-org/llama.cpp#27667). None is llama-server's default.
     """
-    head_holders = [holder for holder in holders if holder.host == head]
-    has_workers = any(holder.endpoint for holder in holders)
-    driven = [holder for holder in head_holders if not holder.endpoint]
-    if has_workers and any(backends.BY_NAME[holder.backend].maps_weights for holder in driven):
+    head_devices = [device for device in loaded_devices if device.host == head]
+    has_workers = any(device.endpoint for device in loaded_devices)
+    driven = [device for device in head_devices if not device.endpoint]
+    if has_workers and any(backends.BY_NAME[device.backend].maps_model_file for device in driven):
         return "none"
-    if any(holder.is_gb10 for holder in head_holders):
+    if any(device.is_gb10 for device in head_devices):
         return "none"
     hangs_or_is_slow = any(
         weights_mib(program) > min(MMAP_LIMIT_MIB, program[0].host_memory_mib / 2)
-        for program in hip_uploads(head_holders)
+        for program in hip_uploads(head_devices)
     )
     return unmapped_mode(release) if hangs_or_is_slow else None
 

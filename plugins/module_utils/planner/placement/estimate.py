@@ -43,7 +43,7 @@ def _largest_cause(costs: Iterable[tuple[str, str, float]]) -> str:
     return kind.format(max(kinds[kind], key=lambda host: kinds[kind][host]))
 
 
-def _limit_of_generation(parts: Sequence[cost_model.Work]) -> str:
+def _limit_of_generation(parts: Sequence[cost_model.ModelPart]) -> str:
     costs = [("memory of {}", part.host, part.read_bytes / part.rate.gb_per_s / 1e6) for part in parts]
     costs += [("steps of the graph on {}", part.host, part.nodes * part.rate.node_us / 1e3) for part in parts]
     return _largest_cause(
@@ -136,7 +136,9 @@ def users_estimate(candidate: Candidate, users: int) -> UsersEstimate:
     count = max(1, min(users, workload.cache.parallel))
     variant = prompts.at_depth(candidate, workload.prompt_tokens) if count > 1 else candidate
     sampling_ms = count * workload.summary.vocabulary * SAMPLING_NS / 1e6 if count > 1 else 0.0
-    speed = 1000 * count / (cost_model.token_ms(variant.parts, count) + sampling_ms) if workload.generates else None
+    speed = (
+        1000 * count / (cost_model.token_ms(variant.parts, count) + sampling_ms) if workload.generates_text else None
+    )
     tokens = count * cost_model.PROMPT_TOKENS
     prompt_s = prompts.seconds_of(candidate, tokens) + count * checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
     prompt = tokens / (prompt_s or math.inf)
@@ -152,7 +154,7 @@ def users_estimate(candidate: Candidate, users: int) -> UsersEstimate:
 
 def generation_figures(candidate: Candidate) -> dict[str, Any]:
     """Return the predicted speed of generation as a plan names it; None unless the model fits and generates text."""
-    speeds = speeds_of(candidate) if candidate.parts and candidate.workload.generates else None
+    speeds = speeds_of(candidate) if candidate.parts and candidate.workload.generates_text else None
     return {
         "generation_tokens_per_s": speeds and speeds.generation,
         "generation_range": speeds and speeds.generation_range,
@@ -184,7 +186,7 @@ def _full_context(candidate: Candidate) -> tuple[ContextSpeed, ...]:
 
 def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[ShapeEstimate, ...]) -> Estimate:
     """Return the plan's ``estimate``."""
-    parts, generates = candidate.parts, candidate.workload.generates
+    parts, generates = candidate.parts, candidate.workload.generates_text
     sources = [part.rate.source for part in parts]
     part_by_device = {part.device: part for part in parts}
     worker_parts = [
@@ -211,7 +213,7 @@ def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[
     )
 
 
-def _device(part: cost_model.Work) -> DeviceEstimate:
+def _device(part: cost_model.ModelPart) -> DeviceEstimate:
     return DeviceEstimate(
         device=part.device,
         host=part.host,
@@ -222,7 +224,7 @@ def _device(part: cost_model.Work) -> DeviceEstimate:
     )
 
 
-def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.Work]) -> Iterator[LinkEstimate]:
+def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.ModelPart]) -> Iterator[LinkEstimate]:
     """Yield the cost of each worker besides computing.
 
     :param parts_by_device: buffer → part of the model.

@@ -20,8 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import (
-    holders_of,
     load_mode_of,
+    loaded_devices_of,
     reserve_mib,
     shares_memory,
     without_host_memory,
@@ -38,7 +38,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
     """Return the layout with the fewest seconds for a token. Auxiliary models get the first place with which everything fits."""
     head_devices = [device for device in site.devices if not device.worker]
     head_devices.sort(key=lambda device: -site.rates[device.buffer].gb_per_s)
-    places = list(auxiliary_models.candidate_places(workload, head_devices))
+    places = list(auxiliary_models.candidate_placements(workload, head_devices))
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
     failures = []
     prompt_cache = (workload.server.prompt_cache_mib or 0) * MIB
@@ -48,13 +48,13 @@ def lay_out(workload: Workload, site: Site) -> Layout:
             continue
         head_bytes = sum(model.head_bytes for model in reserve) + prompt_cache
         layout = _with_head_bytes(workload, site._replace(devices=tuple(devices)), head_bytes)
-        layout = layout._replace(devices=auxiliary_models.with_capacity_of(layout.devices, reserve), auxiliary=place)
+        layout = layout._replace(devices=auxiliary_models.restore_capacity(layout.devices, reserve), auxiliary=place)
         if not layout.reasons:
             return layout
         failures.append(layout)
     closest_layout = min(failures, key=lambda layout: layout.missing_mib)
     return closest_layout._replace(
-        reasons=(*closest_layout.reasons, *auxiliary_models.sentences(closest_layout.auxiliary, site.head))
+        reasons=(*closest_layout.reasons, *auxiliary_models.memory_sentences(closest_layout.auxiliary, site.head))
     )
 
 
@@ -78,10 +78,10 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
         return layout._replace(reasons=(text,)) if missing_mib else layout
     start = load.units - gpu_layers
     reserved_bytes = reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
-    layers_on_processor = load.kv_on_head(start) - load.kv_on_head(0)
-    tables = max(0, load.on_head(range(start)) - reserved_bytes)
+    layers_on_processor = load.head_kv_bytes(start) - load.head_kv_bytes(0)
+    table_bytes = max(0, load.on_head(range(start)) - reserved_bytes)
     head_kv = sum(load.kv) - sum(load.device_kv)
-    head_bytes_used = tables + layers_on_processor + head_bytes + head_kv
+    head_bytes_used = table_bytes + layers_on_processor + head_bytes + head_kv
     devices = tuple(without_host_memory(devices, head_bytes_used, site.head, site.facts))
     uses_all = workload.placement == ALL or (workload.placement is None and workload.model.known_answer is not None)
     if server.tensor_split:
@@ -89,10 +89,10 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     else:
         options = _order_options(_options(workload, site._replace(devices=devices), load, start), load)
         layout, fits = _fastest_layout(options, load, start, uses_all)
-    _check_number(layout.devices, bool(server.tensor_split))
+    _check_device_count(layout.devices, bool(server.tensor_split))
     # auto maps nothing where a device of the head shares its memory
     copies = any(not device.worker and shares_memory(device, site.facts) for device in devices)
-    mode = server.load_mode or load_mode_of(workload.release, holders_of(layout, site.hosts), site.head)
+    mode = server.load_mode or load_mode_of(workload.release, loaded_devices_of(layout, site.hosts), site.head)
     overfull = layout.overloaded_devices()
     is_mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing_mib = _missing_on_head(site.facts, load, start, head_bytes, is_mapped)
@@ -132,7 +132,7 @@ def _with_split(weights: Sequence[float], devices: Sequence[Device], load: devic
             f"llama_server_tensor_split is {list(weights)}: give a share of 0 or more for each of the {len(devices)} devices, in this order: "
             + ", ".join(device.label for device in devices)
         )
-    pairs = [pair for pair in zip(devices, weights) if pair[1] or load.fixed(pair[0].buffer, pair[0].backend)]
+    pairs = [pair for pair in zip(devices, weights) if pair[1] or load.override_bytes(pair[0].buffer, pair[0].backend)]
     return Layout(
         tuple(device for device, _share in pairs),
         tuple(share for _device, share in pairs),
@@ -160,7 +160,7 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
     memory then decides which layers they get, and the worker's cost whether they get any."""
     rates = [site.rates[device.buffer] for device in site.devices]
     unit_bytes, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load)
-    weights = sum(cost.dense + cost.experts for cost in cost_model.part_costs(load)) / sum(unit_bytes)
+    weights = sum(cost.dense_weights + cost.experts for cost in cost_model.part_costs(load)) / sum(unit_bytes)
     token_ms = [
         cost_model.generation_ms(rate, sum(unit_bytes), nodes * load.layers, weights * sum(unit_bytes))
         for rate in rates
@@ -183,10 +183,14 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
     move_costs = {buffer: solver.cost_of(two_ms - one_ms) for buffer, (one_ms, two_ms) in visits.items()}
     options = []
     for device, rate, group in zip(site.devices, rates, groups):
-        fixed_bytes, buffer, costs = load.fixed(device.buffer, device.backend), device.buffer, list(unit_costs[group])
+        fixed_bytes, buffer, costs = (
+            load.override_bytes(device.buffer, device.backend),
+            device.buffer,
+            list(unit_costs[group]),
+        )
         if link := site.links.get(buffer):
             costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
-        for unit, buffers in load.moved.items():
+        for unit, buffers in load.override_targets.items():
             for target in buffers - {buffer}:
                 move = solver.MOVE if target != device_load.CPU else 0
                 costs[unit] += move_costs[buffer] + move_costs.get(target, 0) + move
@@ -210,7 +214,7 @@ def _order_options(options: Sequence[DeviceOption], load: device_load.Load) -> l
     the output, whose result then need not cross the network. With overrides the order is that of the layers on the devices."""
     by_speed = sorted(options, key=lambda option: (option.device.worker is None, -option.place.group))
     layers: dict[str, list[int]] = {}
-    for unit, devices in load.moved.items():
+    for unit, devices in load.override_targets.items():
         for buffer in devices:
             layers.setdefault(buffer, []).append(unit)
     middle_units = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
@@ -231,8 +235,8 @@ def _solve(
     if len(options) <= capabilities.MAX_DEVICES or (units and count <= capabilities.MAX_DEVICES):
         return options, units
 
-    def priority(item: DeviceOption) -> tuple[bool, bool, int, int]:
-        return item.is_needed, item.device.worker is None, item.place.capacity, -item.place.group
+    def priority(option: DeviceOption) -> tuple[bool, bool, int, int]:
+        return option.is_needed, option.device.worker is None, option.place.capacity, -option.place.group
 
     largest_options = sorted(options, key=priority)[-capabilities.MAX_DEVICES :]
     subset = [item for item in options if item in largest_options]
@@ -267,14 +271,14 @@ def _reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bo
     for option, count in zip(options, units):
         rate, group = option.rate, option.place.group
         peers = [item.place.capacity for item, number in zip(options, units) if number and item.place.group == group]
-        share_text = "evenly" if peers and min(peers) >= solver.SIMILAR_RATES * max(peers) else "by their memory"
+        share_text = "evenly" if peers and min(peers) >= solver.SIMILARITY * max(peers) else "by their memory"
         peer_text = f", shared {share_text}" if count and len(peers) > 1 else ""
-        words = _words(option.place, count, [item.place for item in options], units, uses_all)
+        words = _share_reason(option.place, count, [item.place for item in options], units, uses_all)
         sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{peer_text}")
     return sentences
 
 
-def _words(
+def _share_reason(
     place: solver.Place, count: int, places: Sequence[solver.Place], units: Sequence[int], uses_all: bool
 ) -> str:
     if not count:
@@ -287,26 +291,26 @@ def _words(
         nearly_all = uses_all and slower == 1
         return "most layers: faster than the rest" if nearly_all else "filled first: faster than the rest"
     unused_faster_peers = [peer for peer in places if peer.group < place.group]
-    if any(peer.holds_a_unit for peer in unused_faster_peers):
+    if any(peer.fits_one_unit for peer in unused_faster_peers):
         return "faster devices would add more overhead than they save"
     if unused_faster_peers:
         return "the fastest memory with enough space"
     return "the fastest memory" if len(places) > 1 else "the only device"
 
 
-def _check_number(devices: Sequence[Device], has_split: bool) -> None:
+def _check_device_count(devices: Sequence[Device], has_split: bool) -> None:
     """Refuse more devices than llama.cpp supports (GGML_SCHED_MAX_BACKENDS, and the longest ``-ts``): it would crash with an assertion.
 
     :param has_split: whether the operator gives each device its share.
     """
     if len(devices) <= capabilities.MAX_DEVICES:
         return
-    number = sum(device.worker is not None for device in devices)
+    worker_devices = sum(device.worker is not None for device in devices)
     remedy = "name fewer devices in llama_server_override_tensor"
     if has_split:
         remedy = "set the share of dispensable devices to 0 in llama_server_tensor_split"
     raise Refusal(
-        f"the plan needs {len(devices)} devices ({number} on workers, {len(devices) - number} on the head), but llama.cpp uses at most "
+        f"the plan needs {len(devices)} devices ({worker_devices} on workers, {len(devices) - worker_devices} on the head), but llama.cpp uses at most "
         f"{capabilities.MAX_DEVICES} in addition to the head's processor: {remedy}"
     )
 
@@ -316,7 +320,7 @@ def _missing_on_head(facts: Facts, load: device_load.Load, start: int, head_byte
 
     :param is_mapped: whether the layers are pages of the model's file: the kernel drops some if the system needs more than half of its reserve.
     """
-    size = load.on_head(range(start)) + load.kv_on_head(start) + head_bytes
+    size = load.on_head(range(start)) + load.head_kv_bytes(start) + head_bytes
     reserve = reserve_mib(facts.memory_mib, shared=True)
     reserve = max(reserve_mib(0, shared=True), reserve // 2) if is_mapped else reserve
     return max(0, -(-size // MIB) - max(0, facts.memory_mib - reserve))

@@ -45,7 +45,7 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     workload = candidate.workload
     server, release = workload.server, workload.release
     available_backends = {
-        name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spelled(release.fork)
+        name for name in ("prompt-cache", "context-checkpoints") if options.by_name(name).spellings_of(release.fork)
     }
     free_mib, load = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB, candidate.layout.load
     # Checkpoints contain caches of windows, and states. Other caches need none.
@@ -53,16 +53,16 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in available_backends:
         count = max(1, min(MAX_CHECKPOINTS, min(LIMIT_MIB, free_mib) * MIB // size))
-        checkpoints = count if workload.generates and checkpoints_pay(candidate) else 0
+        checkpoints = count if workload.generates_text and checkpoints_pay(candidate) else 0
         checkpoints_mib = -(-checkpoints * size // MIB)
     tokens = workload.context_per_request, min(workload.context_per_request, workload.cache.batch)
     computing_s, batch_s = (prompts.seconds_of(candidate, count) if candidate.parts else 0.0 for count in tokens)
     move_s, used_backends = _move_s(candidate), {device.backend for device in candidate.layout.devices}
     is_worthwhile = (
-        workload.generates
+        workload.generates_text
         and "prompt-cache" in available_backends
         and candidate.parts
-        and not load.torn_backends & used_backends
+        and not load.split_cache_backends & used_backends
         and move_s < computing_s
     )
     planned_mib = max(0, min(LIMIT_MIB, free_mib - checkpoints_mib)) // STEP_MIB * STEP_MIB if is_worthwhile else 0
@@ -85,7 +85,7 @@ def why_not_on_disk(candidate: Candidate) -> str:
     """Return why llama-server cannot restore conversations from its disk; empty if it can."""
     workload, release, load = candidate.workload, candidate.release, candidate.layout.load
     drafts = [workload.server.argument(name) for name in ("draft", options.SPECULATION)]
-    if not workload.generates:
+    if not workload.generates_text:
         return "the model generates no text"
     if not release.mainline:
         return f"this has not been tested with {release.fork}"
@@ -93,7 +93,7 @@ def why_not_on_disk(candidate: Candidate) -> str:
         return "llama-server does not save the context of a draft model (ggml-org/llama.cpp#28619)"
     if any(load.checkpointed) and release.build < CHECKPOINTS_IN_FILES:
         return f"{candidate.summary.name} has sliding windows or recurrent layers, which need build {CHECKPOINTS_IN_FILES} or newer"
-    if any(device.backend in load.torn_backends for device in candidate.layout.devices):
+    if any(device.backend in load.split_cache_backends for device in candidate.layout.devices):
         return "llama-server crashes when it saves a KV cache that is split into several buffers (ggml-org/llama.cpp#25584)"
     return ""
 

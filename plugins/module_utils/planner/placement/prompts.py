@@ -41,14 +41,14 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
     parts = [
         part._replace(
             cache=cache_bytes.get(part.device, 0.0) / cost_model.CACHE_SHARE,
-            attended=attended_rates.get(part.device, 0.0) * cost_model.ATTENTION_COST,
+            attention_weights=attended_rates.get(part.device, 0.0) * cost_model.ATTENTION_COST,
         )
         for part in candidate.parts
     ]
     return candidate._replace(parts=parts)
 
 
-def prompt_s(parts: Sequence[cost_model.Work], tokens: int, micro_batch: int, is_overlapped: bool) -> float:
+def prompt_s(parts: Sequence[cost_model.ModelPart], tokens: int, micro_batch: int, is_overlapped: bool) -> float:
     """Return the seconds for a prompt in micro-batches.
 
     :param parts: parts of the model, at the depth that the prompt has in the middle.

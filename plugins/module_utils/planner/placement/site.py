@@ -103,7 +103,7 @@ def is_board(facts: Facts) -> bool:
 
 def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:
     """Return how the head reaches a worker's device, measured or assumed for the kind of its link."""
-    kind = kind_of(device.wire, host.links, host.facts.interfaces)
+    kind = kind_of(device.connection_endpoint, host.links, host.facts.interfaces)
     if kind == "loopback" and not host.is_head:
         kind = "tunnel"
     measurement = (head_facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()

@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-SIMILAR_RATES = 0.9
-"""Devices count as alike whose rates are at least so much of the fastest of them: less is within what measurements differ by."""
+SIMILARITY = 0.9
+"""Smallest ratio between rates of similar devices: measurements differ by as much."""
 STEPS = 16
-"""In so many steps less is kept free for compute buffers, where the model does not fit beside their upper bounds."""
+"""Number of steps in which free space for compute buffers is reduced, if the model does not fit with their upper bounds."""
 FILL_PARTS = 1 << 20
-"""In so many parts of its capacity it is counted how full a device is."""
+"""Unit of a device's fill level: its capacity is this many parts."""
 COMPARED_BITS = 12
-"""Two such numbers are the same where they differ in less than the first so many bits."""
+"""Number of leading bits in which different fill levels differ."""
 
 DEVICE = 1
 WORKER = 1 << 8
@@ -43,7 +43,7 @@ class Sizes(NamedTuple):
     copies: int
     """Bytes of these."""
 
-    def of(self, start: int, end: int) -> int:
+    def bytes_of(self, start: int, end: int) -> int:
         copies = self.copies if self.copied_before[end] > self.copied_before[start] else 0
         return self.bytes_before[end] - self.bytes_before[start] + copies
 
@@ -65,16 +65,16 @@ class Place(NamedTuple):
     """Number of the devices that are alike; 0 are the fastest."""
 
     @property
-    def holds_a_unit(self) -> bool:
-        smallest_unit = min(self.sizes.of(unit, unit + 1) for unit in range(len(self.cost) - 1))
+    def fits_one_unit(self) -> bool:
+        smallest_unit = min(self.sizes.bytes_of(unit, unit + 1) for unit in range(len(self.cost) - 1))
         return self.fixed_bytes + smallest_unit <= self.capacity
 
 
 class Limits(NamedTuple):
     """Bytes of units that a device may get at most, and has to get at least if it gets any."""
 
-    most_units: int
-    fewest_units: int = 0
+    max_bytes: int
+    min_bytes: int = 0
 
 
 class Placement(NamedTuple):
@@ -85,12 +85,12 @@ class Placement(NamedTuple):
 
 
 def groups_of(rates: Sequence[float]) -> list[int]:
-    """The group of each device: 0 is the fastest one and those that are alike."""
+    """Return the group of each device: group 0 has the fastest device and similar devices."""
     leaders: list[float] = []
     for rate in sorted(rates, reverse=True):
-        if not leaders or rate < SIMILAR_RATES * leaders[-1]:
+        if not leaders or rate < SIMILARITY * leaders[-1]:
             leaders.append(rate)
-    return [next(index for index, leader in enumerate(leaders) if rate >= SIMILAR_RATES * leader) for rate in rates]
+    return [next(index for index, leader in enumerate(leaders) if rate >= SIMILARITY * leader) for rate in rates]
 
 
 def cost_of(milliseconds: float) -> int:
@@ -101,10 +101,10 @@ def prefix_sums(numbers: Sequence[int]) -> tuple[int, ...]:
     return (0, *itertools.accumulate(numbers))
 
 
-def cheapest(
+def cheapest_placement(
     places: Sequence[Place], limits: Sequence[Limits], positions: Sequence[Sequence[int]], last_unit: int
 ) -> Placement | None:
-    """The cheapest placement, or None where the units do not fit.
+    """Return the cheapest placement; None if the units do not fit.
 
     :param positions: before the first device and after each one, how many units may be placed by then.
     :param last_unit: the first unit of each device is before this one.
@@ -173,29 +173,31 @@ def _with_device(
 
 @functools.lru_cache(maxsize=64)  # most attempts of a plan have the same devices and the same model
 def solve(places: tuple[Place, ...], first_unit: int) -> tuple[int, ...] | None:
-    """Units for each device, or None where they do not fit. Of equal ones the placement that fills alike devices most evenly."""
+    """Return the units of each device; None if they do not fit. Among equal costs, similar devices are filled most evenly."""
     units = len(places[0].cost) - 1
     for last_unit in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _limits_beside_compute(places, first_unit, last_unit)
-        placement = cheapest(places, limits, _all_positions(places, first_unit), last_unit) if limits else None
+        placement = (
+            cheapest_placement(places, limits, _all_positions(places, first_unit), last_unit) if limits else None
+        )
         if limits and placement:
-            return tuple(_balanced(places, limits, first_unit, last_unit, placement))
+            return tuple(_balance(places, limits, first_unit, last_unit, placement))
     return None
 
 
 def _limits_beside_compute(places: Sequence[Place], first_unit: int, last_unit: int) -> list[Limits] | None:
-    """Limits that leave the most room for compute buffers, whose bounds are no reason not to fit."""
+    """Return the limits that leave the most space for compute buffers. Their upper bounds never prevent a placement."""
 
     def limits_of(steps: int) -> list[Limits]:
         return [Limits(max(0, place.capacity - place.fixed_bytes - place.compute * steps // STEPS)) for place in places]
 
     positions = _all_positions(places, first_unit)
-    attempt = cheapest(places, limits_of(0), positions, last_unit)
+    attempt = cheapest_placement(places, limits_of(0), positions, last_unit)
     if not attempt:
         return None
 
     def is_enough(steps: int) -> bool:
-        placement = cheapest(places, limits_of(steps), positions, last_unit)
+        placement = cheapest_placement(places, limits_of(steps), positions, last_unit)
         return placement is not None and placement.cost // REQUIRED <= attempt.cost // REQUIRED
 
     lower_bound, upper_bound = 0, STEPS
@@ -239,72 +241,74 @@ class _Group(NamedTuple):
 
     places: Sequence[Place]
     members: Sequence[int]
-    first: int
+    first_unit: int
     """The first unit that is on a device."""
     balanced_units: Callable[[list[Limits]], list[int] | None]
     """Units within limits that cost as little, if there are such."""
 
-    def shares_full(self, units: Sequence[int]) -> list[int]:
-        """How full the members are that have units, in parts of their capacity."""
-        starts = [self.first + start for start in prefix_sums(units)]
+    def fill_levels(self, units: Sequence[int]) -> list[int]:
+        """Return the fill levels of the members with units, in parts of their capacity."""
+        starts = [self.first_unit + start for start in prefix_sums(units)]
         held_bytes = {
-            index: self.places[index].sizes.of(starts[index], starts[index + 1]) + self.places[index].fixed_bytes
+            index: self.places[index].sizes.bytes_of(starts[index], starts[index + 1]) + self.places[index].fixed_bytes
             for index in self.members
             if units[index]
         }
         return [-(-FILL_PARTS * size // self.places[index].capacity) for index, size in held_bytes.items()]
 
-    def changed_limits(self, limits: Sequence[Limits], change: Callable[[Place, Limits], Limits]) -> list[Limits]:
+    def change_limits(self, limits: Sequence[Limits], change: Callable[[Place, Limits], Limits]) -> list[Limits]:
         return [
             change(place, limit) if index in self.members else limit
             for index, (place, limit) in enumerate(zip(self.places, limits))
         ]
 
-    def less_full(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
-        """Limits and units with which the fullest member is least full."""
+    def lower_maximum(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
+        """Return limits and units that minimise the highest fill level."""
 
-        def limits_below(part: int) -> list[Limits]:
-            return self.changed_limits(
+        def limits_below(fill_level: int) -> list[Limits]:
+            return self.change_limits(
                 limits,
                 lambda place, limit: limit._replace(
-                    most_units=max(0, min(limit.most_units, part * place.capacity // FILL_PARTS - place.fixed_bytes))
+                    max_bytes=max(
+                        0, min(limit.max_bytes, fill_level * place.capacity // FILL_PARTS - place.fixed_bytes)
+                    )
                 ),
             )
 
-        lower_bound, upper_bound = 0, max(self.shares_full(units), default=0)
+        lower_bound, upper_bound = 0, max(self.fill_levels(units), default=0)
         while upper_bound - lower_bound > upper_bound >> COMPARED_BITS:
-            part = (lower_bound + upper_bound) // 2
-            trial_units = self.balanced_units(limits_below(part))
+            fill_level = (lower_bound + upper_bound) // 2
+            trial_units = self.balanced_units(limits_below(fill_level))
             if trial_units is None:
-                lower_bound = part + 1
+                lower_bound = fill_level + 1
             else:
-                units, upper_bound = trial_units, min(part, max(self.shares_full(trial_units), default=0))
+                units, upper_bound = trial_units, min(fill_level, max(self.fill_levels(trial_units), default=0))
         return limits_below(upper_bound), units
 
-    def fuller(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
-        """Limits and units with which the emptiest member that has units is fullest."""
+    def raise_minimum(self, limits: list[Limits], units: list[int]) -> tuple[list[Limits], list[int]]:
+        """Return limits and units that maximise the lowest fill level of members with units."""
 
-        def limits_above(part: int) -> list[Limits]:
-            return self.changed_limits(
+        def limits_above(fill_level: int) -> list[Limits]:
+            return self.change_limits(
                 limits,
                 lambda place, limit: limit._replace(
-                    fewest_units=max(0, (part - 1) * place.capacity // FILL_PARTS + 1 - place.fixed_bytes)
+                    min_bytes=max(0, (fill_level - 1) * place.capacity // FILL_PARTS + 1 - place.fixed_bytes)
                 ),
             )
 
-        shares = self.shares_full(units)
-        lower_bound, upper_bound = min(shares, default=0), max(shares, default=0)
+        fill_levels = self.fill_levels(units)
+        lower_bound, upper_bound = min(fill_levels, default=0), max(fill_levels, default=0)
         while upper_bound - lower_bound > upper_bound >> COMPARED_BITS:
-            part = (lower_bound + upper_bound + 1) // 2
-            trial_units = self.balanced_units(limits_above(part))
+            fill_level = (lower_bound + upper_bound + 1) // 2
+            trial_units = self.balanced_units(limits_above(fill_level))
             if trial_units is None:
-                upper_bound = part - 1
+                upper_bound = fill_level - 1
             else:
-                units, lower_bound = trial_units, max(part, min(self.shares_full(trial_units)))
+                units, lower_bound = trial_units, max(fill_level, min(self.fill_levels(trial_units)))
         return limits_above(lower_bound), units
 
 
-def _balanced(
+def _balance(
     places: Sequence[Place], limits: list[Limits], first_unit: int, last_unit: int, placement: Placement
 ) -> list[int]:
     """Units for each device: of all placements of the least cost, in each group that where the fullest device is least full, and of these
@@ -316,12 +320,12 @@ def _balanced(
     positions = _reachable_at_cost(places, limits, first_unit, last_unit, cost)
 
     def balanced_units(trial_limits: list[Limits]) -> list[int] | None:
-        placement = cheapest(places, trial_limits, positions, last_unit)
+        placement = cheapest_placement(places, trial_limits, positions, last_unit)
         return placement.units if placement and placement.cost == cost else None
 
     for group in sorted({place.group for place in places}):
         members = [index for index, place in enumerate(places) if place.group == group and place.capacity]
         if len(members) > 1:
             peers = _Group(places, members, first_unit, balanced_units)
-            limits, units = peers.fuller(*peers.less_full(limits, units))
+            limits, units = peers.raise_minimum(*peers.lower_maximum(limits, units))
     return units

@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Worker, WorkerRequest
 
 FIRST_PORT = 50052
-SPIN = {"GOMP_SPINCOUNT": "1000"}
+SPIN_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
 itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
@@ -140,7 +140,7 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        address, port = rpc.place_of(text)
+        address, port = rpc.parse_endpoint(text)
     except ValueError:
         address, port = "", 0
     if not names.is_loopback(address):
@@ -208,15 +208,18 @@ def declare_workers(host: Host, builds: Collection[str], serving_backend: str | 
         device = _device_of(place, request, devices, {entry.device.device for entry in entries})
         port = FIRST_PORT + index if request.port is None else request.port
         _check_numbers(place, request, port, {entry.port for entry in entries})
-        number = str(index) if len(requests) > 1 and device.device == "CPU" else ""
-        name = _name_of(place, request, device.device.lower() + number, {entry.name for entry in entries})
+        suffix = str(index) if len(requests) > 1 and device.device == "CPU" else ""
+        name = _name_of(place, request, device.device.lower() + suffix, {entry.name for entry in entries})
         entries.append(DeclaredWorker(name, request, device, port, _tunnel(place, host, request.tunnel)))
     return entries
 
 
 def _environment_of(host: Host, entry: DeclaredWorker) -> dict[str, str]:
     """Return the environment of a worker's process, as far as its release does not matter."""
-    environment = {**(SPIN if entry.device.device == backends.CPU.device else {}), **entry.request.environment}
+    environment = {
+        **(SPIN_ENVIRONMENT if entry.device.device == backends.CPU.device else {}),
+        **entry.request.environment,
+    }
     bus_order = backends.BY_NAME[entry.device.backend].bus_order
     if bus_order and len({accelerator.name for accelerator in host.facts.accelerators_of(entry.device.backend)}) > 1:
         environment.setdefault(*bus_order)
@@ -302,5 +305,5 @@ def argv_of(worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str)
         ("worker-threads", str(worker.threads) if worker.threads else None),
         ("tensor-cache", "on" if worker.cache else None),
     )
-    words = [word for name, value in values for word in options.render(name, value, release.fork)]
+    words = [word for name, value in values for word in options.render_option(name, value, release.fork)]
     return [f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARY[release.fork]}", *words]

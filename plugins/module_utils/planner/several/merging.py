@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import ca
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Turn
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelEntry
 
 HUB_CACHE = "LLAMA_CACHE"
 """Folder whose models the router offers too, as whoever runs llama-server may have some, and nobody planned them."""
@@ -32,26 +32,26 @@ def variants(cluster: Cluster) -> list[Cluster]:
     """Return for each of several models the cluster as if it served that model only, with caches of workers for all of them."""
     return [
         cluster._replace(
-            server=turn.server,
-            model=turn.model,
-            turns=(),
-            alternates=True,
+            server=entry.server,
+            model=entry.model,
+            model_entries=(),
+            has_other_models=True,
             other_summaries=tuple(
-                other.model.summary for other in cluster.turns if other.model.summary and other != turn
+                other.model.summary for other in cluster.model_entries if other.model.summary and other != entry
             ),
         )
-        for turn in cluster.turns
+        for entry in cluster.model_entries
     ]
 
 
-def merged_plan(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
+def merge_plans(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
     """Return the plan of all, without services.
 
     :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
     """
     model_names, own_variables = (
-        [turn.name for turn in cluster.turns],
-        {name for turn in cluster.turns for name in turn.given},
+        [entry.name for entry in cluster.model_entries],
+        {name for entry in cluster.model_entries for name in entry.server_variables},
     )
     reasons = tuple(
         _sentence(model, text)
@@ -72,7 +72,7 @@ def merged_plan(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Ref
                 for index, worker in enumerate(first_plan.external_workers)
             ),
             hosts={name: _host(name, valid_plans) for name in first_plan.hosts},
-            head=_head(valid_plans, tuple(map(_model, cluster.turns, valid_plans))),
+            head=_head(valid_plans, tuple(map(_model, cluster.model_entries, valid_plans))),
         )
     except Refusal as refusal:
         return Refused(SCHEMA, cluster.name, True, False, (str(refusal),))
@@ -85,7 +85,7 @@ def _host(name: str, plans: Sequence[Plan]) -> HostPlan:
     workers = tuple(
         entries[0]._replace(
             used=any(worker.used for worker in entries),
-            prefill=cache_prefill.merged_prefill([worker.prefill for worker in entries]),
+            prefill=cache_prefill.merge_prefills([worker.prefill for worker in entries]),
         )
         for entries in by_worker
     )
@@ -116,7 +116,7 @@ def _merge_texts(
 
 
 def _sentence(model: str, text: str) -> str:
-    return turns.sentence(model, text) if model else text
+    return turns.entry_sentence(model, text) if model else text
 
 
 def _advisories(
@@ -131,9 +131,9 @@ def _advisories(
     )
 
 
-def _model(turn: Turn, plan: Plan) -> ServedModel:
+def _model(entry: ModelEntry, plan: Plan) -> ServedModel:
     argv = presets.model_argv(plan.head.argv)
-    values = {**plan._asdict(), **plan.head._asdict(), **turn._asdict(), "model": plan.model, "argv": argv}
+    values = {**plan._asdict(), **plan.head._asdict(), **entry._asdict(), "model": plan.model, "argv": argv}
     return ServedModel(**{field: values[field] for field in ServedModel._fields})
 
 

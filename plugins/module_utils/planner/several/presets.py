@@ -28,7 +28,7 @@ def check_release(release: ReleasePlan) -> None:
         )
 
 
-def _is_routers(word: str) -> bool:
+def _is_router_option(word: str) -> bool:
     option = options.by_word(word)
     return option is not None and option.name in ROUTER_OPTIONS
 
@@ -40,20 +40,20 @@ def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
     """
     program, *words = plan.head.argv
 
-    router_words = [word for pair in options.pairs(words) if _is_routers(pair[0]) for word in pair]
+    router_words = [word for pair in options.group_words(words) if _is_router_option(pair[0]) for word in pair]
     return (
         program,
-        *options.render("models-preset", path),
-        *options.render("models-max", "1"),
+        *options.render_option("models-preset", path),
+        *options.render_option("models-max", "1"),
         *router_words,
-        *options.render("log-verbosity", "4"),
+        *options.render_option("log-verbosity", "4"),
     )
 
 
 def model_argv(argv: Sequence[str]) -> tuple[str, ...]:
     """The command line of a model alone without what is the router's."""
     program, *words = argv
-    return (program, *(word for pair in options.pairs(words) if not _is_routers(pair[0]) for word in pair))
+    return (program, *(word for pair in options.group_words(words) if not _is_router_option(pair[0]) for word in pair))
 
 
 def presets(models: Sequence[ServedModel]) -> str:
@@ -66,17 +66,17 @@ def presets(models: Sequence[ServedModel]) -> str:
 
 def _section(model: ServedModel) -> Iterator[str]:
     preset = {"alias": ",".join(model.aliases)} if model.aliases else {}
-    words: dict[str, str] = {}
-    for word, *values in options.pairs(model.argv[1:]):
+    words_by_option: dict[str, str] = {}
+    for word, *values in options.group_words(model.argv[1:]):
         key, value = word.lstrip("-").replace("_", "-"), values[0] if values else "true"
         option = options.identity(word)
-        repetition_problem = f"a second time, after {words[option]}" if option in words else ""
+        repetition_problem = f"a second time, after {words_by_option[option]}" if option in words_by_option else ""
         values_problem = "with several values" if len(values) > 1 else ""
         form_problem = "" if re.fullmatch(KEY_PATTERN, key) else "as one word"
         value_problem = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
         if CLIENT_OPTIONS.fullmatch(key):
             raise Refusal(
-                turns.sentence(
+                turns.entry_sentence(
                     model.name,
                     f"llama-server gets {word}, but clients connect to the router: remove it, and set its environment variable in llama_server_environment",
                 )
@@ -84,11 +84,11 @@ def _section(model: ServedModel) -> Iterator[str]:
         if problem := repetition_problem or values_problem or form_problem or value_problem:
             text = " ".join([word, *values])
             raise Refusal(
-                turns.sentence(
+                turns.entry_sentence(
                     model.name,
                     f"llama-server gets {text!r} {problem}, which its presets cannot express: change this argument",
                 )
             )
-        preset[key], words[option] = value, word
+        preset[key], words_by_option[option] = value, word
     yield f"[{model.name}]"
     yield from (f"{key} = {value}" for key, value in preset.items())

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 def findings(installation: Installation, candidate: Candidate, plan: Plan) -> list[Finding]:
     """Return the advisories that a plan meets."""
-    return table.evaluate(AdvisoryContext(plan, installation.cluster, candidate))
+    return table.evaluate_advisories(AdvisoryContext(plan, installation.cluster, candidate))
 
 
 def add_advice(installation: Installation, candidate: Candidate, plan: Plan) -> Plan:

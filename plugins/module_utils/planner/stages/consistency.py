@@ -12,14 +12,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, external_workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
-    Equipped,
+    EquippedHost,
     Host,
     Server,
     Worker,
 )
 
 
-def check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, Equipped], release: ReleasePlan) -> None:
+def check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, EquippedHost], release: ReleasePlan) -> None:
     """Refuse what is there twice, and external workers that the head cannot use.
 
     :param release: release of the head.
@@ -28,7 +28,7 @@ def check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, Equipped], 
     declared_workers += [external.worker for external in cluster.external]
     _check_tunnels(declared_workers, cluster.server)
     _check_endpoints(declared_workers)
-    _check_names_of_the_head(cluster.hosts[cluster.head], equipped_hosts)
+    _check_head_address(cluster.hosts[cluster.head], equipped_hosts)
     external_workers.check_workers(cluster.external, cluster.hosts, release)
 
 
@@ -51,25 +51,25 @@ def _check_endpoints(declared_workers: Sequence[Worker]) -> None:
 
 def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
     """Refuses a tunnel that ends on a port of the head which something else has."""
-    users = {server.port: "llama_server_port"}
+    port_users = {server.port: "llama_server_port"}
     for worker in declared_workers:
         if worker.open == worker.listens and names.is_loopback(worker.listens) and not worker.external:
-            users[names.port_of(worker.listens)] = f"the worker {worker.name} of the head"
+            port_users[names.port_of(worker.listens)] = f"the worker {worker.name} of the head"
     for worker in declared_workers:
         if not worker.open or (worker.external and names.is_loopback(worker.endpoint)):
             port = names.port_of(worker.endpoint)
-            if port in users:
+            if port in port_users:
                 variable = (
                     "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
                 )
                 raise Refusal(
-                    f"the tunnel to the worker {worker.name} on {worker.host} ends at port {port} on the head, which {users[port]} already uses: end the "
+                    f"the tunnel to the worker {worker.name} on {worker.host} ends at port {port} on the head, which {port_users[port]} already uses: end the "
                     f"tunnel at another port, and set {variable} to it"
                 )
-            users[port] = f"the tunnel to {worker.name} on {worker.host}"
+            port_users[port] = f"the tunnel to {worker.name} on {worker.host}"
 
 
-def _check_names_of_the_head(head: Host, equipped_hosts: Mapping[str, Equipped]) -> None:
+def _check_head_address(head: Host, equipped_hosts: Mapping[str, EquippedHost]) -> None:
     """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
     for name, entry in equipped_hosts.items():
         direct_addresses = [names.address_of(worker.open) for worker in entry.workers if worker.open]

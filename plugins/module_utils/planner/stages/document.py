@@ -14,10 +14,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 
 
-def compose(installation: Installation, candidate: Candidate) -> Plan:
+def compose_plan(installation: Installation, candidate: Candidate) -> Plan:
     """Return the plan without fallbacks, services and advisories."""
     cluster, model = installation.cluster, candidate.workload.model
-    predicted_estimate = estimate(candidate, *shapes.compare(candidate))
+    predicted_estimate = estimate(candidate, *shapes.compare_shapes(candidate))
     head_plan = head.plan_of_head(installation, [candidate], predicted_estimate.load_s)
     return Plan(
         schema=SCHEMA,
@@ -28,12 +28,13 @@ def compose(installation: Installation, candidate: Candidate) -> Plan:
         release=candidate.release,
         releases={
             release.id: release
-            for entry in installation.equipped.values()
+            for entry in installation.equipped_hosts.values()
             for release in (installation.programs.releases[backend] for backend in entry.backends)
         },
-        model=model_source.as_plan(model, cache_prefill.large_sizes(model.summary)),
+        model=model_source.as_plan(model, cache_prefill.cached_tensor_sizes(model.summary)),
         hosts={
-            name: hosts.plan_of_host(installation, entry, candidate) for name, entry in installation.equipped.items()
+            name: hosts.plan_of_host(installation, entry, candidate)
+            for name, entry in installation.equipped_hosts.items()
         },
         head=head_plan._replace(proof=proof_plan.plan_proof(candidate, predicted_estimate, cluster.proof_seconds)),
         external_workers=hosts.external_workers_of(installation, candidate),
@@ -42,7 +43,7 @@ def compose(installation: Installation, candidate: Candidate) -> Plan:
         auxiliary_uncounted=tuple(UncountedModel(*pair) for pair in candidate.workload.uncounted_models.items()),
         links=tuple(
             name
-            for name, entry in installation.equipped.items()
+            for name, entry in installation.equipped_hosts.items()
             if entry.host.links and name != cluster.head and any(worker.open for worker in entry.workers)
         ),
         fallbacks=(),

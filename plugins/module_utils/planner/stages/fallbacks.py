@@ -38,7 +38,7 @@ class Absence(NamedTuple):
 def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> Plan:
     """Return the plan with its fallbacks, except those that meet an error which the plan does not meet and nobody accepted."""
     server, absences = installation.cluster.server, [*_absences(main)]
-    if installation.cluster.alternates or not main.fits or not absences:
+    if installation.cluster.has_other_models or not main.fits or not absences:
         return plan
     # Planned batch sizes suit devices with more memory than a fallback may have.
     workload = main.workload.with_batches(*main.workload.requested_batches)

@@ -99,13 +99,13 @@ def _environment(installation: Installation, candidates: Sequence[Candidate]) ->
     driven_names = {device.name for candidate in candidates for device in _driven_devices(candidate)}
     has_workers = any(candidate.layout.workers() for candidate in candidates)
     auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
-    holders = [holder for candidate in candidates for holder in candidate.holders()]
+    loaded_devices = [holder for candidate in candidates for holder in candidate.loaded_devices()]
     return {
         **devices.environment_of_head(
             facts, lent_names, installation.programs.serving_backend, driven_names, has_workers
         ),
         **next(filter(None, auxiliary), {}),
-        **devices.heap_of_head(holders, facts, server.environment),
+        **devices.heap_of_head(loaded_devices, facts, server.environment),
     }
 
 

@@ -26,13 +26,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Equipped, Host, Server, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import EquippedHost, Host, Server, Worker
 
-PROBING_HOSTS = 2
+PROBE_COUNT = 2
 """Number of other hosts that try whether a worker's port is closed to them."""
 
 
-def plan_of_host(installation: Installation, entry: Equipped, candidate: Candidate) -> HostPlan:
+def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Candidate) -> HostPlan:
     host, facts = entry.host, entry.host.facts
     is_head, system = host.name == installation.cluster.head, facts.scope == "system"
     sources = {installation.programs.releases[backend].source for backend in entry.backends}
@@ -83,7 +83,7 @@ def plan_of_host(installation: Installation, entry: Equipped, candidate: Candida
 
 def _worker(installation: Installation, candidate: Candidate, worker: Worker) -> WorkerPlan:
     release, build = installation.programs.releases[worker.build], installation.builds[worker.host][worker.build]
-    folder = installation.equipped[worker.host].host.facts.prefix + "/releases"
+    folder = installation.equipped_hosts[worker.host].host.facts.prefix + "/releases"
     return WorkerPlan(
         name=worker.name,
         used=worker.endpoint in {device_worker.endpoint for device_worker in candidate.layout.workers()},
@@ -126,9 +126,9 @@ def _server_rules(server: Server) -> tuple[FirewallRule, ...]:
     return tuple(FirewallRule(port, sources, server.host) for port in (server.port, server.page_port) if port)
 
 
-def _keys(installation: Installation, entry: Equipped) -> tuple[str, ...]:
+def _keys(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:
     """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
-    hosts = installation.equipped.values() if entry.host.name == installation.cluster.head else [entry]
+    hosts = installation.equipped_hosts.values() if entry.host.name == installation.cluster.head else [entry]
     peer_addresses = {names.address_of(worker.tunnel) for end in hosts for worker in end.workers if worker.tunnel}
     return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(peer_addresses))
 
@@ -138,12 +138,12 @@ def _firewall_manager(facts: Facts) -> str | None:
     return facts.firewall if can_set else None
 
 
-def exposed_workers(equipped: Mapping[str, Equipped], candidate: Candidate) -> list[Worker]:
+def exposed_workers(equipped_hosts: Mapping[str, EquippedHost], candidate: Candidate) -> list[Worker]:
     """Return the workers that the candidate does not use, and that would listen on a network without anything that restricts their ports to the head."""
     used_endpoints = {worker.endpoint for worker in candidate.layout.workers()}
     open_hosts = [
         entry
-        for entry in equipped.values()
+        for entry in equipped_hosts.values()
         if not (_unit_closes(entry.host.facts) or _firewall_manager(entry.host.facts))
     ]
     idle_workers = [worker for entry in open_hosts for worker in entry.workers if worker.endpoint not in used_endpoints]
@@ -155,24 +155,24 @@ def _unit_closes(facts: Facts) -> bool:
     return bool(service_managers.MANAGERS[facts.service_manager].port_filter and facts.units_filter)
 
 
-def _port_probes(installation: Installation, entry: Equipped) -> tuple[str, ...]:
+def _port_probes(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:
     """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
     name = entry.host.name
     if name == installation.cluster.head:
         return ()
-    peers = [peer for key, peer in installation.equipped.items() if key != installation.cluster.head]
+    peers = [peer for key, peer in installation.equipped_hosts.items() if key != installation.cluster.head]
     position = peers.index(entry)
-    next_peers = [*peers[position + 1 :], *peers[:position]][:PROBING_HOSTS]
-    probers = [peer for peer in next_peers if _unit_closes(peer.host.facts) or peer.host.facts.firewall]
+    next_peers = [*peers[position + 1 :], *peers[:position]][:PROBE_COUNT]
+    probed_peers = [peer for peer in next_peers if _unit_closes(peer.host.facts) or peer.host.facts.firewall]
     own_entry = [entry] if _unit_closes(entry.host.facts) else []
-    return tuple(worker.open for peer in [*own_entry, *probers] for worker in peer.workers if worker.open)
+    return tuple(worker.open for peer in [*own_entry, *probed_peers] for worker in peer.workers if worker.open)
 
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
     """The account of services, and the one that builds where something is compiled."""
     service_account = AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
     builds = AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
-    return (service_account, *([builds] if sources & set(release_request.COMPILED) else []))
+    return (service_account, *([builds] if sources & set(release_request.COMPILED_SOURCES) else []))
 
 
 def _tuning(host: Host) -> KernelTuning:
@@ -192,7 +192,7 @@ def _tuning(host: Host) -> KernelTuning:
             "llama_hardware"
         )
     try:
-        parameters = kernel_parameters.parameters(host.facts.memory_mib, host.tuning.gtt_mib)
+        parameters = kernel_parameters.graphics_parameters(host.facts.memory_mib, host.tuning.gtt_mib)
     except ValueError as error:
         raise Refusal(f"llama_host_tuning_gtt_mib for {host.name} is not possible: {error}") from None
     return KernelTuning(parameters, host.tuning.reboot)

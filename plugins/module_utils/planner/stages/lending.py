@@ -20,14 +20,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
-    Equipped,
+    EquippedHost,
     Host,
     Server,
     Worker,
 )
 
 
-def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[dict[str, Equipped], Site]:
+def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[dict[str, EquippedHost], Site]:
     """Return the hosts with their workers, and the site for the model.
 
     :raises Refusal: a host cannot run what it declares, or workers do not go together.
@@ -37,7 +37,7 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[d
     within_shown_memory = devices.VULKAN_MEMORY not in cluster.accepted
     declared_workers = {name: _declare_workers(cluster, host, programs) for name, host in cluster.hosts.items()}
     lent_names = [entry.device.device for entry in declared_workers[head.name]]
-    driven_devices = devices.driven_by_head(head.facts, lent_names, programs.serving_backend)
+    driven_devices = devices.driven_devices(head.facts, lent_names, programs.serving_backend)
     capacities = {
         name: _capacities_of(host, declared_workers[name], driven_devices, server, within_shown_memory)
         for name, host in cluster.hosts.items()
@@ -53,7 +53,7 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[d
         cluster, _usable_workers(cluster, programs, equipped_hosts, [name for name, _device in driven_devices])
     )
     if cluster.layer_hosts is None and not usable_workers:
-        _check_some_worker_serves(cluster, programs, equipped_hosts)
+        _check_common_release(cluster, programs, equipped_hosts)
     usable_workers += _layer_workers(cluster, [external.worker for external in cluster.external])
     site_devices = [
         *devices.lent_devices(usable_workers),
@@ -61,11 +61,11 @@ def equip(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[d
     ]
     if within_shown_memory:
         site_devices = [
-            devices.with_visible_memory(device, cluster.every_host[device.host].facts) for device in site_devices
+            devices.with_visible_memory(device, cluster.all_hosts[device.host].facts) for device in site_devices
         ]
     architecture = cluster.model.summary.architecture if cluster.model.summary else ""
     return equipped_hosts, site_of(
-        cluster.head, cluster.every_host, site_devices, architecture, programs.server_backends
+        cluster.head, cluster.all_hosts, site_devices, architecture, programs.server_backends
     )
 
 
@@ -76,7 +76,7 @@ def _declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[w
     models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
     serving_backend = programs.serving_backend if host.is_head else None
     return [
-        entry._replace(request=cache_prefill.with_cache(entry.request, host.facts, models))
+        entry._replace(request=cache_prefill.decide_cache(entry.request, host.facts, models))
         for entry in workers.declare_workers(host, programs.built_backends[host.name], serving_backend)
     ]
 
@@ -102,7 +102,9 @@ def _capacities_of(
     return devices.capacities_of(host, lent, driven_names, environments if within_shown_memory else {}, limits)
 
 
-def _equip_host(host: Host, programs: Programs, catalogue: Catalogue, declared_workers: Sequence[Worker]) -> Equipped:
+def _equip_host(
+    host: Host, programs: Programs, catalogue: Catalogue, declared_workers: Sequence[Worker]
+) -> EquippedHost:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
     facts, built_backends, releases_by_backend = host.facts, programs.built_backends[host.name], programs.releases
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
@@ -117,7 +119,7 @@ def _equip_host(host: Host, programs: Programs, catalogue: Catalogue, declared_w
             f"llama_links for {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
             "set manage: false"
         )
-    return Equipped(
+    return EquippedHost(
         host=host,
         backends=built_backends,
         tools=requirements.tools_of(host, built_backends, catalogue, releases_by_backend, programs.tls_backend),
@@ -129,7 +131,7 @@ def _equip_host(host: Host, programs: Programs, catalogue: Catalogue, declared_w
 
 
 def _usable_workers(
-    cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, Equipped], driven: Sequence[str]
+    cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost], driven: Sequence[str]
 ) -> list[Worker]:
     """The workers that the head may use: those of its own source, and of those that lend the same device one.
 
@@ -154,7 +156,7 @@ def _layer_workers(cluster: Cluster, candidates: list[Worker]) -> list[Worker]:
     return [worker for worker in candidates if cluster.layer_hosts is None or worker.host in cluster.layer_hosts]
 
 
-def _check_some_worker_serves(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, Equipped]) -> None:
+def _check_common_release(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost]) -> None:
     """:raises Refusal: there are workers, and none has a build of the head's release."""
     builds = list(dict.fromkeys(worker.build for entry in equipped_hosts.values() for worker in entry.workers))
     if not builds:

@@ -12,7 +12,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, Equipped, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Catalogue,
+    Cluster,
+    EquippedHost,
+    Worker,
+)
 
 
 class Programs(NamedTuple):
@@ -42,23 +47,23 @@ class Installation(NamedTuple):
 
     cluster: Cluster
     programs: Programs
-    equipped: Mapping[str, Equipped]
+    equipped_hosts: Mapping[str, EquippedHost]
     builds: Mapping[str, Mapping[str, BuildPlan]]
     """Host → backend → build."""
     runtime_id: str
     """Digest of the launcher's files."""
 
     @property
-    def head(self) -> Equipped:
-        return self.equipped[self.cluster.head]
+    def head(self) -> EquippedHost:
+        return self.equipped_hosts[self.cluster.head]
 
     def without_workers(self, workers: Collection[Worker]) -> Installation:
         """Return the installation without these workers."""
         equipped_hosts = {
             name: entry._replace(workers=tuple(worker for worker in entry.workers if worker not in workers))
-            for name, entry in self.equipped.items()
+            for name, entry in self.equipped_hosts.items()
         }
-        return self._replace(equipped=equipped_hosts)
+        return self._replace(equipped_hosts=equipped_hosts)
 
     def runtime_folder(self, prefix: str) -> str:
         return f"{prefix}/runtime/{self.runtime_id}"

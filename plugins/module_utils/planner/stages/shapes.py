@@ -37,7 +37,7 @@ HOST, REPLICAS, SPLIT = "host", "replicas", "split"
 """Kinds of shapes."""
 
 
-class Single(NamedTuple):
+class SingleHost(NamedTuple):
     """Hosts that are alike, and the best way in which one of them serves alone."""
 
     names: tuple[str, ...]
@@ -49,16 +49,16 @@ class Single(NamedTuple):
     """Entry of llama_server_override_tensor if its processor has to hold experts."""
 
 
-def compare(candidate: Candidate) -> tuple[SingleHostEstimate, tuple[ShapeEstimate, ...]]:
+def compare_shapes(candidate: Candidate) -> tuple[SingleHostEstimate, tuple[ShapeEstimate, ...]]:
     """Return the best host alone, and all shapes; no shapes for the known-answer model, which only tries workers."""
     hosts = [candidate.site.hosts[name] for name in candidate.site.server_backends]
-    singles = list(_singles(candidate, hosts))
-    best_host = _best_host(candidate, singles, hosts)
+    single_hosts = list(_single_hosts(candidate, hosts))
+    best_host = _best_host(candidate, single_hosts, hosts)
     if candidate.workload.model.known_answer is not None or not candidate.fits:
         return best_host, ()
     head, has_workers = candidate.site.head, any(host.is_worker for host in hosts)
     shapes = []
-    for entry in singles:
+    for entry in single_hosts:
         head_shape = candidate if head in entry.names and not candidate.layout.workers() else None
         settings = {
             f"move {entry.names[0]} to llama_head": head not in entry.names,
@@ -70,7 +70,7 @@ def compare(candidate: Candidate) -> tuple[SingleHostEstimate, tuple[ShapeEstima
             HOST, entry.names, head_shape or entry.candidate, [text for text, applies in settings.items() if applies]
         )
         shapes.append(shape._replace(chosen=bool(head_shape)))
-    replicas = [entry for entry in singles if entry.candidate.fits]
+    replicas = [entry for entry in single_hosts if entry.candidate.fits]
     speeds = [_speed(entry.candidate) for entry in replicas]
     replicas = [entry for entry, speed in zip(replicas, speeds) if speed >= LEAST_SHARE * max(speeds)]
     if sum(len(entry.names) for entry in replicas) > 1:
@@ -103,19 +103,21 @@ def _free_mib(candidate: Candidate) -> int:
     return int(sum(device.capacity_mib - (share.weights + share.kv) / MIB for device, share in pairs))
 
 
-def _replicas(singles: Sequence[Single], users: int) -> ShapeEstimate:
+def _replicas(singles: Sequence[SingleHost], users: int) -> ShapeEstimate:
     """Return the shape with one server on each host that holds the model. Users are shared evenly."""
-    ways = [(name, single_host.candidate) for single_host in singles for name in single_host.names]
-    ways.sort(key=lambda way: -speeds_of(way[1]).generation)
-    counts = [users // len(ways) + (index < users % len(ways)) for index in range(len(ways))]
-    loads = [users_estimate(way[1], count) for way, count in zip(ways, counts) if count]
-    names = [name for name, _candidate in ways]
+    candidates = [(name, single_host.candidate) for single_host in singles for name in single_host.names]
+    candidates.sort(key=lambda entry: -speeds_of(entry[1]).generation)
+    counts = [users // len(candidates) + (index < users % len(candidates)) for index in range(len(candidates))]
+    loads = [users_estimate(entry[1], count) for entry, count in zip(candidates, counts) if count]
+    names = [name for name, _candidate in candidates]
     groups = f"add {', '.join(names)} to llama_head, and a host to llama_balancer"
-    shape = _shape(REPLICAS, names, ways[0][1], [groups])
-    return shape._replace(free_mib=min(_free_mib(candidate) for _name, candidate in ways), users=_sum(loads))
+    shape = _shape(REPLICAS, names, candidates[0][1], [groups])
+    return shape._replace(
+        free_mib=min(_free_mib(candidate) for _name, candidate in candidates), users=_sum_users(loads)
+    )
 
 
-def _sum(loads: Sequence[UsersEstimate]) -> UsersEstimate:
+def _sum_users(loads: Sequence[UsersEstimate]) -> UsersEstimate:
     """Return the sum of the speeds of several servers."""
 
     def total(values: Sequence[Any]) -> Any:
@@ -130,19 +132,19 @@ def _sum(loads: Sequence[UsersEstimate]) -> UsersEstimate:
 
 def _splits(candidate: Candidate) -> Iterator[ShapeEstimate]:
     """Yield the shapes with workers: that of the plan, then those that other values of llama_placement select."""
-    used_hosts_list = []
+    tried_buffers = []
     for placement in (None, FASTEST, ALL):
         variant = candidate
         if placement:
             server = candidate.workload.server._replace(tensor_split=(), override_tensor=())
             variant = attempt_placement(candidate.workload._replace(server=server, placement=placement), candidate.site)
         buffers = {device.buffer for device in variant.layout.devices}
-        if variant.fits and variant.layout.workers() and buffers not in used_hosts_list:
+        if variant.fits and variant.layout.workers() and buffers not in tried_buffers:
             used_hosts = {device.host for device in variant.layout.devices}
             names = [name for name in candidate.site.hosts if name in used_hosts]
             shape = _shape(SPLIT, names, variant, [f"set llama_placement to {placement}"] if placement else [])
             yield shape._replace(chosen=not placement)
-        used_hosts_list.append(buffers)
+        tried_buffers.append(buffers)
 
 
 def _speed(candidate: Candidate) -> float:
@@ -151,7 +153,7 @@ def _speed(candidate: Candidate) -> float:
     return users_speed.generation_tokens_per_s or users_speed.prompt_tokens_per_s
 
 
-def _best_host(candidate: Candidate, singles: Sequence[Single], hosts: Sequence[Host]) -> SingleHostEstimate:
+def _best_host(candidate: Candidate, singles: Sequence[SingleHost], hosts: Sequence[Host]) -> SingleHostEstimate:
     """Return the host that alone would be the fastest for all users; if none holds the model, the one with the most memory."""
     fitting_hosts = [single_host for single_host in singles if single_host.candidate.fits]
     if not fitting_hosts:
@@ -171,7 +173,7 @@ def _best_host(candidate: Candidate, singles: Sequence[Single], hosts: Sequence[
 
 def _is_likely_faster(host_candidate: Candidate, candidate: Candidate) -> bool:
     workload = candidate.workload
-    if not workload.generates:
+    if not workload.generates_text:
         return speeds_of(host_candidate).prompt_range.low > speeds_of(candidate).prompt_range.high
     count = max(1, min(workload.users, workload.cache.parallel))
     depth = workload.prompt_tokens if count > 1 else 0
@@ -179,7 +181,7 @@ def _is_likely_faster(host_candidate: Candidate, candidate: Candidate) -> bool:
     return cost_model.is_likely_faster(pair[0], pair[1], count)
 
 
-def _singles(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[Single]:
+def _single_hosts(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[SingleHost]:
     """Yield the best way in which each kind of host serves alone: with all layers on its devices, with as many as they hold, with experts on its processor,
     or on its processor only. Devices leave room for the bound of the compute buffer, unless that is too large for the plan's own devices."""
     server = candidate.workload.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
@@ -197,21 +199,25 @@ def _singles(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[Single]:
         host = peers[0]
         head_server = candidate.workload.server if host.is_head else None
         host_devices = tuple(devices.single_host_devices(host, candidate.site.server_backends[host.name], head_server))
-        spare_room = tuple(device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in host_devices)
+        reduced_devices = tuple(
+            device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in host_devices
+        )
         site = site_of(host.name, {host.name: host}, host_devices, workload.summary.architecture, {})
         attempts = [attempt_placement(workload, site._replace(devices=()))._replace(site=site)]
         if host_devices:
-            attempt = attempt_placement(workload, site if is_full else site._replace(devices=spare_room))
-            partly = site._replace(devices=spare_room)
+            attempt = attempt_placement(workload, site if is_full else site._replace(devices=reduced_devices))
+            reduced_site = site._replace(devices=reduced_devices)
             attempts += (
-                [attempt] if attempt.fits else [_with_most_layers(workload, partly), *_with_experts(workload, partly)]
+                [attempt]
+                if attempt.fits
+                else [_with_most_layers(workload, reduced_site), *_with_experts(workload, reduced_site)]
             )
         candidates = [item for item in attempts if item.fits]
         choice = max(candidates, key=_speed) if candidates else min(attempts, key=lambda item: item.layout.missing_mib)
         layers = (
             choice.layout.gpu_layers if host_devices and choice.layout.gpu_layers <= workload.summary.layers else None
         )
-        yield Single(
+        yield SingleHost(
             tuple(peer.name for peer in peers), choice, layers, next(iter(choice.workload.server.override_tensor), None)
         )
 
@@ -223,7 +229,7 @@ def _with_most_layers(workload: Workload, site: Site) -> Candidate:
     def with_layers(number: int) -> Candidate:
         return attempt_placement(workload._replace(server=workload.server._replace(gpu_layers=units - number)), site)
 
-    return _fewest(with_layers, units)
+    return _smallest_fitting(with_layers, units)
 
 
 def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
@@ -236,7 +242,7 @@ def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
         entry = rf"blk\.({_numbers_below(number)})\.ffn_.*exps=CPU" if number < summary.layers else "exps=CPU"
         return attempt_placement(workload._replace(server=workload.server._replace(override_tensor=(entry,))), site)
 
-    return [_fewest(with_experts, summary.layers)]
+    return [_smallest_fitting(with_experts, summary.layers)]
 
 
 def _numbers_below(count: int) -> str:
@@ -246,7 +252,7 @@ def _numbers_below(count: int) -> str:
     return "|".join([f"{full_decades_pattern}[0-9]"] * bool(tens) + [last_decade_pattern, *map(str, range(100, count))])
 
 
-def _fewest(with_number: Callable[[int], Candidate], maximum: int) -> Candidate:
+def _smallest_fitting(with_number: Callable[[int], Candidate], maximum: int) -> Candidate:
     """Return the candidate with the smallest number that fits; that with the largest if none fits."""
     lower_bound, upper_bound, best_candidate = 0, maximum, with_number(maximum)
     while best_candidate.fits and upper_bound - lower_bound > 1:
