@@ -83,10 +83,10 @@ def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Mod
         via = cost_model.ASSUMED_LINKS[link[0]] if link else None
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
-        weights = sum(part.dense + part.experts for part in costs) * sum(read[start:end]) / sum(read)
+        weights = sum(part.dense_weights + part.experts for part in costs) * sum(read[start:end]) / sum(read)
         work = cost_model.ModelPart(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via)
         wire = 8.0 * model.width if link else 0.0
-        works.append(work._replace(dense=weights, wire=wire))
+        works.append(work._replace(dense_weights=weights, network_bytes=wire))
         start += layers
     assert start == load.layers, figure
     return works

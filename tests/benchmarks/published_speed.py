@@ -135,9 +135,9 @@ def _link(name: str, kind: str) -> cost_model.Link:
     kind, _colon, gbit = kind.partition(":")
     link = cost_model.ASSUMED_LINKS[kind]
     if gbit:
-        link = link._replace(gbit=float(gbit), sure=True)
+        link = link._replace(gbit=float(gbit), is_rate_known=True)
     round_trip = ROUND_TRIP_MS.get(kind, link.round_trip_ms)
-    return link._replace(round_trip_ms=round_trip, board="Raspberry" in name)
+    return link._replace(round_trip_ms=round_trip, is_board="Raspberry" in name)
 
 
 def _works(row: dict[str, str]) -> list[cost_model.ModelPart]:
@@ -156,7 +156,7 @@ def _works(row: dict[str, str]) -> list[cost_model.ModelPart]:
                 weights=sum(part.bytes for part, _cost in own),
                 **{field: sum(getattr(cost, field) for _part, cost in own) for field in cost_model.PartCost._fields},
                 active=model.active_share,
-                wire=8.0 * model.width if link else 0.0,
+                network_bytes=8.0 * model.width if link else 0.0,
                 nodes=int(layers) * cost_model.nodes_per_layer(load),
                 link=_link(name, link[0]) if link else None,
             )

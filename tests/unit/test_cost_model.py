@@ -274,7 +274,7 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_STEPS)
     assert costs == {"memory of": 80, "computing on": computing}
     link = cost_model.Link("ethernet", 0.3, 1.0, False)
-    lent = {"link": link, "wire": 2 * 4096 * 4, "output": 4 * 32000}
+    lent = {"link": link, "network_bytes": 2 * 4096 * 4, "output": 4 * 32000}
     costs = cost_model.prompt_costs(work._replace(**lent))
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
     factors = [cost_model.prompt_factor([work._replace(attention_weights=share * 1e9)]) for share in (0, 1, 100)]

@@ -52,7 +52,7 @@ def test_the_head_drives_its_own_devices_beside_a_worker_for_those_of_another_ba
     "lent, backend, driven", [((), "cuda", ["CUDA0"]), ((), "hip", ["ROCm0"]), (("CUDA0",), "hip", [])]
 )
 def test_integrated_graphics_serve_where_no_better_device_is_lent(lent, backend, driven):
-    facts = entry.facts_of({**FACTS, "accelerators": [RTX_4070, {**MI50, "unified": True}]})
+    facts = entry.parse_facts({**FACTS, "accelerators": [RTX_4070, {**MI50, "unified": True}]})
     assert [name for name, _device in devices.driven_devices(facts, lent, backend)] == driven
 
 
@@ -189,7 +189,7 @@ def test_releases_are_alike_by_build_commit_and_patches(one, other, same):
 )
 def test_devices_that_are_one_and_the_same(name, expected, tmp_path, monkeypatch):
     machine = Machine(name, tmp_path).stand_in(monkeypatch)
-    facts = entry.facts_of({**FACTS, "accelerators": machine.accelerators()})
+    facts = entry.parse_facts({**FACTS, "accelerators": machine.accelerators()})
     assert facts.canonical_names == expected
     assert len(facts.distinct_accelerators()) == len(set(expected.values()))
 
@@ -206,5 +206,5 @@ def test_devices_that_are_one_and_the_same(name, expected, tmp_path, monkeypatch
 def test_declared_devices_that_are_one_and_the_same(one, other, same):
     declared = {"name": "declared", "architecture": "", "unified": False}
     accelerators = [{**declared, **one, "backend": "hip"}, {**declared, **other, "backend": "vulkan"}]
-    facts = entry.facts_of({**FACTS, "accelerators": accelerators})
+    facts = entry.parse_facts({**FACTS, "accelerators": accelerators})
     assert (facts.canonical_names["Vulkan0"] == "ROCm0") is same

@@ -107,8 +107,8 @@ def test_each_device_with_layers_gets_the_factors_of_the_rotation(small):
     assert of_units(load)[0] == [1024 + 64] * 3 + [1024 + 8192]
     assert load.share([0, 1, 2, 3], "cpu").weights == 4 * 1024 + 64 + 8192
     sizes, kv = load.sizes("cpu"), load.kv[0]
-    assert sizes.of(0, 3) == 3 * 1024 + 64 + 3 * kv
-    assert sizes.of(3, 4) == 1024 + 8192
+    assert sizes.bytes_of(0, 3) == 3 * 1024 + 64 + 3 * kv
+    assert sizes.bytes_of(3, 4) == 1024 + 8192
 
 
 def test_only_layers_without_a_window_need_them_in_gemma4(small):

@@ -46,7 +46,7 @@ def names_of(backend, build=BUILD, devices=(), rocm=None, **changed):
         "accelerators": accelerators,
         "toolchains": [{**ROCM, "version": rocm}] if rocm else None,
     }
-    return prebuilt_archives.archive_names("host", cluster_inputs.facts_of({**given, **changed}), backend, build)
+    return prebuilt_archives.archive_names("host", cluster_inputs.parse_facts({**given, **changed}), backend, build)
 
 
 @pytest.mark.parametrize(

@@ -221,7 +221,7 @@ def test_the_head_waits_for_workers_before_it_hands_on(seconds, links, micro_bat
 def test_the_head_computes_nothing_beside_what_it_carries(devices, measured):
     """phi3 on A100 behind workers, one of which reads 7099 tokens per second (ggml-org/llama.cpp#18626)."""
     link = cost_model.ASSUMED_LINKS["loopback"]
-    lent = {"link": link, "wire": 2 * 4 * 3072}
+    lent = {"link": link, "network_bytes": 2 * 4 * 3072}
     carried = sum(cost_model.prompt_costs(works([0.0], [True])[0]._replace(**lent)).values()) / 1000
     parts = works([(512 / 7099 - carried) / 2 / devices] * devices, [True] * devices)
     tokens = 64 * 512
