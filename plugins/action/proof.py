@@ -98,8 +98,8 @@ class ActionModule(Action):
         job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, restart_hint)
         if arguments.stage == REFERENCE and prediction:
             self._show(
-                f"the head's processor computes {len(work.layers)} of {plan.model.layers} layers of {plan.model.name}, about {prediction.seconds} s; "
-                f"then each device computes them, and the server is down for {prediction.outage_s} s"
+                f"unless an earlier run proved these devices, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "
+                f"{plan.model.name} for about {prediction.seconds} s; then each device computes them, and the server is down for {prediction.outage_s} s"
             )
         answer = self.run_in_background(
             job,
