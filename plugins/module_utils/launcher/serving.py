@@ -139,7 +139,7 @@ def read_fallbacks(path: Path) -> list[FallbackCommand] | None:
 
 def _fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[str]) -> FallbackCommand:
     for endpoint in (without, *workers):
-        rpc.place_of(endpoint)
+        rpc.split_endpoint(endpoint)
     if not all(isinstance(word, str) for word in (name, *argv)):
         raise TypeError
     return FallbackCommand(name, without, tuple(workers), tuple(argv))

@@ -130,7 +130,7 @@ def is_compatible(client: str, server: str) -> bool:
     return client_major == server_major and server_minor <= client_minor
 
 
-def place_of(endpoint: str) -> tuple[str, int]:
+def split_endpoint(endpoint: str) -> tuple[str, int]:
     """Return address and port of ADDRESS:PORT.
 
     :raises ValueError: the endpoint has another form, or its address is not a numeric IPv4 address.
@@ -158,7 +158,7 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
         - ``not_rpc``: another program answers.
     :raises ValueError: the address is not a numeric IPv4 address, or the port is invalid.
     """
-    place_of(f"{address}:{port}")
+    split_endpoint(f"{address}:{port}")
     deadline = time.monotonic() + timeout
     connected = False
     try:

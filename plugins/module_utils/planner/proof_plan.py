@@ -168,7 +168,7 @@ def work_of(plan: Plan) -> ProofWork | None:
         context=proof.context,
         micro_batch=int(*words.get("micro-batch", ["512"])),
         limit_s=math.ceil(LIMIT_TIMES * proof.seconds),
-        patience=PATIENCE_S + PATIENCE_TIMES * (proof.seconds + proof.outage_s),
+        timeout_s=PATIENCE_S + PATIENCE_TIMES * (proof.seconds + proof.outage_s),
         processor=_proof_side(plan, None),
         variants=tuple(variants),
         devices=tuple(_proof_side(plan, entry) for entry in plan.placement),

@@ -77,7 +77,7 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
 
 def _endpoint(place: str, endpoint: Any) -> str:
     try:
-        address, port = rpc.place_of(str(endpoint))
+        address, port = rpc.split_endpoint(str(endpoint))
     except ValueError:
         address, port = names.ANY_ADDRESS, 0
     ip = ipaddress.IPv4Address(address)

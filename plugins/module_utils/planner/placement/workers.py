@@ -140,7 +140,7 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        address, port = rpc.place_of(text)
+        address, port = rpc.split_endpoint(text)
     except ValueError:
         address, port = "", 0
     if not names.is_loopback(address):
