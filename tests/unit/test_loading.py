@@ -34,7 +34,7 @@ def test_what_a_plan_has_on_each_device(pair):
     assert expected == loading.ExpectedBytes(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
     assert expected.head_bytes > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
-    assert load_goal(typed(pair.plan())).cached
+    assert load_goal(typed(pair.plan())).are_cached
     assert load_goal(subject(pair.plan())._replace(placement=())) == loading.ExpectedBytes()
 
 

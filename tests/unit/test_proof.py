@@ -213,7 +213,7 @@ def answers(shift=0.0, turn=1, asked=ASKED):
 def judged(other, limits=None):
     """The value in parts of its bound, and the place, where another side is farthest."""
     found = questions.farthest_distance(questions.distances(ASKED, answers(), other), limits or Bounds())
-    return round(found.value / found.bound, 3), found.place
+    return round(found.value / found.bound, 3), found.prompt_kind
 
 
 def test_what_is_asked_fits_the_context():

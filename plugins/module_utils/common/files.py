@@ -40,21 +40,21 @@ def sha256_of(stream: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def replace_file(target_path: Path, text: str, mode: int, owner: int | None = None) -> None:
+def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -> None:
     """Replace a file atomically: even after a power failure it has either the old text or the new text. Surrogates from surrogateescape are written
     back as the original bytes.
 
     :param owner: uid of the owner; None for this process's uid.
-    :raises OSError: ``target_path`` is unchanged, and the error names it.
+    :raises OSError: ``target`` is unchanged, and the error names it.
     """
     try:
-        _replace(target_path, text, mode, owner)
+        _replace(target, text, mode, owner)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target_path)) from error
+        raise OSError(error.errno, error.strerror, str(target)) from error
 
 
-def _replace(target_path: Path, text: str, mode: int, owner: int | None) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target_path.parent)
+def _replace(target: Path, text: str, mode: int, owner: int | None) -> None:
+    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
@@ -63,12 +63,12 @@ def _replace(target_path: Path, text: str, mode: int, owner: int | None) -> None
             if owner is not None:
                 os.fchown(handle, owner, -1)
             os.fsync(handle)
-        os.replace(temporary, target_path)
+        os.replace(temporary, target)
     except BaseException:
         with suppress(OSError):
             os.unlink(temporary)
         raise
-    sync(target_path.parent)
+    sync(target.parent)
 
 
 def is_marked(folder: Path) -> bool:

@@ -209,7 +209,7 @@ def amd(root: Path) -> dict[str, dict]:
     return devices
 
 
-def _amd_memory(device_folder: Path, local_mib: int, is_integrated: bool) -> tuple[int, bool]:
+def _amd_memory(folder: Path, local_mib: int, is_integrated: bool) -> tuple[int, bool]:
     """Return the size in MiB, and whether the host's memory is meant.
 
     Integrated graphics can use the larger of two: the memory that firmware has reserved, and the memory that the kernel may share (GTT). Linux 6.10 and
@@ -218,7 +218,7 @@ def _amd_memory(device_folder: Path, local_mib: int, is_integrated: bool) -> tup
     :param local_mib: MiB of dedicated memory in the KFD topology; 0 without it.
     :param is_integrated: whether the device is known to be part of a processor.
     """
-    vram, gtt = _read_mib(device_folder / "mem_info_vram_total"), _read_mib(device_folder / "mem_info_gtt_total")
+    vram, gtt = _read_mib(folder / "mem_info_vram_total"), _read_mib(folder / "mem_info_gtt_total")
     if vram is not None and local_mib > vram:
         return gtt or local_mib, True
     if (is_integrated or vram == 0) and (gtt or 0) > (vram or 0):
@@ -228,12 +228,12 @@ def _amd_memory(device_folder: Path, local_mib: int, is_integrated: bool) -> tup
 
 def _render_nodes(root: Path) -> list[tuple[str, str, dict]]:
     """Return PCI address, name and uevent of each render node, in the order of the addresses."""
-    nodes_folder = []
+    nodes = []
     for node in root.glob("sys/class/drm/renderD*"):
         lines = text_of(node / "device/uevent").splitlines()
         event = dict(line.split("=", 1) for line in lines if "=" in line)
-        nodes_folder.append((event.get("PCI_SLOT_NAME", ""), node.name, event))
-    return sorted(nodes_folder, key=lambda entry: entry[:2])
+        nodes.append((event.get("PCI_SLOT_NAME", ""), node.name, event))
+    return sorted(nodes, key=lambda entry: entry[:2])
 
 
 def intel(root: Path, memory: int) -> dict[str, dict]:

@@ -98,12 +98,12 @@ def python(scope: str) -> str | None:
     return None
 
 
-def package_versions(policy: str, main: str, lists_folder: Path = APT_LISTS) -> dict:
+def package_versions(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
     """Return the state of llama.cpp's packages: ``installed_versions`` names them, and ``version`` is upstream's version of the main package, installed or
     offered, or None. ``listed`` is false if the host has no package list.
 
     :param policy: output of ``apt-cache policy`` for these packages.
-    :param lists_folder: folder of apt's lists of packages.
+    :param lists: folder of apt's lists of packages.
     """
     entries = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
     installed_versions = {name: version for name, version, _candidate in entries if version != "(none)"}
@@ -112,7 +112,7 @@ def package_versions(policy: str, main: str, lists_folder: Path = APT_LISTS) -> 
     return {
         "version": version.group(1) if version else None,
         "installed": sorted(installed_versions),
-        "listed": bool(version) or any(lists_folder.glob("*_Packages*")),
+        "listed": bool(version) or any(lists.glob("*_Packages*")),
     }
 
 

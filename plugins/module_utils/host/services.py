@@ -229,8 +229,8 @@ class Supervisor(Manager):
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         # supervisorctl's status is not 0 unless all of them run.
-        line_count = self._control("status", may_fail=True).splitlines() if services and self._runs() else []
-        words = [line.split() for line in line_count]
+        lines = self._control("status", may_fail=True).splitlines() if services and self._runs() else []
+        words = [line.split() for line in lines]
         states = {word[0]: SUPERVISOR_STATES.get(word[1], STOPPED) for word in words if len(word) > 1}
         return {name: states.get(name, STOPPED) for name in services}
 

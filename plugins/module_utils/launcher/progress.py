@@ -315,16 +315,16 @@ def _exit(_number: int, _frame: object) -> None:
     raise SystemExit(0)
 
 
-def stop_process(pid: subprocess.Popen, seconds: float) -> None:
+def stop_process(process: subprocess.Popen, seconds: float) -> None:
     """Terminate a process, and kill it after this many seconds: a process that a signal has stopped does not react."""
-    pid.terminate()
+    process.terminate()
     try:
-        pid.wait(timeout=seconds)
+        process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
-        pid.kill()
+        process.kill()
         # Python may keep the lock of a wait that a signal interrupts, so an endless wait might never return.
         with suppress(subprocess.TimeoutExpired):
-            pid.wait(timeout=seconds)
+            process.wait(timeout=seconds)
 
 
 def describe_exit(status: int) -> str:

@@ -83,9 +83,9 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     partial_file = Path(target + store.PARTIAL_SUFFIX)
     try:
-        with tarfile.open(partial_file, "w:gz", compresslevel=1) as archive_path:
+        with tarfile.open(partial_file, "w:gz", compresslevel=1) as archive:
             for name in [manifest.FILE_NAME, *(f"bin/{target}" for target in build.targets)]:
-                archive_path.add(release_folder / name, name)
+                archive.add(release_folder / name, name)
         partial_file.replace(target)
     finally:
         partial_file.unlink(missing_ok=True)
