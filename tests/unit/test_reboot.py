@@ -73,7 +73,7 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     planned = plan(["one:cpu"], 60)
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot_host.yml"}]
     said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
-    assert "one reboots. The head serves without one:cpu" in said
+    assert "one reboots. After a while, the head serves without one:cpu" in said
     assert "two reboots. The cluster does not answer until this host" in said
     assert "spare reboots. The cluster does not use this host." in said
     assert "does not answer until this host, its head, is back." in said
