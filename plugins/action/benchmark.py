@@ -160,7 +160,7 @@ class ActionModule(Action):
             if cell.hosts == load.hosts and not cell.is_done:
                 cell = cell._replace(measured=speeds.get((cell.test, cell.depth)))
                 if program.status is not None and not cell.measured:
-                    obstacle = f"llama-bench exited with status {program.status}: {program.said or 'no output'}"
+                    obstacle = f"llama-bench exited with status {program.status}: {program.log_end or 'no output'}"
                     cell = cell._replace(skipped=obstacle)
                 if cell.is_done:
                     self._show(f"{cell.name}: {benchmark_table.speed(cell) or f'not measured, {cell.skipped}'}")

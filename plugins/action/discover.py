@@ -135,6 +135,6 @@ def _model_report(model: FoundModel | None) -> dict[str, Any]:
     """Return the result of model_info for a model."""
     if not model:
         return {}
-    report = {"summary": model.summary, "closed": model.closed}
+    report = {"summary": model.summary, "unreadable_path": model.unreadable_path}
     file = {"name": os.path.basename(model.file), "path": model.file, "bytes": model.layer_bytes}
     return {**report, "files": [{**file, "role": host_types.MODEL}]} if model.kind == "ollama" else report

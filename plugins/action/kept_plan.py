@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 class KeptPlanArguments(NamedTuple):
     prefix: str
     plan: Plan | None = None
-    served: str | None = None
+    served_plan_id: str | None = None
 
 
 class ActionModule(Action):
@@ -28,7 +28,7 @@ class ActionModule(Action):
         if plan:
             variables = inventory.changed_variables(self.variables, self.host, plan.release)
             record = typed_json.dump(kept_plan(plan, self.host)._replace(variables=variables))
-        return self.run_module(prefix=arguments.prefix, served=arguments.served, begun=record)
+        return self.run_module(prefix=arguments.prefix, served_plan_id=arguments.served_plan_id, begun_record=record)
 
 
 def kept_plan(plan: Plan, name: str) -> KeptPlan:

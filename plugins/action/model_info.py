@@ -67,10 +67,11 @@ def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolv
             return (
                 f"{files[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
             )
-        if report.get("closed") and path not in readable_paths:
+        unreadable_path = validation.printable(report.get("unreadable_path") or "")
+        if unreadable_path and path not in readable_paths:
             return (
-                f"{files[path]} {path!r}, but the service account {options.account} cannot read {validation.printable(report['closed'])}: let the account's "
-                "group read it, with chgrp and chmod g+rX. A run without this variable creates the account"
+                f"{files[path]} {path!r}, but the service account {options.account} cannot read {unreadable_path}: let the account's group read it, "
+                "with chgrp and chmod g+rX. A run without this variable creates the account"
             )
     return ""
 

@@ -55,7 +55,7 @@ class ActionModule(Action):
         if arguments.page:
             skipped_hosts = {name: answer.reason for name, answer in answers.items() if answer.reason}
             lines = plan_text.changes_of(
-                plan, decision.restarts, drifts, skipped_hosts, missing_packages if decision.behind else {}
+                plan, decision.restarts, drifts, skipped_hosts, missing_packages if decision.outdated_hosts else {}
             )
             output.show_plan(plan, lines, arguments.report)
-        return {"changed": False, **typed_json.dump(decision), "lacking": missing_packages}
+        return {"changed": False, **typed_json.dump(decision), "missing_packages": missing_packages}

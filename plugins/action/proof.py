@@ -73,9 +73,9 @@ class ActionModule(Action):
         return {
             "changed": False,
             "proofs": [typed_json.dump(proof) for proof in proofs],
-            "wrong": "; ".join(failures),
-            "fix": f"The model was not loaded.{hint} {FAILURE_REMEDY}{log_note}",
-            "crashed": [{"host": name, "command": _log_command(log)} for name, log in logs],
+            "failure_text": "; ".join(failures),
+            "remedy": f"The model was not loaded.{hint} {FAILURE_REMEDY}{log_note}",
+            "crashed_workers": [{"host": name, "command": _log_command(log)} for name, log in logs],
         }
 
     def _show(self, text: str) -> None:

@@ -45,8 +45,8 @@ class ActionModule(Action):
         else:
             result = self._install(arguments)
             if not (result.get("failed") or self.check_mode or "manifest" in result):
-                result = self._install(arguments._replace(brought=self._transfer_source(arguments)))
-        for sentence in result.get("said_otherwise", ()):
+                result = self._install(arguments._replace(fetched_source=self._transfer_source(arguments)))
+        for sentence in result.get("option_warnings", ()):
             display.warning(printable(sentence))
         return result
 
@@ -67,7 +67,7 @@ class ActionModule(Action):
                 packed_release = PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
                 result = self._install(arguments._replace(received=packed_release))
             elif is_builder:
-                result = self._build(arguments._replace(brought=self._transfer_source(arguments)))
+                result = self._build(arguments._replace(fetched_source=self._transfer_source(arguments)))
             else:
                 raise AnsibleActionFail(
                     f"{build.builder} has not built {build.id} for this host: fix the error on {build.builder}, or run without --limit if --limit "
@@ -79,7 +79,7 @@ class ActionModule(Action):
 
     def _transfer_source(self, arguments: ReleaseArguments) -> Source:
         """Copy source and patches to the host; return their paths there and their checksums. Compiled programs are unpacked at once and stay in the
-        task's temporary folder: the host's cache may be the controller's, which retains them."""
+        task's temporary folder: the host's cache may be the same folder as the controller's cache, which retains them."""
         release, cache = arguments.release, arguments.cache
         first_archive, *other_archives = _fetch(arguments)
         if release.source not in release_request.COMPILED_SOURCES:
@@ -103,10 +103,10 @@ class ActionModule(Action):
             source = source._replace(page=PackedRelease(copy, page.sha256))
         return source
 
-    def _copy(self, source: Path, target: str) -> str:
-        result = self.copy(str(source), target)
+    def _copy(self, source_path: Path, target: str) -> str:
+        result = self.copy(str(source_path), target)
         if result.get("failed"):
-            raise AnsibleActionFail(f"{source.name} could not be copied to {target}: {failure_reason(result)}")
+            raise AnsibleActionFail(f"{source_path.name} could not be copied to {target}: {failure_reason(result)}")
         return target
 
     def _fetch_packed(self, cached_build: build_cache.CachedBuild, arguments: ReleaseArguments) -> None:

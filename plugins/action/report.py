@@ -52,7 +52,7 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
         return None
     subject = f"{variable} is {validation.quote(path)}"
     try:
-        text = reading.read_start(Path(os.path.expanduser(path)), MAX_FILE_BYTES + 1, follow=True)
+        text = reading.read_start(Path(os.path.expanduser(path)), MAX_FILE_BYTES + 1, follows_links=True)
         if len(text) > MAX_FILE_BYTES:
             raise ValueError(f"it has more than {MAX_FILE_BYTES} bytes")
         data = reading.parse(text)
@@ -104,8 +104,8 @@ class ActionModule(Action):
         return {"changed": False}
 
     def _bundle(self, path: str, records: Mapping[str, Any]) -> dict:
-        log = Path(constants.DEFAULT_LOG_PATH) if constants.DEFAULT_LOG_PATH else None
-        text = reading.read_end(log, LOG_BYTES) if log and log.is_file() else ""
+        log_path = Path(constants.DEFAULT_LOG_PATH) if constants.DEFAULT_LOG_PATH else None
+        text = reading.read_end(log_path, LOG_BYTES) if log_path and log_path.is_file() else ""
         records = {**records, "controller": self._controller([*records["reports"]]), "log": text}
         visible_text = json.dumps([records["plan"], records["facts"]], ensure_ascii=False)
         text = bundle.make_bundle(records, self._secrets([*records["reports"]], visible_text))

@@ -14,25 +14,25 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 class RollbackArguments(NamedTuple):
     answers: Mapping[str, Any]
     heads: tuple[str, ...]
-    failed: str = ""
-    lost: tuple[str, ...] = ()
+    failed_plan_id: str = ""
+    lost_hosts: tuple[str, ...] = ()
 
 
 class ActionModule(Action):
     ARGUMENTS = RollbackArguments
 
     def perform(self, arguments: RollbackArguments) -> dict:
-        reports = {name: answer["kept"] for name, answer in arguments.answers.items() if answer.get("kept")}
+        reports = {name: answer["kept_plans"] for name, answer in arguments.answers.items() if answer.get("kept_plans")}
         hosts = rollback.read_kept_plans(reports)
-        head, target = rollback.choose_target(hosts, arguments.heads, arguments.failed)
-        steps = rollback.host_steps(hosts, head, target, arguments.lost)
+        head, target = rollback.choose_target(hosts, arguments.heads, arguments.failed_plan_id)
+        steps = rollback.host_steps(hosts, head, target, arguments.lost_hosts)
         details = {
             "release": validation.printable(target.release),
-            "differing": rollback.differing_variables(hosts, target),
+            "differing_variables": rollback.differing_variables(hosts, target),
         }
         uninvolved_hosts = sorted(set(hosts) - set(target.hosts) - set(steps["heads"]))
         return {
             "changed": False,
-            "target": {"id": target.id, "head": head, "uninvolved": uninvolved_hosts, **details},
+            "target": {"id": target.id, "head": head, "uninvolved_hosts": uninvolved_hosts, **details},
             **steps,
         }

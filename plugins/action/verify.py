@@ -49,7 +49,7 @@ class VerifyArguments(NamedTuple):
     gate: bool = False
     fallback_wait: int = 0
     wake: bool = False
-    unproven: bool = False
+    lacks_proof: bool = False
     benchmark: Benchmark | None = None
     path: ControllerPath | None = None
     report: ControllerPath | None = None
@@ -83,7 +83,7 @@ class ActionModule(Action):
         answers = changes.read_answers(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         states = {service.state for drift in drifts.values() for service in drift.services.values()}
-        patience = plan.head.start_timeout if states - {"stopped"} else 0
+        timeout_s = plan.head.start_timeout if states - {"stopped"} else 0
         absent_hosts = (self._find_lost_hosts() | (plan.hosts.keys() - drifts)) - {plan.head.host}
         used_hosts = {name for name, host in plan.hosts.items() if any(worker.used for worker in host.workers)}
         subject = self._mark_absent(absent_hosts & used_hosts if states != {"stopped"} else (), subject)
@@ -96,14 +96,14 @@ class ActionModule(Action):
         with ThreadPoolExecutor(max(1, len(targets))) as threads:
             probes = threads.map(_probe, targets.values(), targets)
             first_model_subject, *further_subjects = subject.per_model()
-            evidence = self._collect(first_model_subject, patience)
-            further_evidence = [self._collect(entry, patience) for entry in further_subjects if evidence.server]
+            evidence = self._collect(first_model_subject, timeout_s)
+            further_evidence = [self._collect(entry, timeout_s) for entry in further_subjects if evidence.server]
             answering_probes = {endpoint: source for endpoint, source in zip(targets, probes) if source != UNREACHABLE}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
         observations = judge.Observations(
-            drifts, answering_probes, self._arguments.changed, further_evidence, self._arguments.unproven
+            drifts, answering_probes, self._arguments.changed, further_evidence, self._arguments.lacks_proof
         )
         report = judge.judge(plan, evidence, observations)
         fallback = next((check for check in report.failed if check.name == "fallback"), None)
@@ -116,9 +116,9 @@ class ActionModule(Action):
         )
         if plan_warning:
             display.warning(plan_warning)
-        asleep = all(map(judge.was_asleep, (evidence, *further_evidence)))
-        self._record(plan, report, [evidence, *further_evidence], asleep)
-        return self._show(plan, subject, report, evidence, asleep)
+        is_asleep = all(map(judge.was_asleep, (evidence, *further_evidence)))
+        self._record(plan, report, [evidence, *further_evidence], is_asleep)
+        return self._show(plan, subject, report, evidence, is_asleep)
 
     def _find_lost_hosts(self) -> set[str]:
         """Return the hosts of this replica that failed or froze in the play before this task."""
@@ -137,13 +137,10 @@ class ActionModule(Action):
             )
         return subject._replace(unreachable_hosts=tuple(sorted(absent_hosts)))
 
-    def _collect(self, subject: Subject, patience: float) -> Evidence:
-        """Return the evidence of the head when its server is healthy or further waiting is pointless.
-
-        :param patience: time limit in seconds.
-        """
+    def _collect(self, subject: Subject, timeout_s: float) -> Evidence:
+        """Return the evidence of the head when its server is healthy or further waiting is pointless."""
         plan, start_time = typed_json.dump(subject), time.monotonic()
-        wait_state = ServerWait(subject, patience)
+        wait_state = ServerWait(subject, timeout_s)
         wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
         while True:
             answer = self.run_module(plan=plan, wake=wake)
@@ -158,17 +155,19 @@ class ActionModule(Action):
             if line:
                 display.display(f"  {line}")
 
-    def _record(self, plan: Plan, report: Report, evidence: list[Evidence], asleep: bool) -> None:
+    def _record(self, plan: Plan, report: Report, evidence: list[Evidence], is_asleep: bool) -> None:
         """Record the result on the head."""
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
-        self.write_record(prefix, names.VERIFICATION_FILE, judge.outcome_of(plan, report, asleep))
+        self.write_record(prefix, names.VERIFICATION_FILE, judge.outcome_of(plan, report, is_asleep))
         readings = judge.readings_of(evidence) if report.passed else ()
         if readings:
             self.write_record(prefix, names.READINGS_FILE, ReadingRecord(readings))
 
-    def _show(self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, asleep: bool) -> dict[str, Any]:
+    def _show(
+        self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, is_asleep: bool
+    ) -> dict[str, Any]:
         """Show the result, write the requested files, and return the result of the task."""
         path, page = self._arguments.path, self._arguments.report
         if path:
@@ -185,7 +184,7 @@ class ActionModule(Action):
             if lock and not lock.is_same_run(this_run) and not cluster_lock.has_ended(lock):
                 text += f" Another run may be changing this cluster: {lock.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}
-        if asleep:
+        if is_asleep:
             display.display(f"  The server's answers were not tested: {judge.ASLEEP_NOTE}.\n")
         else:
             server = evidence.server

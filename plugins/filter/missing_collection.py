@@ -11,7 +11,7 @@ DOCUMENTATION = r"""
 name: missing_collection
 short_description: Names a missing collection that a firewall needs
 description:
-  - Returns the collection whose module configures a firewall manager, if that collection is not installed on the controller.
+  - Returns the name of the collection that a firewall manager needs, if the controller lacks this collection.
 options:
   _input:
     description: C(firewalld), C(ufw), C(nftables) or nothing.

@@ -48,7 +48,7 @@ status:
   returned: success
   type: str
   sample: UP
-requests:
+request_count:
   description: Number of requests that the server is processing or that are queued for it.
   returned: success
   type: int
@@ -77,7 +77,7 @@ class Server(NamedTuple):
 
     status: str = ""
     """status in HAProxy's words; empty if unknown"""
-    requests: int = 0
+    request_count: int = 0
     """number of running and waiting requests"""
     up_count: int = 0
     """number of other servers that are up"""
@@ -108,12 +108,12 @@ def read_server(path: str, name: str) -> Server:
         return Server(row["status"], int(row["scur"] or 0) + int(row["qcur"] or 0), up_count) if row else Server()
     except (KeyError, ValueError, AttributeError, csv.Error):
         raise errors.Refusal(
-            f"{path} does not answer like HAProxy: set llama_balancer's socket correctly, and run the playbook again"
+            f"{path} answers, but not as HAProxy does: set the socket of llama_balancer to HAProxy's socket, and run the playbook again"
         ) from None
 
 
 def has_reached(server: Server, state: str) -> bool:
-    return not server.requests if state == "drained" else server.status.startswith("UP")
+    return not server.request_count if state == "drained" else server.status.startswith("UP")
 
 
 def main():
@@ -145,9 +145,9 @@ def main():
                 time.sleep(POLL_SECONDS)
                 server = read_server(path, name)
             if not has_reached(server, state) and module.params["seconds"]:
-                state_text = f"still has {server.requests} requests" if state == "drained" else f"is {server.status}"
-                module.fail_json(msg=f"{name} {state_text} after {module.params['seconds']} s: {REMEDIES[state]}.")
-        module.exit_json(changed=changed, status=server.status, requests=server.requests)
+                text = f"is busy (requests: {server.request_count})" if state == "drained" else f"is {server.status}"
+                module.fail_json(msg=f"{name} {text} after {module.params['seconds']} s: {REMEDIES[state]}.")
+        module.exit_json(changed=changed, status=server.status, request_count=server.request_count)
 
 
 if __name__ == "__main__":

@@ -7,10 +7,10 @@ DOCUMENTATION = r"""
 module: cluster_lock
 short_description: Locks a cluster for one run at a time
 description:
-  - Keeps the file C(cluster.lock) in the head's installation, which names the run that is changing hosts. A second run fails at once, and names this
-    run.
-  - A lock left behind by an earlier run of the same controller is taken over. O(state=absent) releases it, and removes files of a killed proof.
-  - The lock of any other run is taken over only with O(take_over).
+  - Keeps the file C(cluster.lock) in the head's installation. The file names the run that is changing hosts. A second run fails at once with the
+    name of the first run.
+  - A run takes over the lock of an earlier, dead run of the same controller. It takes over the lock of any other run only with O(take_over).
+  - O(state=absent) releases the lock, and removes the files of a killed proof.
   - If the head cannot be reached, the module warns and takes no lock.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:

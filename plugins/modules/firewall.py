@@ -15,9 +15,9 @@ attributes:
   check_mode:
     details: Changes nothing in either mode. In check mode it reports what the role would change.
 options:
-  keep:
+  keep_obsolete_rules:
     description: Keeps rules that are not in O(rules), because a program may still listen at their ports. When that program has stopped, run the role
-      again without O(keep).
+      again without O(keep_obsolete_rules).
     type: bool
     default: false
   manager:
@@ -44,12 +44,12 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-add:
+rules_to_add:
   description: Arguments for the firewalld or ufw module, one entry per rule to add, in order.
   returned: success
   type: list
   elements: dict
-remove:
+rules_to_remove:
   description: Arguments for the same module, one entry per rule to remove after adding the others.
   returned: success
   type: list
@@ -75,7 +75,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 class FirewallArguments(NamedTuple):
     rules: tuple[FirewallRule, ...]
-    keep: bool = False
+    keep_obsolete_rules: bool = False
     manager: Optional[Annotated[str, names.FIREWALLS]] = None
 
 
@@ -83,7 +83,7 @@ def main():
     module = AnsibleModule(argument_spec=typed_json.specification(FirewallArguments), supports_check_mode=True)
     arguments = typed_json.parse(FirewallArguments, module.params)
     with errors.report_errors(module):
-        steps = steps_of(arguments.manager, arguments.rules, arguments.keep, System())
+        steps = steps_of(arguments.manager, arguments.rules, arguments.keep_obsolete_rules, System())
     for chain in steps.closing:
         module.warn(
             f"The nftables chain {chain} drops everything that it does not accept, and this run does not change it: add rules to it that accept "
@@ -94,8 +94,8 @@ def main():
         changed=steps.differs and module.check_mode,
         diff=diff,
         differs=steps.differs,
-        add=steps.add,
-        remove=steps.remove,
+        rules_to_add=steps.rules_to_add,
+        rules_to_remove=steps.rules_to_remove,
         text=steps.text,
     )
 

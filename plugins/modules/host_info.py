@@ -19,8 +19,8 @@ options:
   plan:
     description: The host's part of the plan. If set, only the host's differences from it are returned.
     type: dict
-  kept:
-    description: Whether to return only RV(kept).
+  only_kept_plans:
+    description: Whether to return only RV(kept_plans).
     type: bool
     default: false
 """
@@ -42,10 +42,10 @@ drift:
   returned: when O(plan) is set
   type: dict
   sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "unplanned": []}
-kept:
+kept_plans:
   description: Plans that M(llamacpp.cluster.kept_plan) keeps, V(next) (while a plan is being applied), V(now) and V(before), each with the host's
     differences from the plan and missing files of its services.
-  returned: when O(kept) is true
+  returned: when O(only_kept_plans) is true
   type: dict
 """
 
@@ -66,7 +66,7 @@ class HostInfoArguments(NamedTuple):
     scope: Scope = "auto"
     packages: Mapping[str, Any] = {}
     plan: Optional[HostPlan] = None
-    kept: bool = False
+    only_kept_plans: bool = False
 
 
 def find_drift(host_plan):
@@ -92,10 +92,10 @@ def compare_kept_plan(plan):
 
 def report(arguments):
     """Return the result of the module."""
-    if arguments.kept:
+    if arguments.only_kept_plans:
         prefix = detect_paths(arguments.scope).prefix
         plans = {slot: kept_plans.read_plan(prefix, slot) for slot in kept_plans.SLOTS}
-        return {"kept": {slot: compare_kept_plan(plan) if plan else None for slot, plan in plans.items()}}
+        return {"kept_plans": {slot: compare_kept_plan(plan) if plan else None for slot, plan in plans.items()}}
     host_plan = arguments.plan
     if host_plan is None:
         return {"facts": host.facts(arguments.scope, arguments.packages)}

@@ -17,10 +17,10 @@ options:
   plan:
     description: The whole plan that is being applied. An action plugin selects the host's part.
     type: dict
-  begun:
+  begun_record:
     description: Record of O(plan), which the action plugin creates.
     type: dict
-  served:
+  served_plan_id:
     description: Id of a kept plan that serves now.
     type: str
 """
@@ -45,19 +45,19 @@ def main():
         argument_spec={
             "prefix": {"type": "path", "required": True},
             "plan": {"type": "dict"},
-            "begun": {"type": "dict"},
-            "served": {"type": "str"},
+            "begun_record": {"type": "dict"},
+            "served_plan_id": {"type": "str"},
         },
-        required_one_of=[("begun", "served")],
+        required_one_of=[("begun_record", "served_plan_id")],
         supports_check_mode=True,
         no_log=True,
     )
-    prefix, record = module.params["prefix"], module.params["begun"]
+    prefix, record = module.params["prefix"], module.params["begun_record"]
     with errors.report_errors(module):
         if record:
             is_changed = kept_plans.keep_plan(prefix, typed_json.parse(KeptPlan, record), module.check_mode)
         else:
-            is_changed = kept_plans.mark_served(prefix, module.params["served"], module.check_mode)
+            is_changed = kept_plans.mark_served(prefix, module.params["served_plan_id"], module.check_mode)
     module.exit_json(changed=is_changed)
 
 

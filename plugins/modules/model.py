@@ -70,8 +70,8 @@ fetch:
   sample:
     - path: /opt/llamacpp/models/models.example.org/some-model.gguf
       bytes: 4920734272
-      have: 0
-      from: https://models.example.org/some-model.gguf
+      present_bytes: 0
+      url: https://models.example.org/some-model.gguf
 bytes:
   description: Number of missing bytes in all files.
   returned: with O(files)
@@ -101,8 +101,8 @@ def run(arguments, check_mode):
         return write_known_answer(Path(arguments.path), arguments.known_answer, check_mode)
     folder, pending = Path(arguments.folder), model_files.pending_files(arguments.files)
     rows = [
-        {"path": file.path, "bytes": file.bytes, "have": present_bytes, "from": web.printable_url(str(file.url))}
-        for file, present_bytes in pending
+        {"path": file.path, "bytes": file.bytes, "present_bytes": size, "url": web.printable_url(str(file.url))}
+        for file, size in pending
     ]
     if check_mode:
         download.check_free_space(pending, folder)

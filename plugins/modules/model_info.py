@@ -79,7 +79,7 @@ refused:
   description: Why the model cannot be planned. M(llamacpp.cluster.plan) refuses it with this sentence.
   returned: when there is a reason
   type: str
-closed:
+unreadable_path:
   description: The folder or file that prevents O(account) from reading the model, if any.
   returned: success
   type: str

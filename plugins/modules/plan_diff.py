@@ -29,7 +29,7 @@ options:
   facts:
     description:
       - Result of P(llamacpp.cluster.host_info#module) by host, without a plan.
-      - RV(lacking) is returned for these hosts.
+      - RV(missing_packages) is returned for these hosts.
     type: dict
     default: {}
   parts:
@@ -72,16 +72,16 @@ restarts:
   description: Services that must be restarted, by host that answered.
   returned: success
   type: dict
-behind:
+outdated_hosts:
   description: Hosts that differ from the plan.
   returned: success
   type: list
   elements: str
-while_away:
+absence_notes:
   description: For each host, a sentence on what serves during its absence.
   returned: success
   type: dict
-unreached:
+unreached_hosts:
   description: Hosts that did not answer.
   returned: success
   type: list
@@ -91,21 +91,21 @@ builders:
   returned: success
   type: list
   elements: str
-shared:
+shared_builders:
   description: For each build that is shared between hosts, the host that compiles it.
   returned: success
   type: dict
-fetches:
+builds_to_fetch:
   description: A build for each archive or source that hosts lack, with the programs of all builds from this source.
   returned: success
   type: list
   elements: dict
-needs_key:
+hosts_without_key:
   description: Hosts of workers whose tunnels need new keys.
   returned: success
   type: list
   elements: str
-lacking:
+missing_packages:
   description: Missing tools with their packages, by host in O(facts), as C(required) and, if the host compiles, C(optional).
   returned: success
   type: dict

@@ -9,8 +9,8 @@ DOCUMENTATION = r"""
 module: proof
 short_description: Proves that the planned devices compute layers of the model correctly
 description:
-  - Runs on the head. Writes a small model of the planned layers, runs it with llama-server on each planned device and on the head's processor alone,
-    and compares the likeliest tokens. The allowed distance is derived from variants of the computation on the processor.
+  - Runs on the head. Writes a small model with the planned layers. Runs llama-server with this model on each planned device, and on the head's
+    processor alone. Compares the likeliest tokens. The allowed distance is derived from variants of the computation on the processor.
   - The head keeps the verdicts. An action plugin of the same name shows the verdicts, and returns the failures.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
@@ -58,15 +58,15 @@ proofs:
   returned: success
   type: list
   elements: dict
-wrong:
+failure_text:
   description: The devices that compute incorrectly or crash. Empty if there are none.
   returned: success
   type: str
-fix:
+remedy:
   description: Remedy for these devices.
   returned: success
   type: str
-crashed:
+crashed_workers:
   description: For each crashed worker, its C(host) and the C(command) that shows its log on that host.
   returned: success
   type: list

@@ -36,7 +36,7 @@ options:
     description: Folder for sources and builds that are kept between runs.
     type: str
     required: true
-  brought:
+  fetched_source:
     description: Files that the action plugin has fetched and copied to the host.
     type: dict
   received:
@@ -85,7 +85,7 @@ manifest:
   returned: when the release is installed
   type: dict
   sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
-said_otherwise:
+option_warnings:
   description:
     - Warnings about planned options of llama-server that the build does not know. The launcher uses another name for such an option, or omits an
       option that only affects speed.
@@ -117,7 +117,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options 
 
 def install(target, arguments):
     """Return the manifest of the installed release, or None if the controller must copy its files first."""
-    build, release, source = arguments.build, arguments.release, arguments.brought
+    build, release, source = arguments.build, arguments.release, arguments.fetched_source
     if release.source == "package":
         return target.link(release)
     if arguments.received:
@@ -141,31 +141,31 @@ def main():
     try:
         if arguments.pack:
             module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))
-        manifest_record = manifest.installed_manifest(target.release, build.targets, build.builder)
+        manifest_record = manifest.installed_manifest(target.release_folder, build.targets, build.builder)
         changed = not manifest_record
         if changed and not module.check_mode:
             manifest_record = install(target, arguments)
         if manifest_record:
-            programs = target.release / "bin"
-            help_options = target.probe(programs) if arguments.services else {}
+            programs_folder = target.release_folder / "bin"
+            help_options = target.probe(programs_folder) if arguments.services else {}
             refusals, warnings = option_check.check_options(
-                programs, help_options, arguments.services, arguments.release, arguments.host_name
+                programs_folder, help_options, arguments.services, arguments.release, arguments.host_name
             )
             if refusals:
                 raise Refusal(f"{'. '.join(refusals)}. No running service was touched.")
             if not module.check_mode and SERVER in help_options:
-                option_check.write_replacements(target.release, help_options[SERVER], arguments.release.fork)
+                option_check.write_replacements(target.release_folder, help_options[SERVER], arguments.release.fork)
             if changed and manifest_record.page is False and build.ui == "auto" and not is_compiled:
                 warnings.append(
                     f"llama-server of {build.id} has no chat page: use another release, for example source: pypi"
                 )
-            result = {"manifest": typed_json.dump(manifest_record), "said_otherwise": warnings}
+            result = {"manifest": typed_json.dump(manifest_record), "option_warnings": warnings}
             module.exit_json(changed=changed, diff=diff if changed else {}, **result)
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:
         reason = errors.sentence(error, arguments.prefix, arguments.cache)
-        resume_note = " The next run resumes the build." if arguments.brought and is_compiled else ""
+        resume_note = " The next run resumes the build." if arguments.fetched_source and is_compiled else ""
         module.fail_json(msg=f"Installing {build.id}: {reason}{resume_note}")
     module.exit_json(changed=True, diff=diff)
 

@@ -19,11 +19,11 @@ options:
     type: list
     elements: str
     required: true
-  failed:
+  failed_plan_id:
     description: Id of the plan that was just applied but does not serve.
     type: str
     default: ""
-  lost:
+  lost_hosts:
     description: Hosts that this run lost. The other hosts return to the previous plan without them.
     type: list
     elements: str
@@ -40,8 +40,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 target:
-  description: The plan to return to, its head and its release. C(uninvolved) lists hosts that have no part in this plan, and that are not changed.
-    C(differing) lists the variables that differ, with their current values and their values in this plan.
+  description: The plan to return to, its head and its release. C(uninvolved_hosts) lists hosts that have no part in this plan, and that are not changed.
+    C(differing_variables) lists the variables that differ, with their current values and their values in this plan.
   returned: success
   type: dict
 plan:

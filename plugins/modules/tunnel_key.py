@@ -9,7 +9,7 @@ short_description: Installs a key at one end of a tunnel
 description:
   - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher makes stunnel
     reload this file without closing connections.
-  - "To renew a key without interruption, install it on the workers' host with O(keep), then on the head, then on the workers' host without O(keep)."
+  - "To renew a key without interruption, install it on the workers' host with O(keep_other_keys), then on the head, then on the workers' host without it."
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
@@ -24,7 +24,7 @@ options:
     description: The key, 64 hexadecimal digits.
     type: str
     required: true
-  keep:
+  keep_other_keys:
     description: Whether old keys stay valid, too. An interrupted run may leave several keys, and the head may use any of them.
     type: bool
     default: false
@@ -38,7 +38,7 @@ EXAMPLES = r"""
   llamacpp.cluster.tunnel_key:
     path: "{{ __llama_host_plan.tunnel_keys | first }}"
     key: "{{ __llama_tunnel_key }}"
-    keep: true
+    keep_other_keys: true
   no_log: true
 """
 
@@ -62,7 +62,7 @@ def main():
         argument_spec={
             "path": {"type": "path", "required": True},
             "key": {"type": "str", "required": True, "no_log": True},
-            "keep": {"type": "bool", "default": False},
+            "keep_other_keys": {"type": "bool", "default": False},
             "account": {"type": "str"},
         },
         supports_check_mode=True,
@@ -72,7 +72,8 @@ def main():
         module.fail_json(msg="key does not consist of 64 hexadecimal digits: generate a key from 32 random bytes")
     was_present = os.path.lexists(path)
     with errors.report_errors(module):
-        is_changed = tunnel_keys.add_key(path, key, module.params["account"], module.params["keep"], module.check_mode)
+        account, keep_other_keys = module.params["account"], module.params["keep_other_keys"]
+        is_changed = tunnel_keys.put_first(path, key, account, keep_other_keys, module.check_mode)
     if is_changed and was_present and not module.check_mode:
         time.sleep(RELOAD_SECONDS)
     module.exit_json(changed=is_changed)

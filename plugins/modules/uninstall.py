@@ -8,7 +8,7 @@ module: uninstall
 short_description: Removes the installation of a host, or its unneeded releases
 description:
   - Removes the whole installation, except downloaded models and the operator's own files. A folder without C(.llamacpp.cluster), and foreign files
-    next to the installation, are kept; RV(left) lists them.
+    next to the installation, are kept; RV(notes) lists them.
   - With O(unneeded), removes releases beyond two of each backend, and unfinished builds, with their logs. A release that is planned, is named in a
     service's definition or is running is never removed.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
@@ -49,12 +49,12 @@ removed:
   returned: success
   type: list
   elements: str
-abandoned:
+unfinished_builds:
   description: Ids of unfinished builds whose files were removed.
   returned: success
   type: list
   elements: str
-left:
+notes:
   description: A sentence for each kept file or folder under the collection's names.
   returned: success
   type: list
@@ -99,8 +99,8 @@ def uninstall(paths, account, host_name, check):
     return {
         "changed": bool(removed_lines),
         "removed": removals,
-        "left": sentences,
-        "abandoned": leftovers,
+        "notes": sentences,
+        "unfinished_builds": leftovers,
         "diff": diff,
     }
 
@@ -119,7 +119,8 @@ def prune(host, check):
             store.clear_build(host.cache, build_id)
     removed_lines = [*releases, *(f"builds/{build_id}" for build_id in leftovers)]
     diff = {"before": "".join(f"{name}\n" for name in removed_lines), "after": ""}
-    return {"changed": bool(removed_lines), "removed": releases, "left": [], "abandoned": leftovers, "diff": diff}
+    changes = {"removed": releases, "unfinished_builds": leftovers, "notes": []}
+    return {"changed": bool(removed_lines), **changes, "diff": diff}
 
 
 def main():

@@ -52,8 +52,8 @@ options:
       - The action plugin always wakes the server if O(gate) is set, or if O(changed) names a host.
     type: bool
     default: false
-  unproven:
-    description: Whether the operator asked for a proof (M(llamacpp.cluster.proof)) that this run did not make.
+  lacks_proof:
+    description: Whether the operator asked for a proof (M(llamacpp.cluster.proof)) that was not run.
     type: bool
     default: false
 """
@@ -101,7 +101,7 @@ def main():
             "gate": {"type": "bool", "default": False},
             "fallback_wait": {"type": "int", "default": 0},
             "wake": {"type": "bool", "default": False},
-            "unproven": {"type": "bool", "default": False},
+            "lacks_proof": {"type": "bool", "default": False},
         },
         supports_check_mode=True,
         no_log=True,

@@ -40,7 +40,7 @@ class BackgroundJob(NamedTuple):
     """A module that runs in the background on a host, and how the controller waits for it."""
 
     name: str
-    """Name in messages, like «build»."""
+    """Name in messages, like 'build'."""
     limit_seconds: int
     """Time limit after which the host itself stops it."""
     silence_seconds: int

@@ -196,7 +196,7 @@ def choose_proposal(
     models = {(model.kind, model.name): model for machine in machines for model in machine.discovered.models}
     for key, model in sorted(models.items(), key=lambda item: -item[1].layer_bytes):
         owners = [host for host in machines if any((entry.kind, entry.name) == key for entry in host.discovered.models)]
-        reason = f"it has {model.name}, the largest model found on any host that fits"
+        reason = f"it has {model.name}, the largest discovered model that fits into the cluster's memory"
         proposal, full_plan = propose(owners, model, reason)
         if can_serve(full_plan):
             subset = _without_spare_hosts(proposal, full_plan, [machine.name for machine in owners])

@@ -67,7 +67,9 @@ def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | 
         size = int(proposal.model.summary.get("bytes") or proposal.model.layer_bytes)
         yield f"{proposal.model.name}: {units.amount(size)}; predicted: {speed} tokens per second"
         machines = (*proposal.machines, *proposal.spares)
-        found_names = {model.name for machine in machines for model in machine.discovered.models if not model.closed}
+        found_names = {
+            model.name for machine in machines for model in machine.discovered.models if not model.unreadable_path
+        }
         other_names = sorted(found_names - {proposal.model.name})
         yield from [f"Other models: {', '.join(other_names)}"] if other_names else []
         if proposal.spares:

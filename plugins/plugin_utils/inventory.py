@@ -208,7 +208,7 @@ def play_variables(task_vars: dict) -> set[str]:
     ineffective_names = sorted(play_names.intersection(specification()))
     if ineffective_names:
         raise Refusal(
-            f"{', '.join(ineffective_names)} has no effect in the vars of a play: set it for a host or group in the inventory, or pass it with -e."
+            f"The vars of a play have no effect on {', '.join(ineffective_names)}: set each variable for a host or group in the inventory, or pass it with -e."
         )
     return play_names
 
@@ -299,13 +299,13 @@ def cluster_hosts(
         )
         if misplaced_hosts:
             raise Refusal(
-                f"The group {validation.printable(group)} of {', '.join(map(validation.printable, misplaced_hosts))} is not a group of this collection: "
+                f"The group {validation.printable(group)} (with {', '.join(map(validation.printable, misplaced_hosts))}) is not a group of this collection: "
                 f"rename it to {similar_groups[0]}, or remove these hosts from {cluster}."
             )
     if unused_hosts and members:
         Display().warning(
-            f"{', '.join(map(validation.printable, unused_hosts))} of group {cluster} are in neither llama_head nor llama_workers, so the run ignores them: "
-            "check the spelling of these groups."
+            f"The run ignores these hosts of {cluster}, which are in neither llama_head nor llama_workers: "
+            f"{', '.join(map(validation.printable, unused_hosts))}. Check the spelling of these groups."
         )
     cached_facts = next(
         (_entry(host["facts"], "cached") for host in members.values() if "head" in host["groups"]), None

@@ -22,12 +22,12 @@ def write(variable: str, path: str, content: str, mode: int | None = None) -> No
     :param mode: mode of the file; None keeps its mode, or uses the account's default.
     """
     try:
-        target = Path(os.path.expanduser(path))
-        if target.exists() and not target.is_file():
-            target.write_text(content)  # a terminal, a pipe
+        target_path = Path(os.path.expanduser(path))
+        if target_path.exists() and not target_path.is_file():
+            target_path.write_text(content)  # a terminal, a pipe
         else:
-            target = target.resolve()
-            files.replace_file(target, content, _mode(target) if mode is None else mode)
+            target_path = target_path.resolve()
+            files.replace_file(target_path, content, _mode(target_path) if mode is None else mode)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise AnsibleActionFail(
@@ -53,10 +53,10 @@ def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
         write(variable, str(folder / name), text)
 
 
-def _mode(target: Path) -> int:
+def _mode(target_path: Path) -> int:
     """Return the mode of an existing file, or the mode in which this account creates files."""
-    if target.exists():
-        return stat.S_IMODE(target.stat().st_mode)
+    if target_path.exists():
+        return stat.S_IMODE(target_path.stat().st_mode)
     os.umask(mask := os.umask(0o077))
     return 0o666 & ~mask
 

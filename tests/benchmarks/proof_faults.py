@@ -197,7 +197,7 @@ def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence
         context=context,
         micro_batch=512,
         limit_s=3600,
-        patience=300,
+        timeout_s=300,
         processor=processor,
         variants=variants,
         devices=tuple(sides),

@@ -49,7 +49,7 @@ def measured(options: argparse.Namespace, model: Path, stunnel: bool) -> dict[st
             configuration = model.with_name(f"stunnel{number}.conf")
             configuration.write_text(tunnel.stunnel_configuration([end]))
             argv = [*inside, str(tunnel.stunnel_path()), str(configuration)]
-            stack.enter_context(process(argv, {}, end.accept, None, log))
+            stack.enter_context(process(argv, {}, end.listen_endpoint, None, log))
         argv = [str(options.programs / "llama-server"), "-m", str(model), "-c", "2048", "-np", "1", "-ngl", "99"]
         argv += ["--rpc", ",".join(endpoints), "--device", "RPC0,RPC1", "-fit", "off", "--no-warmup"]
         argv += ["--host", "127.0.0.1", "--port", str(PORT)]

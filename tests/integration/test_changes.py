@@ -81,7 +81,7 @@ def test_a_server_that_ends_at_each_start_is_told_at_once(served):
     result = served.site(llama_server_extra_args=["--pooling", "nonsense"], llama_server_start_timeout=86400)
     assert result.status == "failed"
     told = " ".join(result.text.split())
-    ends = re.search(r"llama-server exited (\d+) times while verify waited for it, the last time with status 1", told)
+    ends = re.search(r"llama-server exited (\d+) times while verify waited, the last time with status 1", told)
     assert int(ends[1]) >= waiting.MAX_EXITS
     assert "error while handling argument" in told
     back = served.site()

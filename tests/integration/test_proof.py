@@ -66,7 +66,7 @@ def prove(programs, workers, tmp_path):
             context=context,
             micro_batch=512,
             limit_s=300,
-            patience=300,
+            timeout_s=300,
             processor=side(0, "head's processor", None),
             variants=(("--repack",), *([] if quantised else [("--flash-attn", "off")])),
             devices=(side(1, "first cpu", first), side(2, "second cpu", second, *wrong)),

@@ -94,17 +94,17 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
     read = []
     thread = Thread(target=lambda: read.append(urlopen(url).read().decode()))
     thread.start()
-    while not run(path, capsys, server=own)["requests"]:
+    while not run(path, capsys, server=own)["request_count"]:
         time.sleep(0.05)
     failed = run(path, capsys, server=own, state="drained", seconds=1)
     assert failed["msg"].startswith(
-        f"{own} still has 1 requests after 1 s: wait for its requests to finish or stop their clients"
+        f"{own} is busy (requests: 1) after 1 s: wait for its requests to finish or stop their clients"
     )
     assert urlopen(url).read().decode() == other
     released.set()
     drained = run(path, capsys, server=own, state="drained", seconds=60)
     thread.join()
-    assert (drained["changed"], drained["requests"], read) == (False, 0, [own])
+    assert (drained["changed"], drained["request_count"], read) == (False, 0, [own])
     with mock.patch.object(module.AnsibleModule, "warn") as warn:
         run(path, capsys, server=other, state="drained", seconds=60)
     assert warn.call_args.args[0].startswith(f"{other} is the only replica that is up")
@@ -148,7 +148,10 @@ def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monk
 def test_a_socket_that_is_not_that_of_haproxy_and_an_answer_that_ends(answer, capsys, monkeypatch):
     monkeypatch.setattr(module, "send_command", lambda _path, _command: answer)
     failed = run("x", capsys, server="a")["msg"]
-    assert failed == "x does not answer like HAProxy: set llama_balancer's socket correctly, and run the playbook again"
+    assert (
+        failed
+        == "x answers, but not as HAProxy does: set the socket of llama_balancer to HAProxy's socket, and run the playbook again"
+    )
 
 
 @needs_haproxy

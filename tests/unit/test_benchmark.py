@@ -81,7 +81,7 @@ def loads_of(found, **variables):
         ("prompts", [512, 0], "llama_benchmark_depths has 0: use larger numbers"),
         ("depths", [-1], "llama_benchmark_depths has -1: use larger numbers"),
         ("depths", [], "llama_benchmark_depths is empty"),
-        ("hosts", [4], r"llama_benchmark_hosts has 4, but only 3 hosts of the cluster have devices"),
+        ("hosts", [4], r"llama_benchmark_hosts has 4, more than the cluster has hosts with devices"),
     ],
 )
 def test_wrong_variables_are_named_with_their_values(name, value, message):
@@ -182,8 +182,8 @@ def test_what_llama_bench_writes_is_read(tmp_path):
     assert [(one.test, one.depth) for one in found.results] == [("pp64", 0), ("tg32", 0), ("pp64", 256), ("tg32", 256)]
     assert found.results[3].speed == types.Speed(pytest.approx(819.806), pytest.approx(68.3, rel=1e-3))
     assert found.status == 1
-    assert found.said.endswith(r" / loading / \x1b[2Jerror: failed to create context")
-    assert len(found.said) < 600
+    assert found.log_end.endswith(r" / loading / \x1b[2Jerror: failed to create context")
+    assert len(found.log_end) < 600
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_programs_run_one_after_the_other(tmp_path):
         assert running.wait(20) == 0
     assert (tmp_path / "benchmark-0.jsonl").read_text() == "x a 'b' c d\n"
     assert [results.read_results(tmp_path, number).status for number in range(3)] == [3, 127, 0]
-    assert results.read_results(tmp_path, 0).said == "error: a 'b'"
+    assert results.read_results(tmp_path, 0).log_end == "error: a 'b'"
 
 
 def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
@@ -311,7 +311,7 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
     (old / "benchmark-0.status").write_text("0"), (old / "benchmark-7.log").mkdir()
     assert call(**started(head))["changed"]
     found = call(module=module, host=head.host, programs=1)
-    nothing = {"results": [], "status": None, "said": ""}
+    nothing = {"results": [], "status": None, "log_end": ""}
     assert (found["running"], found["changed"], found["programs"]) == (True, False, [nothing])
     text = job_of(head).measuring.path(PROGRAM).read_text()
     if head.name == "systemd":
@@ -380,7 +380,7 @@ def measured_by(words):
     tests = [*(f"pp{size}" for size in given["-p"].split(",")), f"tg{given['-n']}"]
     speed = {"mean": 11.0, "deviation": 1.4142}
     found = [{"test": test, "depth": int(depth), "speed": speed} for depth in given["-d"].split(",") for test in tests]
-    return {"results": found, "status": 0, "said": ""}
+    return {"results": found, "status": 0, "log_end": ""}
 
 
 class Measuring:
@@ -468,7 +468,7 @@ def test_a_job_that_is_ended_leaves_what_was_measured(measuring, tmp_path):
     assert [bool(cell["measured"]) for cell in cells] == [True] * 4 + [False] * 4
 
 
-ODD = {"running": True, "programs": [{"results": [], "status": 0, "said": "\x1b[2J"}]}
+ODD = {"running": True, "programs": [{"results": [], "status": 0, "log_end": "\x1b[2J"}]}
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ def test_what_a_killed_benchmark_left_is_ended_before_anything_is_compared(measu
 
 def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(measuring):
     answer = measuring.host.answer
-    failed = {"results": [], "status": 1, "said": "error: unable to load model"}
+    failed = {"results": [], "status": 1, "log_end": "error: unable to load model"}
     measuring.host.answer = lambda given: {**answer(given), "programs": [failed, *measuring.host.programs[1:]]}
     cells = [cell for cell in measuring.run()["record"]["cells"] if cell["skipped"]]
     assert {cell["skipped"] for cell in cells} == {"llama-bench exited with status 1: error: unable to load model"}

@@ -126,7 +126,7 @@ def test_only_the_targets_are_built_also_from_sources_newer_than_the_clock(tmp_p
 def test_an_installed_release_stays_and_a_damaged_one_is_built_again(tmp_path, tree):
     one = builder_of(tmp_path, pack(tree, tmp_path))
     one.install()
-    program = one.release / "bin/llama-server"
+    program = one.release_folder / "bin/llama-server"
     before = program.stat().st_mtime_ns
     one.install()
     assert program.stat().st_mtime_ns == before
@@ -174,7 +174,7 @@ def test_after_a_failed_step_the_next_run_begins_anew(tmp_path, tree):
     with pytest.raises(Refusal, match="configure failed"):
         builder_of(tmp_path, archive, environment={"WHERE": "wrong"}).install()
     one = builder_of(tmp_path, archive, environment={"WHERE": "right"})
-    os.truncate(one.work / "source" / "server.c", 0)
+    os.truncate(one.work_folder / "source" / "server.c", 0)
     assert one.install().id == "tiny-cpu-0123abcd"
 
 
@@ -187,7 +187,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     """The module is killed, and ninja goes on. The next run names what it waits for, and continues where that has ended."""
     (tree / "CMakeLists.txt").write_text(SLOW_CMAKE)
     one = builder_of(tmp_path, pack(tree, tmp_path))
-    lock = store.lock_path(one.cache)
+    lock = store.lock_path(one.cache_folder)
     module = os.fork()
     if not module:
         try:
@@ -199,24 +199,24 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     os.waitpid(module, 0)
     holders = locks.find_holders(lock)
     assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in holders} >= {"cmake", "ninja", "sleep"}
-    assert locks.is_held(store.lock_path(one.cache))
-    assert store.unfinished_builds(str(one.cache), ()) == []
-    marked = one.work / "source" / "CMakeLists.txt"
+    assert locks.is_held(store.lock_path(one.cache_folder))
+    assert store.unfinished_builds(str(one.cache_folder), ()) == []
+    marked = one.work_folder / "source" / "CMakeLists.txt"
     marked.write_text(CMAKE)  # so that the tree as it was left compiles at once
     made = []
     waiting = threading.Thread(target=lambda: made.append(one.install()))
     waiting.start()
-    wait_for(lambda: "== waiting for process " in one.log.read_text())
-    assert re.search(builder.STEP_LINES, one.log.read_text().splitlines()[-1])
-    assert set(re.findall(r"\d+", one.log.read_text().split("== waiting")[1])) & set(map(str, holders))
+    wait_for(lambda: "== waiting for process " in one.log_path.read_text())
+    assert re.search(builder.STEP_LINES, one.log_path.read_text().splitlines()[-1])
+    assert set(re.findall(r"\d+", one.log_path.read_text().split("== waiting")[1])) & set(map(str, holders))
     assert not made
     for pid in holders:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     waiting.join()
     assert made[0].id == "tiny-cpu-0123abcd"
-    assert "== unpack" not in one.log.read_text()
-    assert not locks.is_held(store.lock_path(one.cache))
+    assert "== unpack" not in one.log_path.read_text()
+    assert not locks.is_held(store.lock_path(one.cache_folder))
 
 
 def wait_for(condition):
@@ -249,8 +249,8 @@ def test_root_builds_as_another_account(public, tree):
     change = patch(public, "worker", WORKER.splitlines()[0], "#include <stdio.h>  // patched", "worker.c")
     one = builder_of(public, archive, [change], account="nobody")
     one.install()
-    assert "built by nobody" in one.log.read_text()
-    assert (one.release / "bin" / "llama-server").stat().st_uid == 0
+    assert "built by nobody" in one.log_path.read_text()
+    assert (one.release_folder / "bin" / "llama-server").stat().st_uid == 0
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can build as another account")
@@ -290,7 +290,7 @@ def test_patches_are_applied_in_their_order_and_once(tmp_path, greeting):
         builder_of(tmp_path, archive, patches, targets=("no-such-target",)).install()
     one = builder_of(tmp_path, archive, patches)
     made = one.install()
-    assert printed_by(one.release) == "usage: three\n"
+    assert printed_by(one.release_folder) == "usage: three\n"
     assert made.source["patches"] == [sha256(path) for path in patches]
 
 
@@ -307,9 +307,9 @@ def test_a_patch_that_does_not_apply_is_named_and_the_next_run_starts_anew(tmp_p
     one = builder_of(tmp_path, archive, [good, bad])
     with pytest.raises(Refusal, match=said):
         one.install()
-    assert not one.release.exists()
+    assert not one.release_folder.exists()
     builder_of(tmp_path, archive, [good]).install()
-    assert printed_by(one.release) == "usage: two\n"
+    assert printed_by(one.release_folder) == "usage: two\n"
 
 
 def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
@@ -318,8 +318,8 @@ def test_a_release_goes_with_what_its_build_left(tmp_path, tree):
     installer.pack(str(tmp_path / "prefix"), str(tmp_path / "cache"), one.build)
     (tmp_path / "cache" / "builds" / "other.log").write_text("")
     store.remove_release(str(tmp_path / "prefix"), str(tmp_path / "cache"), "tiny-cpu-0123abcd")
-    assert list(one.release.parent.iterdir()) == []
-    assert [path.name for path in one.log.parent.iterdir()] == ["other.log"]
+    assert list(one.release_folder.parent.iterdir()) == []
+    assert [path.name for path in one.log_path.parent.iterdir()] == ["other.log"]
 
 
 def test_progress_in_words():

@@ -11,13 +11,13 @@ def test_nothing_is_done_while_all_is_as_planned(local):
     assert decide(plan, drifts(plan))._asdict() == {
         "kinds": {"here": []},
         "restarts": {"here": []},
-        "behind": [],
-        "unreached": [],
-        "while_away": {"here": "The cluster does not answer until this host, its head, is back."},
+        "outdated_hosts": [],
+        "unreached_hosts": [],
+        "absence_notes": {"here": "The cluster does not answer until this host, its head, is back."},
         "builders": [],
-        "shared": {},
-        "fetches": [],
-        "needs_key": [],
+        "shared_builders": {},
+        "builds_to_fetch": [],
+        "hosts_without_key": [],
     }
 
 
@@ -47,16 +47,16 @@ def test_what_is_restarted(local, changed, restarts):
         )
     changes = decide(plan, found)
     assert changes.restarts == {"here": restarts}
-    assert changes.behind == (["here"] if restarts else [])
+    assert changes.outdated_hosts == (["here"] if restarts else [])
 
 
 def test_a_host_that_did_not_answer_is_named_and_changes_nothing(pair):
     plan = pair.plan()
     found = drifts(plan)
     changes = decide(plan, {name: found[name] for name in ("head", "worker1")})
-    assert changes.unreached == ["worker2"]
-    assert changes.behind == []
-    assert decide(plan, {name: found[name] for name in ("worker1", "worker2")}).unreached == ["head"]
+    assert changes.unreached_hosts == ["worker2"]
+    assert changes.outdated_hosts == []
+    assert decide(plan, {name: found[name] for name in ("worker1", "worker2")}).unreached_hosts == ["head"]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
         found[name]["missing_builds"] = [identity]
     changes = decide(plan, found)
     assert changes.builders == (["head"] if "head" in lacking else [])
-    assert changes.shared == ({identity: builder} if shared else {})
-    assert builder is None or builder in changes.behind
+    assert changes.shared_builders == ({identity: builder} if shared else {})
+    assert builder is None or builder in changes.outdated_hosts
 
 
 def builders(plan):
@@ -119,7 +119,7 @@ def test_a_host_that_shares_nothing_builds_for_itself(pair):
     for drift in found.values():
         drift["missing_builds"] = [identity]
     changes = decide(plan, found)
-    assert (changes.builders, changes.shared) == (["head", "worker1"], {identity: "head"})
+    assert (changes.builders, changes.shared_builders) == (["head", "worker1"], {identity: "head"})
     pair.hosts["head"]["variables"]["llama_build_share"] = False
     assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["worker2"]}
 
@@ -150,11 +150,11 @@ def test_what_is_compiled_already_is_installed_by_each_host_itself(pair):
     for name, host in plan["hosts"].items():
         found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
     changes = decide(plan, found)
-    assert (changes.builders, changes.shared) == ([], {})
-    (fetched,) = changes.fetches  # once, and not for each host
+    assert (changes.builders, changes.shared_builders) == ([], {})
+    (fetched,) = changes.builds_to_fetch  # once, and not for each host
     assert {*fetched.targets} == {target for host in plan["hosts"].values() for target in host["builds"][0]["targets"]}
     assert len(fetched.targets) == len({*fetched.targets}) > len(plan["hosts"]["worker1"]["builds"][0]["targets"])
-    assert decide(plan, drifts(plan)).fetches == []
+    assert decide(plan, drifts(plan)).builds_to_fetch == []
     assert builders(plan) == {name: [name] * len(host["builds"]) for name, host in plan["hosts"].items()}
 
 
@@ -178,6 +178,6 @@ def test_a_tunnel_gets_a_key_where_its_ends_share_none(pair, head, worker, needs
     found = drifts(plan)
     found["head"]["tunnel_keys"], found["worker1"]["tunnel_keys"] = {KEYS: head}, {KEYS: worker}
     changes = decide(plan, found)
-    assert changes.needs_key == needs_key
-    assert changes.behind == (["head", "worker1"] if needs_key else [])
+    assert changes.hosts_without_key == needs_key
+    assert changes.outdated_hosts == (["head", "worker1"] if needs_key else [])
     assert not any(changes.restarts.values())

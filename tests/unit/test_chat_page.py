@@ -40,7 +40,7 @@ def packed(files, **links):
 def source(tmp_path, monkeypatch, server):
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(chat_page, "DOWNLOAD_LIMITS", {"silence": 0.3, "seconds": 1.0, "max_bytes": 4096})
+    monkeypatch.setattr(chat_page, "DOWNLOAD_LIMITS", {"silence_s": 0.3, "seconds": 1.0, "max_bytes": 4096})
     archive = tmp_path / "source.tar.gz"
     archive.write_bytes(packed({"x-1/vendor/llama.cpp/tools/ui/package.json": b"{}", "x-1/tools/ui/other": b"-"}))
     return FetchedFile(archive, False, "5" * 64, "c")

@@ -107,7 +107,7 @@ def network(*names, **cables):
 
 def a_model(name, model="gpt_oss_20b", **changes):
     summary = test_inventories.of_file(f"models/{model}.yml")["llama_model_gguf_summary"]
-    return {"kind": "path", "name": name, "file": name, "closed": None, "summary": summary, **changes}
+    return {"kind": "path", "name": name, "file": name, "unreadable_path": None, "summary": summary, **changes}
 
 
 def discovered(tmp_path, found, hosts=None, facts=None, check=False):
@@ -155,11 +155,11 @@ def test_the_largest_model_that_fits_and_where_it_lies(tmp_path):
     right = a_model("/models/right.gguf")
     small, huge = a_model("/models/small.gguf"), a_model("/models/huge.gguf", "tulu3_405b")
     found["b"]["discovered"]["models"] = [right, small, huge]
-    found["c"]["discovered"]["models"] = [a_model("/home/me/closed.gguf", closed="/home/me"), right]
+    found["c"]["discovered"]["models"] = [a_model("/home/me/closed.gguf", unreadable_path="/home/me"), right]
     done = discovered(tmp_path, found)
     groups, plan = planned(done.path, llama_model_gguf_summary=right["summary"])
     assert (groups["llama_head"], plan["model"]["path"]) == (["b"], "/models/right.gguf")
-    assert "it has /models/right.gguf, the largest model found on any host that fits." in done.text
+    assert "it has /models/right.gguf, the largest discovered model that fits into the cluster's memory." in done.text
     assert "predicted: " in done.text
     assert "Other models: /models/huge.gguf, /models/small.gguf" in done.text
     assert "huge.gguf" not in str(done.result["plan"]["model"])

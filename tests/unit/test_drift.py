@@ -294,8 +294,8 @@ SPOILED = [
     ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuning=TUNING)),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
     ("unplanned", "llamacpp-worker-x is no longer planned", lambda p, m: p.change(services=())),
-    ("key", "keys/192.0.2.11 has no key that is readable by its owner only", lambda p, m: with_key(p)),
-    ("key", "keys/192.0.2.11 has no key that is readable by its owner only", lambda p, m: with_key(p, 0o644)),
+    ("key", "keys/192.0.2.11 holds no key that only the file's owner can read", lambda p, m: with_key(p)),
+    ("key", "keys/192.0.2.11 holds no key that only the file's owner can read", lambda p, m: with_key(p, 0o644)),
     ("record", "plan 0123456789abcdef is not the last plan", lambda p, m: p.change(id="0123456789abcdef")),
     ("unneeded", "release .left is no longer needed", lambda p, m: (p.prefix / "releases" / ".left").mkdir()),
 ]

@@ -129,7 +129,10 @@ def test_what_to_do_about_one_that_does_not_answer(mixed):
     plan = mixed.plan()
     outside = "the head waits for worker 192.0.2.77:50052: refused, no program listens on this port"
     inside = "the head waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
-    start = "192.0.2.77:50052 on gaming-pc is not managed by this collection: start the worker on its host, with a release that uses the head's protocol."
+    start = (
+        "This collection does not manage 192.0.2.77:50052 on gaming-pc: start each of these workers on its host, "
+        "with a release that uses the head's protocol."
+    )
     firewalls = "If the worker's host answers and the process is running, either the network"
     for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
         assert judge.advice(subject(plan), unhealthy(waits_for=waits_for)).startswith(text)

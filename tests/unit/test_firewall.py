@@ -67,7 +67,7 @@ class Host(System):
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to("../unit") if steps.text else None
             self.table = "".join(f"\t\t{line.strip()}\n" for line in steps.text.splitlines() if "comment" in line)
-        for step in [*steps.add, *({**step, "delete": True} for step in steps.remove)]:
+        for step in [*steps.rules_to_add, *({**step, "delete": True} for step in steps.rules_to_remove)]:
             gone = step.pop("delete", False)
             if self.manager == "firewalld":
                 for held in self.zones.values():
@@ -109,7 +109,7 @@ def test_ports_are_opened_once_for_those_who_are_planned_and_closed_again(tmp_pa
     assert host.apply(*BOTH) == (both, both)
     assert not host.differs(*BOTH)
     steps = host.steps(*BOTH)
-    assert (steps.add, steps.remove) == ([], [])
+    assert (steps.rules_to_add, steps.rules_to_remove) == ([], [])
     # Another head, and a port less: nothing goes before the new plan serves.
     moved = rule(50060, "10.1.0.99")
     before, after = host.apply(moved, keep=True)
@@ -140,7 +140,7 @@ def test_ufw_puts_what_accepts_before_what_drops_and_both_before_others(tmp_path
     assert {*host.lines} > {*planned}
     assert host.lines.index("ufw allow from 10.1.0.11 to 10.1.0.12 port 50060 proto tcp comment 'llamacpp'") == 0
     assert host.lines[-1:] == theirs
-    more = host.steps(*BOTH, rule(50162)).add
+    more = host.steps(*BOTH, rule(50162)).rules_to_add
     assert [(step["rule"], step["to_port"]) for step in more] == [("deny", "50162"), ("allow", "50162")]
     host.apply()
     assert host.lines == theirs
@@ -207,7 +207,7 @@ def test_rules_that_do_not_last_are_set_again_and_removed(tmp_path, loss):
     assert host.differs(rule())
     steps = host.steps(rule())
     assert steps.differs
-    assert steps.text or steps.add
+    assert steps.text or steps.rules_to_add
     assert all(line.endswith(firewall_rules.PARTIAL_NOTE) for line in steps.before)
     assert host.steps().differs, "what comes back with a restart has to go too"
     host.apply()

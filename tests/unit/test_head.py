@@ -161,7 +161,9 @@ def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
         place = f"--connect-to {name}:8080:192.0.2.10:8080 " if name else ""
         said = f"-H @- --cacert '/etc/tls/50 %.pem' {place}https://{name or '192.0.2.10'}:8080/v1/completions -d"
         assert said in " ".join("".join(lines).replace("\\", " ").split())
-    assert plan_text.chat_page_lines(typed(plan), True) == ["  Chat with it in a browser: https://192.0.2.10:8080/"]
+    assert plan_text.chat_page_lines(typed(plan), True) == [
+        "  Chat with the model in a browser: https://192.0.2.10:8080/"
+    ]
     assert plan_text.chat_page_lines(typed(plan), False) == [
         "  The server has no chat page; docs/clients.md describes how to get it."
     ]

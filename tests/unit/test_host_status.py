@@ -62,7 +62,7 @@ def test_what_the_launcher_and_verify_left(place):
     leave(place, serving={**TOLD, "process": os.getpid()}, verified=VERIFIED, ends={"number": 2, "how": "x", "log": []})
     head = read(place)["head"]
     assert (head["serving"]["restarts"], head["current"], head["health"]) == (3, True, None)
-    assert (head["verified"], head["ends"]["number"]) == (VERIFIED, 2)
+    assert (head["verified"], head["ends"]["total"]) == (VERIFIED, 2)
     leave(place, serving={**TOLD, "process": 1 << 40})
     assert not read(place)["head"]["current"]
 

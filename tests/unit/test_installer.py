@@ -255,7 +255,7 @@ def test_a_release_goes_to_another_host(tmp_path, built):
 )
 def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, change):
     (built[0] / manifest.FILE_NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
-    with pytest.raises(Refusal, match=f"does not match the release {builds.BUILD.id} on its builder: remove"):
+    with pytest.raises(Refusal, match=f"does not match {builds.BUILD.id} on its builder: remove"):
         receive(tmp_path, pack(tmp_path))
     assert not release_of(tmp_path, "other").exists()
 
@@ -281,10 +281,10 @@ def test_programs_of_a_package_are_linked(tmp_path):
     program.write_text("#!/bin/sh\necho usage:\necho '--fit [on|off]'\n")
     program.chmod(0o755)
     made = target.link(release)
-    assert (target.release / "bin" / "llama-server").resolve() == program
-    assert made == manifest.installed_manifest(target.release)
+    assert (target.release_folder / "bin" / "llama-server").resolve() == program
+    assert made == manifest.installed_manifest(target.release_folder)
     program.write_text("#!/bin/sh\necho usage: newer\n")
-    assert manifest.installed_manifest(target.release) is None
+    assert manifest.installed_manifest(target.release_folder) is None
 
 
 HELPS = {

@@ -123,7 +123,7 @@ def test_an_unknown_variable_of_one_host_or_of_the_play():
 
 def test_a_variable_that_only_a_play_sets_is_refused_as_it_has_no_effect():
     variables = {**task_vars(GROUPS), "llama_server_port": 9000, "inventory_hostname": "a"}
-    with pytest.raises(Refusal, match="llama_server_port has no effect in the vars of a play"):
+    with pytest.raises(Refusal, match="The vars of a play have no effect on llama_server_port"):
         inventory.play_variables(variables)
     variables["hostvars"]["a"]["llama_server_port"] = 9000
     assert inventory.play_variables(variables) == set()
@@ -149,12 +149,12 @@ def test_a_cluster_without_head_and_workers():
 
 def test_hosts_in_a_group_that_is_misspelt_are_told(capsys):
     groups = {"llama_cluster": ["a", "b"], "llama_head": ["a"], "llama_worker": ["b"]}
-    with pytest.raises(Refusal, match=r"The group llama_worker of b is .* rename it to llama_workers"):
+    with pytest.raises(Refusal, match=r"The group llama_worker \(with b\) is .* rename it to llama_workers"):
         inventory.cluster_hosts(task_vars(groups))
     groups["llama_workers_off"] = groups.pop("llama_worker")
     _cluster, hosts = inventory.cluster_hosts(task_vars(groups))
     assert list(hosts) == ["a"]
-    assert "b of group llama_cluster are in neither llama_head nor llama_workers" in " ".join(
+    assert "these hosts of llama_cluster, which are in neither llama_head nor llama_workers: b." in " ".join(
         capsys.readouterr().err.split()
     )
 

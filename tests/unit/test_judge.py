@@ -369,7 +369,7 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
             }
             said = verify(described, *[waits] * 99, asked=told.append, play=play, **arguments)["msg"]
             assert told[-1]["plan"]["unreachable_hosts"] == away
-            assert ("worker1 did not answer the controller either" in said) is bool(away)
+            assert ("The controller got no answer from worker1 either" in said) is bool(away)
             assert ("check firewalls" in said) is (not away)
             line = "  worker1 did not answer: the server may be waiting for these hosts, so verify waits at most 60 s for the server"
             assert (line in capsys.readouterr().out) is bool(away)

@@ -89,7 +89,7 @@ def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{prefix}/plans/next.json")
 
     monkeypatch.setattr(kept_plans.files, "replace_file", full)
-    failed = call(prefix=str(prefix), begun=record)
+    failed = call(prefix=str(prefix), begun_record=record)
     assert failed["failed"]
     assert "Free space" in failed["msg"]
 
@@ -160,10 +160,10 @@ def test_a_host_gets_the_text_of_files_and_no_path_of_the_controller(pair):
     given = {"llama_server_context": "4096", "llama_server_parallel": None, "llama_worker_memory_mib": {}, "other": 1}
     arguments = plugin.run(task_vars={"inventory_hostname": "head", "hostvars": {"head": given}})
     assert "plan" not in arguments
-    files = arguments["begun"]["host"]["files"]
+    files = arguments["begun_record"]["host"]["files"]
     assert not any("source" in file for file in files)
     assert any("def main" in file.get("content", "") for file in files)
-    kept = typed_json.parse(kept_plan.KeptPlan, arguments["begun"])
+    kept = typed_json.parse(kept_plan.KeptPlan, arguments["begun_record"])
     assert kept.variables == {"llama_server_context": "4096", "llama_release": kept.declared}, "those that are set"
 
 

@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import jud
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Exits, Health
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import (
-    WORKER_SECONDS,
+    WORKER_TIMEOUT_SECONDS,
     ServerWait,
     load_goal,
 )
@@ -20,7 +20,7 @@ from support.verification import subject, unhealthy
 
 ONE, TWO = "192.0.2.11:50052", "192.0.2.12:50052"
 GB = 10**9
-EXPECTED = loading.ExpectedBytes({ONE: 4 * GB, TWO: 2 * GB}, 3 * GB, cached=False)
+EXPECTED = loading.ExpectedBytes({ONE: 4 * GB, TWO: 2 * GB}, 3 * GB, are_cached=False)
 
 
 def load_of(seconds, one, two, read=None):
@@ -32,9 +32,9 @@ def test_what_a_plan_has_on_each_device(pair):
     expected = load_goal(plan)
     used = {entry.endpoint: round(entry.weights_mib * 1024 * 1024) for entry in plan.placement if entry.endpoint}
     assert expected == loading.ExpectedBytes(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
-    assert expected.head > 0
+    assert expected.head_bytes > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
-    assert load_goal(typed(pair.plan())).cached
+    assert load_goal(typed(pair.plan())).are_cached
     assert load_goal(subject(pair.plan())._replace(placement=())) == loading.ExpectedBytes()
 
 
@@ -59,7 +59,7 @@ def test_what_a_person_is_shown():
     assert shown(load_of(20, 1_200_000_000, 0, read=3_400_000_000)) == (
         f"1.2 of 4.0 GB to worker {ONE}, 0.0 of 2.0 GB to worker {TWO}, 3.4 of 9.0 GB read from files, 170 MB/s, about 33 s left"
     )
-    small = loading.ExpectedBytes({ONE: 80_000_000}, 0, cached=True)
+    small = loading.ExpectedBytes({ONE: 80_000_000}, 0, are_cached=True)
     assert (
         shown(LoadCounters(4, None, {ONE: 20_000_000}), small)
         == f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
@@ -186,6 +186,6 @@ def test_a_server_with_another_certificate_is_not_waited_for(pair):
 def test_a_worker_is_waited_for_longer_than_the_launcher_does(pair):
     """Else it would end before the launcher gives the worker up."""
     waiting = [unhealthy(waits_for=("the head waits for worker x",))] * 99
-    assert wait(pair.plan(), waiting, 5.0)[2] == WORKER_SECONDS
+    assert wait(pair.plan(), waiting, 5.0)[2] == WORKER_TIMEOUT_SECONDS
     pair.hosts["head"]["variables"]["llama_server_fallback"] = True
-    assert wait(pair.plan(), waiting, 5.0)[2] == 60 + WORKER_SECONDS
+    assert wait(pair.plan(), waiting, 5.0)[2] == 60 + WORKER_TIMEOUT_SECONDS

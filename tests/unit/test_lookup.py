@@ -188,7 +188,7 @@ def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name, said):
     "files, said",
     [
         (["a-0000\u0661-of-0000\u0662.gguf"], "whose size is unknown or whose name is not allowed: use another file"),
-        (["a-00001-of-99999.gguf"], "lacks 99998 parts of this model, for example a-00002-of-99999.gguf"),
+        (["a-00001-of-99999.gguf"], "lacks parts of this model (number: 99998), for example a-00002-of-99999.gguf"),
         ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: name one of its quantisations"),
     ],
 )

@@ -32,7 +32,7 @@ def operators(call):
     def answer(**arguments):
         found = call(**arguments)
         if "/m.gguf" in found["paths"]:
-            found["paths"]["/m.gguf"] = {"bytes": 1, "summary": SUMMARY, "closed": None}
+            found["paths"]["/m.gguf"] = {"bytes": 1, "summary": SUMMARY, "unreadable_path": None}
         return found
 
     return answer
@@ -152,7 +152,7 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     assert header["architecture"] == ("clip" if role == "mmproj" else "llama")
     closed.append(str(tmp_path / "blobs"))
     if role == "model":
-        assert find()["closed"] == closed[0]
+        assert find()["unreadable_path"] == closed[0]
     else:
         said = f"llama_model_{role} is registry.ollama.ai/library/m:1, but the service cannot read {closed[0]}"
         assert said in find()["refused"]
@@ -216,7 +216,7 @@ def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, open_file
     path.unlink()
     assert run(call, given, prefix)[0] == first
     monkeypatch.setattr(local_models, "find_unreadable_part", lambda account, path: "/closed")
-    assert run(call, given, prefix, "llamacpp")[0]["closed"] == "/closed"
+    assert run(call, given, prefix, "llamacpp")[0]["unreadable_path"] == "/closed"
 
 
 def test_each_of_several_models_is_found(call):

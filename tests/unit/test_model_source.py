@@ -98,7 +98,7 @@ def planned(cluster, source, offered=(), sizes=None, **variables):
 
 
 def test_a_plan_says_which_files_are_fetched(pair, big_model):
-    pair.model = {"summary": big_model, "closed": None}
+    pair.model = {"summary": big_model, "unreadable_path": None}
     model = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})["model"]
     source = request_of(llama_model_huggingface={"repo": REPO, "quantisation": "Q4_K_M"}).source
     folder = model_source.model_folder(PREFIX, source)
@@ -109,7 +109,7 @@ def test_a_plan_says_which_files_are_fetched(pair, big_model):
 
 def test_a_plan_keeps_its_id_where_its_files_come_from_elsewhere(pair, big_model):
     """Another mirror in HF_ENDPOINT, or another controller with a copy in another folder."""
-    pair.model = {"summary": big_model, "closed": None}
+    pair.model = {"summary": big_model, "unreadable_path": None}
     planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"})
     here = completed(pair)
     there = json.loads(json.dumps(here).replace("https://huggingface.co/", "https://mirror.example/"))
@@ -158,7 +158,7 @@ def test_clients_see_a_name_and_no_path(variables, alias):
 
 
 def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
-    pair.model = {"summary": big_model, "closed": None}
+    pair.model = {"summary": big_model, "unreadable_path": None}
     own = sum(big_model["layer_bytes"]) + big_model["input_bytes"] + big_model["output_bytes"]
     offered = [(f"Q{index}_K", own * index // 20) for index in range(1, 21)]
     for host in pair.hosts.values():
@@ -204,7 +204,7 @@ def test_without_a_summary_of_names_a_quantisation_cannot_be_planned_offline(pai
 
 
 def test_a_projector_and_a_draft_model_are_given_to_llama_server(pair, big_model):
-    pair.model = {"summary": big_model, "closed": None}
+    pair.model = {"summary": big_model, "unreadable_path": None}
     further = {"llama_model_mmproj": "/srv/p.gguf", "llama_model_draft": "/srv/d.gguf"}
     plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, **further)
     argv = plan["head"]["argv"]
@@ -217,12 +217,12 @@ def test_a_projector_and_a_draft_model_are_given_to_llama_server(pair, big_model
 def test_an_auxiliary_model_that_services_cannot_see_is_named_by_its_own_variable(local, big_model):
     given = {"llama_model_path": "/srv/m.gguf", "llama_model_mmproj": "/tmp/p.gguf"}
     local.hosts["here"]["variables"].update(llama_model_known_answer=None, **given)
-    local.model = {"summary": big_model, "closed": None}
+    local.model = {"summary": big_model, "unreadable_path": None}
     assert "llama_model_mmproj names '/tmp/p.gguf', but services cannot see the host's /tmp" in local.reason()
 
 
 def test_an_auxiliary_model_is_given_once(pair, big_model):
-    pair.model = {"summary": big_model, "closed": None}
+    pair.model = {"summary": big_model, "unreadable_path": None}
     given = {"llama_server_extra_args": ["--mmproj", "/x.gguf"]}
     refused = planned(pair, {"repo": REPO}, llama_model_mmproj="/srv/p.gguf", **given)
     assert "llama_model_mmproj is set, but llama-server also gets --mmproj" in refused["reasons"][0]
@@ -233,14 +233,14 @@ def test_an_auxiliary_model_is_given_once(pair, big_model):
     [
         ({"summary": {"a": 1}}, "architecture is missing"),
         ({"summary": [1]}, "it is a list"),
-        ({"closed": "/home/\x1b[2J"}, "closed"),
+        ({"unreadable_path": "/home/\x1b[2J"}, "unreadable_path"),
         ({"files": [{"name": "a;b.gguf"}]}, "is not allowed as the name of a model file on the head"),
         ({"files": [{"name": "m.gguf", "url": "file:///etc/x y"}]}, "files[0].url is"),
         ({"files": [{"name": "m.gguf", "path": "relative"}]}, "files[0].path is 'relative'"),
     ],
 )
 def test_what_cannot_have_been_found_is_refused(pair, big_model, found, said):
-    pair.model = {"summary": big_model, "closed": None, **found}
+    pair.model = {"summary": big_model, "unreadable_path": None, **found}
     for file in pair.model.get("files", ()):
         file.setdefault("role", "model")
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
@@ -251,13 +251,13 @@ def test_what_cannot_have_been_found_is_refused(pair, big_model, found, said):
 
 
 def test_a_person_reads_where_a_model_comes_from(pair, big_model):
-    pair.model = {"summary": big_model, "closed": None}
+    pair.model = {"summary": big_model, "unreadable_path": None}
     plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, sizes=3 << 30)
     said = f"huggingface:{REPO}@{'a' * 12}, 1 file, 3.00 GiB"
     for text in (plan_text.plan_table(typed(plan)), plan_text.plan_page(typed(plan))):
         assert f"from {said}" in " ".join(text.split())
     pair.hosts["head"]["variables"].update(llama_model_huggingface=None, llama_model_path="/srv/m.gguf")
-    pair.model = {"summary": big_model, "closed": None}
+    pair.model = {"summary": big_model, "unreadable_path": None}
     assert "\n  from " not in plan_text.plan_table(typed(pair.plan()))
 
 

@@ -29,7 +29,7 @@ def test_kinds_of_differences_are_reported_for_each_host(pair):
     found["worker1"]["drift"]["differences"] = [FOLDER, {**FOLDER, "kind": "account"}, FOLDER]
     decided = run(plan=plan, answers=found)
     assert decided["kinds"] == {"head": [], "worker1": ["account", "folder"], "worker2": []}
-    assert (decided["behind"], decided["unreached"], decided["lacking"]) == (["worker1"], [], {})
+    assert (decided["outdated_hosts"], decided["unreached_hosts"], decided["missing_packages"]) == (["worker1"], [], {})
     assert not run(plan=plan, answers=answers(plan))["changed"]
 
 
@@ -38,13 +38,13 @@ def test_tools_are_looked_for_on_hosts_whose_facts_are_known(pair):
     planned = plan["hosts"]["head"]["tools"]
     facts = {"head": {"facts": {"tools": []}}, "worker1": {"facts": {"tools": list(planned)}}, "worker2": {"facts": []}}
     decided = run(plan=plan, answers=answers(plan), facts=facts)
-    assert decided["lacking"] == {"head": {"required": planned, "optional": {}}}
+    assert decided["missing_packages"] == {"head": {"required": planned, "optional": {}}}
 
 
 def test_a_declared_host_of_one_user_has_its_paths_below_a_home_that_nobody_knows(pair):
     plan = pair.plan()
     plan["hosts"]["head"]["prefix"] = "~/.local/share/llamacpp"
-    assert run(plan=plan, answers=answers(plan))["behind"] == []
+    assert run(plan=plan, answers=answers(plan))["outdated_hosts"] == []
     plan["hosts"]["head"]["prefix"] = "share/llamacpp"
     with pytest.raises(AnsibleActionFail, match=r"plan\.hosts\.head\.prefix is 'share/llamacpp'"):
         run(plan=plan, answers=answers(plan))
@@ -68,11 +68,11 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     assert list(changes.comparable_drifts(read)) == ["head", "worker2"]
     assert read["worker1"].reason.startswith(reason)
     assert len(read["worker1"].reason) <= 500
-    assert run(plan=plan, answers=found)["unreached"] == ["worker1"]
+    assert run(plan=plan, answers=found)["unreached_hosts"] == ["worker1"]
 
 
 LACKING = "worker1 needs the changes of --tags build (folder, model) before its services can change"
-AWAY = "worker2 could not be reached or failed above, but worker1 must change: no service was touched"
+AWAY = "Not reached, or failed above: worker2. No service was touched, because the plan changes worker1"
 UFW = "worker1 uses ufw, which needs the collection community.general"
 
 

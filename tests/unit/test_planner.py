@@ -545,13 +545,13 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
     [
         (
             "/home/u/m.gguf",
-            {"closed": "/home/u v"},
+            {"unreadable_path": "/home/u v"},
             {},
             ["the service account llamacpp cannot read", "chmod o+rX '/home/u v'"],
         ),
         ("/tmp/m.gguf", {}, {}, ["services cannot see the host's /tmp", "move the model to /srv"]),
-        ("/home/u/m.gguf", {"closed": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
-        ("/srv/m.gguf", {"closed": None}, {}, None),
+        ("/home/u/m.gguf", {"unreadable_path": "/home/u"}, {"scope": "user", "service_manager": "systemd_user"}, None),
+        ("/srv/m.gguf", {"unreadable_path": None}, {}, None),
     ],
 )
 def test_a_model_that_the_service_cannot_read(local, big_model, path, found, facts, said):

@@ -83,9 +83,9 @@ def test_whether_one_of_our_processes_listens(monkeypatch):
 def test_clients_of_a_port():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert processes.clients(port, processes.read_sockets()) == []
+        assert processes.client_addresses(port, processes.read_sockets()) == []
         with socket.create_connection(("127.0.0.1", port)):
-            assert processes.clients(port, processes.read_sockets()) == ["127.0.0.1"]
+            assert processes.client_addresses(port, processes.read_sockets()) == ["127.0.0.1"]
 
 
 def test_when_a_process_started(popen):

@@ -129,7 +129,7 @@ def test_a_file_without_these_layers(tmp_path):
     for keys, layers, why in ((KEYS[:1], (0,), "None"), (KEYS, (0, 4), "4"), (KEYS, (), "4"), (text, (0,), "'4'")):
         (tmp_path / "whole.gguf").write_bytes(gguf_files.model(keys=keys, tensors=TENSORS))
         with pytest.raises(
-            gguf.GGUFError, match=f"{why} layers, but not all of the layers {', '.join(map(str, layers))}"
+            gguf.GGUFError, match=f"{why} layers, which do not include all of {', '.join(map(str, layers))}"
         ):
             layer_sample.write_sample(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
 
@@ -215,7 +215,7 @@ def answers(shift=0.0, turn=1, asked=ASKED):
 def judged(other, limits=None):
     """The value in parts of its bound, and the place, where another side is farthest."""
     found = questions.farthest_distance(questions.distances(ASKED, answers(), other), limits or Bounds())
-    return round(found.value / found.bound, 3), found.place
+    return round(found.value / found.bound, 3), found.prompt_kind
 
 
 def test_what_is_asked_fits_the_context():
@@ -319,7 +319,7 @@ def test_each_side_is_the_planned_command_line_on_one_device(served):
     assert [side.argv[2] for side in work.devices] == ["192.0.2.11:50052", "192.0.2.12:50052"]
     assert work.variants == (("--repack",), ("--flash-attn", "off"))
     assert work.sockets
-    assert work.patience > 5 * (plan.head.proof.seconds + plan.head.proof.outage_s)
+    assert work.timeout_s > 5 * (plan.head.proof.seconds + plan.head.proof.outage_s)
     assert [side.name for side in work.devices] == ["worker1 cpu", "worker2 cpu"]
     assert [(one.id, one.name) for one in plan.head.proof.devices] == [side[:2] for side in work.devices]
     typed_json.parse(ProofWork, typed_json.dump(work))
@@ -434,7 +434,7 @@ def test_which_of_several_models_is_computed_wrong_is_said(served):
     action = actions.made(action_plugin, plan=plan)
     proofs = [Proof(9, devices=(verdict,)) for verdict in (RIGHT, WRONG)]
     action.run_in_background = mock.Mock(side_effect=[{"proof": typed_json.dump(proof)} for proof in proofs])
-    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"].startswith(
+    assert action.run(task_vars={"inventory_hostname": "head"})["failure_text"].startswith(
         "two: worker2 cpu computes incorrectly"
     )
 
@@ -509,7 +509,7 @@ def work(tmp_path):
             **{"model": str(model), "folder": str(tmp_path), "layers": (0, 1), "bytes": 1000, "context": 300},
             **{"account": None, "environment": {}, "sockets": True, "micro_batch": 512},
             launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.SOCKET}"),
-            **{"limit_s": 300, "patience": 30},
+            **{"limit_s": 300, "timeout_s": 30},
             processor=Side(ID(reference), "head's processor", (str(program), processor)),
             variants=tuple((how,) for how in variants),
             devices=tuple(Side(ID(n), f"worker{n} cpu", (str(program), how)) for n, how in enumerate(devices)),
@@ -585,7 +585,7 @@ def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devic
 )
 def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(prove, monkeypatch, how, remedies, said):
     monkeypatch.setattr(run, "WORKER_SECONDS", 1)
-    proof = prove("right", ("right", how), remedies=remedies, patience=8 if how == "hangs" else 30)
+    proof = prove("right", ("right", how), remedies=remedies, timeout_s=8 if how == "hangs" else 30)
     [sentence] = proof.failures()
     assert sentence.startswith("worker1 cpu ")
     assert said in sentence
@@ -596,13 +596,13 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     "processor, changed, why",
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers computes results that are not numbers"),
-        ("sure", {}, "head's processor with 2 layers computes results that are not numbers"),
+        ("none", {}, "head's processor with 2 layers produces NaN results"),
+        ("sure", {}, "head's processor with 2 layers produces NaN results"),
         ("mute", {}, "head's processor with 2 layers did not convert text into tokens"),
-        ("hangs", {"patience": 1}, "with 2 layers was not healthy within 1 s"),
+        ("hangs", {"timeout_s": 1}, "with 2 layers was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "too little for a file with 2 layers (1099511627776 MiB)"),
-        ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, but not all of the layers 0, 9"),
-        ("right", {"context": 2}, "computes results that are not numbers"),
+        ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, which do not include all of 0, 9"),
+        ("right", {"context": 2}, "produces NaN results"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be written"),
     ],
 )
@@ -655,7 +655,7 @@ def test_another_program_on_the_port_changes_nothing(prove, monkeypatch, how, wh
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), handler) as other:
         threading.Thread(target=other.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setattr(replies, "find_free_port", lambda: other.server_address[1])
-        proof = prove(how, sockets=False, owner=lambda _port: False, patience=1 if how == "hangs" else 30)
+        proof = prove(how, sockets=False, owner=lambda _port: False, timeout_s=1 if how == "hangs" else 30)
         other.shutdown()
     assert why in proof.untested
     assert set(questions_seen) <= {b""}
@@ -805,9 +805,9 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     answer = action.run(task_vars={"inventory_hostname": "head"})
     assert len(action.run_in_background.call_args.kwargs["work"]["remedies"]) == tried
     commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.REASON_LINE}'")] if verdict.failure else []
-    assert answer["crashed"] == [{"host": "worker2", "command": command} for command in commands]
-    assert re.match(said, f"{answer['wrong']}. {answer['fix']}" if answer["wrong"] else "")
-    assert ("Worker logs: " in answer["fix"]) == bool(commands)
+    assert answer["crashed_workers"] == [{"host": "worker2", "command": command} for command in commands]
+    assert re.match(said, f"{answer['failure_text']}. {answer['remedy']}" if answer["failure_text"] else "")
+    assert ("Worker logs: " in answer["remedy"]) == bool(commands)
 
 
 @pytest.mark.parametrize(
@@ -827,7 +827,7 @@ def test_what_is_shown_of_a_proof(served, monkeypatch, arguments, answer, shown,
     monkeypatch.setattr(action_plugin, "display", display)
     action = actions.made(action_plugin, plan=served.accepted(), **arguments)
     action.run_in_background = mock.Mock(return_value=typed_json.dump(answer))
-    assert action.run(task_vars={"inventory_hostname": "head"})["wrong"] == ""
+    assert action.run(task_vars={"inventory_hostname": "head"})["failure_text"] == ""
     assert action.run_in_background.called == bool(answer)
     assert warnings == [warned] * bool(warned)
     assert [shown in line for line in lines] == [True] * bool(shown)
@@ -864,12 +864,12 @@ def test_verify_shows_what_a_proof_found(served, tmp_path, verdicts, status, sai
     ids = [one.id for one in typed(plan).head.proof.devices]
     known = tuple(verdict._replace(id=identifier) for identifier, verdict in zip(ids, verdicts))
     evidence = verification.healthy(typed(plan))._replace(verdicts=(RIGHT, *known))
-    for unproven, told in ((False, ""), (True, judge.PROOF_NOTE)):
-        verification.verify(plan, evidence, unproven=unproven, report=str(page))
+    for lacks_proof, told in ((False, ""), (True, judge.PROOF_NOTE)):
+        verification.verify(plan, evidence, lacks_proof=lacks_proof, report=str(page))
         found = '<td class="([a-z-]+)">.*>computes<.*>worker1 cpu, worker2 cpu</td><td class="long">(.*)</td>'
         [(result, evident)] = re.findall(found, html.unescape(page.read_text()))
         assert (result, said in evident) == (status.replace(" ", "-"), True)
-        assert (judge.PROOF_NOTE in evident, evident.endswith(told)) == (unproven, True)
+        assert (judge.PROOF_NOTE in evident, evident.endswith(told)) == (lacks_proof, True)
 
 
 FEW = {"layers": (0,), "every_kind": False}

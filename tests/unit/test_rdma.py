@@ -127,7 +127,11 @@ def devices(tmp_path, monkeypatch):
 
 
 def test_connections_over_rdma_are_the_devices_that_llama_server_has_open(devices):
-    assert progress.rdma_connections(os.getpid()) == progress.sample_process(os.getpid(), set(), set()).rdma == 1
+    assert (
+        progress.rdma_connections(os.getpid())
+        == progress.sample_process(os.getpid(), set(), set()).rdma_connections
+        == 1
+    )
     devices.close()
     assert progress.rdma_connections(os.getpid()) == 0
     assert progress.rdma_connections(1 << 30) == 0
@@ -160,7 +164,7 @@ LOOK = progress.ProcessSample(progress.Activity("S", 0.0, 0, 0), [HELD], {"held"
 
 @pytest.mark.parametrize("connections", [0, 1])
 def test_bytes_of_tcp_are_not_told_as_those_of_rdma(tmp_path, connections):
-    look = LOOK._replace(rdma=connections)
+    look = LOOK._replace(rdma_connections=connections)
     head = llama_server.WatchedServer([], [ENDPOINT], "http://127.0.0.1:1", 1)
     head.last_sample, head.models, head.loaded_models, head.slot_counts = look, lambda: {"": head}, set, {}
     exported = exporter.Exporter(None, "llamacpp-server")

@@ -25,10 +25,10 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
     (tmp_path / "endless").symlink_to("/dev/zero")
     os.mkfifo(tmp_path / "pipe")
     assert reading.read_start(secret, 4) == b"root"
-    assert reading.read_start(tmp_path / "link", 9, follow=True) == b"root's"
-    for name, follow in (("link", False), ("pipe", False), ("endless", True), (".", False), ("none", False)):
+    assert reading.read_start(tmp_path / "link", 9, follows_links=True) == b"root's"
+    for name, follows_links in (("link", False), ("pipe", False), ("endless", True), (".", False), ("none", False)):
         with pytest.raises(OSError, match=r"Too many levels|not a regular file|Is a directory|No such file"):
-            reading.read_start(tmp_path / name, 9, follow)
+            reading.read_start(tmp_path / name, 9, follows_links)
 
 
 OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}
@@ -65,7 +65,9 @@ def _other_reads(tree, scope):
         named = isinstance(node, (ast.FunctionDef, ast.ClassDef))
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            follows = any(one.arg == "follow" and ast.unparse(one.value) != "follow" for one in node.keywords)
+            follows = any(
+                one.arg == "follows_links" and ast.unparse(one.value) != "follows_links" for one in node.keywords
+            )
             opens = called.rpartition(".")[2] in OPENERS and called != "hashlib.sha256"
             if follows or opens or called == "system.text":
                 yield scope

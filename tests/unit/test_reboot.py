@@ -38,13 +38,13 @@ def while_away(planned, host):
         for worker, entry in zip(hosts[name].workers, part["workers"]):
             worker.name = entry["name"]
     fallbacks = [mock.Mock(without=entry["without"]) for entry in planned["fallbacks"]]
-    return changes.while_away(
+    return changes.absence_note(
         mock.Mock(hosts=hosts, head=mock.Mock(models=None, **planned["head"]), fallbacks=fallbacks), host
     )
 
 
 def changed(planned):
-    return {"while_away": {name: while_away(planned, name) for name in planned["hosts"]}}
+    return {"absence_notes": {name: while_away(planned, name) for name in planned["hosts"]}}
 
 
 def play(path, tasks, variables, *arguments):
@@ -58,8 +58,8 @@ def play(path, tasks, variables, *arguments):
 @pytest.mark.parametrize(
     "fallbacks, after, host, said",
     [
-        (["one:cpu", "two:cpu", "two:hip", "two"], 60, "one", "The head serves without one:cpu after a while"),
-        (["one:cpu", "two:cpu", "two:hip", "two"], 60, "two", "The head serves without two after a while"),
+        (["one:cpu", "two:cpu", "two:hip", "two"], 60, "one", "After a while, the head serves without one:cpu"),
+        (["one:cpu", "two:cpu", "two:hip", "two"], 60, "two", "After a while, the head serves without two"),
         (["one:cpu", "two"], None, "one", "no fallback is planned for it"),
         (["two:cpu", "two:hip"], 60, "two", "no fallback is planned for it"),
     ],
@@ -73,7 +73,7 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     planned = plan(["one:cpu"], 60)
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot_host.yml"}]
     said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
-    assert "one reboots. The head serves without one:cpu" in said
+    assert "one reboots. After a while, the head serves without one:cpu" in said
     assert "two reboots. The cluster does not answer until this host" in said
     assert "spare reboots. The cluster does not use this host." in said
     assert "does not answer until this host, its head, is back." in said
@@ -214,7 +214,7 @@ def test_each_host_is_verified_before_the_next_reboots(tmp_path):
     done, status, printed = reboots(tmp_path, [])
     assert status == 0, printed
     assert done == [[host, does] for host in ("one", "two", "top") for does in ("reboots", "starts", "verifies")]
-    assert "one reboots. The head serves without one:cpu after a while" in printed
+    assert "one reboots. After a while, the head serves without one:cpu" in printed
 
 
 @pytest.mark.programs

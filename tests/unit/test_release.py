@@ -41,7 +41,7 @@ def programs(tmp_path):
         "build": typed_json.dump(builds.BUILD._replace(id="new")),
         "prefix": str(tmp_path / "prefix"),
         "cache": str(tmp_path / "cache"),
-        "brought": typed_json.dump(builds.source_of(pack_folder(tmp_path, folder))),
+        "fetched_source": typed_json.dump(builds.source_of(pack_folder(tmp_path, folder))),
     }
 
 
@@ -98,8 +98,8 @@ def test_compiled_programs_without_the_chat_page(call, programs, monkeypatch, pa
         return
     assert result["manifest"]["page"] is page
     warning = ["llama-server of new has no chat page: use another release, for example source: pypi"]
-    assert result["said_otherwise"] == warning * ((page, ui) == (False, "auto"))
-    assert call(**programs)["said_otherwise"] == []
+    assert result["option_warnings"] == warning * ((page, ui) == (False, "auto"))
+    assert call(**programs)["option_warnings"] == []
 
 
 def test_old_releases_are_removed_and_what_is_put_to_use_counts_as_new(call, programs, tmp_path, monkeypatch):
@@ -139,12 +139,12 @@ def test_builds_that_never_ended_go_with_a_prune(call, programs, tmp_path):
     planned = host(programs, PLANNED)
     (tmp_path / "prefix" / "releases" / PLANNED).mkdir()
     with locks.hold(store.lock_path(tmp_path / "cache")):
-        assert call(module=uninstall, unneeded=True, host=planned)["abandoned"] == []
+        assert call(module=uninstall, unneeded=True, host=planned)["unfinished_builds"] == []
     told = call(check=True, module=uninstall, unneeded=True, host=planned)
-    assert (told["changed"], told["removed"], told["abandoned"]) == (True, [], [LEFT])
+    assert (told["changed"], told["removed"], told["unfinished_builds"]) == (True, [], [LEFT])
     assert told["diff"]["before"] == f"builds/{LEFT}\n"
     assert (builds / LEFT).exists()
-    assert call(module=uninstall, unneeded=True, host=planned)["abandoned"] == [LEFT]
+    assert call(module=uninstall, unneeded=True, host=planned)["unfinished_builds"] == [LEFT]
     assert call(module=uninstall, unneeded=True, host=planned)["changed"] is False
     assert {path.name for path in builds.iterdir()} == {
         *("mine", "mine.log", "notes.unpacked", PLANNED),
@@ -162,8 +162,8 @@ def test_a_teardown_does_not_begin_while_a_killed_run_still_builds(call, program
     assert failed["msg"].startswith(
         f"process {os.getpid()} on this host is still building for a killed run: stop this process"
     )
-    assert call(check=True, module=uninstall, host=planned)["abandoned"] == [LEFT]
-    assert call(module=uninstall, host=planned)["abandoned"] == [LEFT]
+    assert call(check=True, module=uninstall, host=planned)["unfinished_builds"] == [LEFT]
+    assert call(module=uninstall, host=planned)["unfinished_builds"] == [LEFT]
     assert list((cache / "builds").iterdir()) == []
 
 
@@ -200,7 +200,7 @@ def test_a_host_that_dies_or_restarts_during_a_build_ends_in_a_sentence(monkeypa
     monkeypatch.setattr(plugin, "_execute_module", ask)
     monkeypatch.setattr(plugin, "_low_level_execute_command", lambda command, **_more: {"rc": int("j12 " in command)})
     said = f"^strix1 was lost during the build: {dies}" if dies else r"^strix1: the build \(job j12.34\) disappeared"
-    not_built(plugin, f"{said}.*Run the playbook again to resume the build")
+    not_built(plugin, f"{said}.*Run the playbook again to resume")
     assert ask.call_count == (2 if dies else len(answers))
 
 
@@ -250,14 +250,14 @@ def test_a_build_that_goes_on_is_named_as_such(call, programs, tmp_path):
     compiled = {**programs, "release": typed_json.dump(builds.RELEASE), "cache": str(tmp_path / "cache")}
     assert call(**compiled)["msg"].endswith("The next run resumes the build.")
     received = {"path": str(tmp_path / "none"), "sha256": "0" * 64}
-    assert "continues" not in call(**{**compiled, "received": received, "brought": None})["msg"]
+    assert "continues" not in call(**{**compiled, "received": received, "fetched_source": None})["msg"]
 
 
 def test_a_disk_that_a_build_fills_is_named(call, programs, small_disk, tmp_path):
     tree = tmp_path / "tree"
     tree.mkdir()
     (tree / "CMakeLists.txt").write_bytes(os.urandom(1 << 20))
-    programs["brought"]["sha256"] = sha256(pack_folder(tmp_path, tree, tree.name))
+    programs["fetched_source"]["sha256"] = sha256(pack_folder(tmp_path, tree, tree.name))
     told = call(**{**programs, "release": typed_json.dump(builds.RELEASE), "cache": str(small_disk)})
     assert told["failed"]
     assert f"unpack failed: the disk that holds {small_disk} is full" in told["msg"]
@@ -285,7 +285,7 @@ def printing(programs, tmp_path):
         for name, text in (("llama-server", server), ("ggml-rpc-server", worker)):
             path = tmp_path / "llama-b11434" / name
             path.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-        programs["brought"]["sha256"] = sha256(pack_folder(tmp_path, tmp_path / "llama-b11434"))
+        programs["fetched_source"]["sha256"] = sha256(pack_folder(tmp_path, tmp_path / "llama-b11434"))
         return {
             **programs,
             "release": {**programs["release"], **release},
@@ -340,7 +340,7 @@ def test_an_option_that_only_tunes_or_has_another_name_ends_no_run(call, printin
     for _run in range(2):
         result = call(**{**arguments, "services": [service]})
         assert result.get("failed", False) == (said is None)
-        assert f"does not know {told}" in " ".join([result.get("msg", ""), *result.get("said_otherwise", ())])
+        assert f"does not know {told}" in " ".join([result.get("msg", ""), *result.get("option_warnings", ())])
     assert said is None or command_line_of_build(service["process"])[1:] == said.split()
     assert call(**{**printing(f"{help_of_server}{planned} X   x\n"), "services": []})["changed"] is False
 
@@ -348,7 +348,7 @@ def test_an_option_that_only_tunes_or_has_another_name_ends_no_run(call, printin
 def test_what_is_said_otherwise_is_warned_of(monkeypatch, plugin):
     warned = []
     monkeypatch.setattr(action.display, "warning", warned.append)
-    answer = {"manifest": {}, "said_otherwise": ["it\x1b is left out"]}
+    answer = {"manifest": {}, "option_warnings": ["it\x1b is left out"]}
     monkeypatch.setattr(plugin, "run_module", lambda **_arguments: answer)
     plugin.perform(installer.ReleaseArguments(builds.RELEASE._replace(source="binary"), builds.BUILD, "/p", "/c"))
     assert warned == [r"it\x1b is left out"]

@@ -70,8 +70,8 @@ def test_a_head_that_moved_goes_back_to_where_it_was(kept):
 
 def test_without_a_plan_that_served_there_is_nothing_to_go_back_to(kept):
     for answers, reason in (
-        ({}, "No host that answered is a head"),
-        (kept(next=1), "No host that answered is a head"),
+        ({}, "No head answered with a kept plan that has served"),
+        (kept(next=1), "No head answered with a kept plan that has served"),
         (kept(now=1), "No plan served before plan 0000000000000001"),
     ):
         with pytest.raises(Refusal, match=reason):
@@ -85,7 +85,7 @@ def test_without_a_plan_that_served_there_is_nothing_to_go_back_to(kept):
 def test_a_host_without_its_part_stops_the_way_back_unless_this_run_lost_it(kept):
     answers = kept(next=2, now=1)
     del answers["worker2"]
-    with pytest.raises(Refusal, match=r"needs worker2, which did not answer .* No service was touched"):
+    with pytest.raises(Refusal, match=r"needs hosts that did not answer .*: worker2\. .* No service was touched"):
         steps(answers)
     assert set(steps(answers, lost_hosts=["worker2"])["hosts"]) == {"head", "worker1"}
 
@@ -111,8 +111,8 @@ def test_a_head_on_a_host_that_joined_since_is_removed_before_it_holds_the_worke
     assert set(found["hosts"]) == {"head", "worker1"}
     assert found["heads"]["worker2"]["remove"] == ["llamacpp-server"]
     assert found["heads"]["worker2"]["part"]["service_manager"] == "systemd"
-    asked = {name: {"kept": own} for name, own in answers.items()}
-    assert run(action, answers=asked, heads=["head"])["target"]["uninvolved"] == []
+    asked = {name: {"kept_plans": own} for name, own in answers.items()}
+    assert run(action, answers=asked, heads=["head"])["target"]["uninvolved_hosts"] == []
 
 
 def test_each_host_gets_its_own_part(kept):
@@ -166,12 +166,16 @@ def test_what_was_removed_since_stops_before_any_service(kept, change, reason):
 
 
 def test_the_action_takes_answers_as_ansible_registers_them(kept):
-    answers = {name: {"kept": own, "changed": False} for name, own in kept(now=2, before=1).items()}
+    answers = {name: {"kept_plans": own, "changed": False} for name, own in kept(now=2, before=1).items()}
     more = {"new": {"skipped": True}, "away": {"unreachable": True}}
     found = run(action, answers={**answers, **more}, heads=["head"])
-    assert (found["target"]["id"], found["target"]["head"], found["target"]["uninvolved"]) == (f"{1:016x}", "head", [])
+    assert (found["target"]["id"], found["target"]["head"], found["target"]["uninvolved_hosts"]) == (
+        f"{1:016x}",
+        "head",
+        [],
+    )
     assert set(found["hosts"]) == set(NAMES)
-    answers["worker1"]["kept"]["now"]["plan"]["id"] = "../x"
+    answers["worker1"]["kept_plans"]["now"]["plan"]["id"] = "../x"
     with pytest.raises(AnsibleActionFail, match="The report of worker1 about its kept plans"):
         run(action, answers=answers, heads=["head"])
 
@@ -208,9 +212,9 @@ def test_a_way_back_names_the_variables_of_the_plan_that_is_left(kept, places):
     for own in answers.values():
         for number, one in ((places[place], compared["plan"]) for place, compared in own.items()):
             one["variables"] = {"llama_release": "b1", "llama_server_context": f"{number}096"}
-    registered = {name: {"kept": own} for name, own in answers.items()}
+    registered = {name: {"kept_plans": own} for name, own in answers.items()}
     target = run(action, answers=registered, heads=["head"])["target"]
-    assert (target["id"], target["differing"]) == (f"{1:016x}", ["llama_server_context: 2096 → 1096"])
+    assert (target["id"], target["differing_variables"]) == (f"{1:016x}", ["llama_server_context: 2096 → 1096"])
 
 
 def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):

@@ -201,7 +201,7 @@ def test_a_worker_that_owes_an_answer_is_named(cluster):
     server, endpoint = a_worker(pause=600)
     process = cluster.head("asks its worker", [endpoint])
     with cluster.client():
-        assert f"worker {endpoint} does not answer llama-server, and nothing has moved" in healed(
+        assert f"llama-server gets no answer from worker {endpoint}, and nothing has moved" in healed(
             process, "nothing has moved for"
         )
     server.listener.close()
@@ -293,7 +293,7 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
     process = pair.head()
     said = lines_until(process, f"model buffer size smaller {pair.first}")
     assert any(
-        f"worker {pair.second} does not answer: starting llama-server without strix1:hip" in line for line in said
+        f"no answer from worker {pair.second}: starting llama-server without strix1:hip" in line for line in said
     )
     until(lambda: cluster.is_now("fallback"))
     record = cluster.record()

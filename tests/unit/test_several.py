@@ -141,8 +141,8 @@ def test_workers_serve_whichever_model_uses_them():
     launcher = plan["head"]["launcher"]
     assert sorted(word for before, word in zip(launcher, launcher[1:]) if before == "--worker") == sorted(used)
     (name,) = {entry["host"] for entry in two["placement"]} - {entry["host"] for entry in one["placement"]}
-    assert changes.while_away(typed(plan), name) == "Requests for two fail until this host is back."
-    assert changes.while_away(typed(plan), one["placement"][0]["host"]).startswith("Requests for one, two fail")
+    assert changes.absence_note(typed(plan), name) == "Requests for two fail until this host is back."
+    assert changes.absence_note(typed(plan), one["placement"][0]["host"]).startswith("Requests for one, two fail")
     assert not plan["fallbacks"]
     assert not plan["no_fallback"]
 

@@ -53,7 +53,7 @@ def look(plan, name, drift, **others):
             "serving": copy.deepcopy(TOLD),
             "current": True,
             "waits_for": [],
-            "ends": {"number": 1, "how": "by signal 9", "log": []},
+            "ends": {"total": 1, "last_exit": "by signal 9", "log": []},
             "verified": dict(VERIFIED),
         }
     known = {

@@ -85,7 +85,7 @@ def test_why_a_task_failed(result, before, reason):
 
 
 @pytest.mark.parametrize(
-    "known, unproven",
+    "known, lacks_proof",
     [
         ({}, False),
         ({"llama_proof": "always"}, True),
@@ -93,10 +93,10 @@ def test_why_a_task_failed(result, before, reason):
         ({"llama_proof": "always", "__llama_proof": {"proofs": [{}]}}, False),
     ],
 )
-def test_verify_knows_where_a_run_made_no_proof_that_was_asked_for(known, unproven):
+def test_verify_knows_where_a_run_made_no_proof_that_was_asked_for(known, lacks_proof):
     *_others, task = tasks_of(ROOT / "playbooks/tasks/verify.yml")
-    asked = trust_as_template(task["llamacpp.cluster.verify"]["unproven"])
-    assert Templar(DataLoader(), known).template(asked) is unproven
+    asked = trust_as_template(task["llamacpp.cluster.verify"]["lacks_proof"])
+    assert Templar(DataLoader(), known).template(asked) is lacks_proof
 
 
 def test_the_log_of_a_worker_that_crashed_says_why():
@@ -104,7 +104,7 @@ def test_the_log_of_a_worker_that_crashed_says_why():
         one for one in tasks_of(ROOT / "playbooks/site.yml") if one["name"].endswith("computes these layers correctly")
     )
     known = {name: trust_as_template(text) for name, text in task["vars"].items()}
-    known["__llama_proof"] = {"wrong": "w crashes", "fix": "Do."}
+    known["__llama_proof"] = {"failure_text": "w crashes", "remedy": "Do."}
     known["__llama_worker_logs"] = {"results": [{"stdout_lines": ["1", "2", "3", "4", "4"]}, {"unreachable": True}]}
     shown = Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.assert"]["fail_msg"]))
     assert shown == "w crashes; 2; 3; 4. Do."
@@ -270,7 +270,7 @@ def test_all_is_ready_before_the_head_stops_and_a_port_is_open_only_while_somebo
 def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair):
     record = record_of(completed(pair), "head")
     (task,) = [one for one in tasks_of(ROOT / "playbooks/start.yml") if "llamacpp.cluster.verify" in one]
-    asked = {"ansible_check_mode": False, "__llama_kept_plans": {"kept": {"now": {"plan": record}}}}
+    asked = {"ansible_check_mode": False, "__llama_kept_plans": {"kept_plans": {"now": {"plan": record}}}}
     assert holds(task["when"], asked)
     assert not holds(task["when"], {**asked, "__llama_kept_plans": {"skipped": True}})
     templar = Templar(DataLoader(), {"inventory_hostname": "head", "__llama_current_plan": record})
@@ -294,9 +294,9 @@ def test_a_change_that_failed_says_what_failed_and_what_serves(hosts, serves, sa
     known = {
         **{name: trust_as_template(text) for name, text in task["vars"].items()},
         **{"hostvars": {name: {"inventory_hostname": name, **one} for name, one in hostvars.items()}},
-        **{"__llama_batch_hosts": ["head", "w"], "__llama_changes": {"behind": ["head", "w"]}},
+        **{"__llama_batch_hosts": ["head", "w"], "__llama_changes": {"outdated_hosts": ["head", "w"]}},
         **{"__llama_plan": {"id": "a", "release": {"ref": "x"}}, "__llama_rollback_serves": serves},
-        **{"__llama_rollback": {"target": {"id": "b", "release": "r", "differing": []}}},
+        **{"__llama_rollback": {"target": {"id": "b", "release": "r", "differing_variables": []}}},
     }
     assert said in Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.fail"]["msg"]))
 
@@ -324,12 +324,22 @@ def members(*hosts):
             "stop.yml",
             {"llama_cluster": USED, "llama_head": USED, "llama_retired": USED},
             (),
-            "box is in llama_retired, and in llama_head or llama_workers as well: remove it from",
+            "These hosts are in llama_retired, and in llama_head or llama_workers as well: box. Remove a host from",
         ),
         ("stop.yml", {}, ("--tags", "plan"), "has plan, but this playbook has no tags: it always runs as a whole"),
         ("site.yml", {}, ("--skip-tags", "x"), "has x, but this playbook has the tags plan, build, services, verify."),
-        ("site.yml", members(["a", "b"], ["w"], ["lb"]), (), "w belongs to no replica, but llama_head has several"),
-        ("site.yml", members(["a", "b"], [], ["x", "y"]), (), "x, y are in llama_balancer, but a cluster has only one"),
+        (
+            "site.yml",
+            members(["a", "b"], ["w"], ["lb"]),
+            (),
+            "These workers belong to no replica, but llama_head has several",
+        ),
+        (
+            "site.yml",
+            members(["a", "b"], [], ["x", "y"]),
+            (),
+            "llama_balancer contains x, y, but a cluster has only one",
+        ),
         (
             "site.yml",
             members(["a", "b"], [], ["b"]),

@@ -92,8 +92,8 @@ def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     groups = {"llama_cluster": {"hosts": hosts}, "llama_head": {"hosts": {"head": {}}}}
     status, printed = playbook_runs.run(tmp_path, "run.yml", {"all": {"children": groups}})
     assert status
-    assert "head could not be reached or failed above" in printed
-    assert printed.index("torn down]") < printed.index("head could not be reached or failed above")
+    assert "Not reached, or failed above: head" in printed
+    assert printed.index("torn down]") < printed.index("Not reached, or failed above: head")
 
 
 MODULE = uninstall
@@ -142,7 +142,7 @@ def test_models_of_others_and_what_lies_behind_a_link_stay_and_nothing_else(tmp_
     told = remove(prefix, check=True)
     assert remove(prefix) == told
     said = f"{prefix} on here still contains models: remove what nothing else uses."
-    assert told["left"] == [said] * bool(stays)
+    assert told["notes"] == [said] * bool(stays)
     assert [path.name for path in prefix.glob("*")] == ["models"] * bool(stays)
     assert sorted(path.name for path in models.glob("*")) == stays
     assert prefix.exists() or not remove(prefix)["changed"]
@@ -163,7 +163,7 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
     told = remove(prefix, check=True, scope=scope)
     assert (len([*folder.iterdir()]), ran) == (2, [])
     assert remove(prefix, scope=scope) == told
-    assert told["left"] == [f"here keeps {folder} for metrics: remove it if nothing else uses it."]
+    assert told["notes"] == [f"here keeps {folder} for metrics: remove what nothing else uses."]
     assert told["removed"][0] == str(folder / "llamacpp-server.prom")
     assert [path.name for path in folder.iterdir()] == ["llamacpp-other-server.prom"]
     assert ran == [("setfacl", "--remove", account, str(folder)) for account in asked]
@@ -189,13 +189,13 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     for path in ("venv/bin/python", *theirs):
         (prefix / path).parent.mkdir(parents=True, exist_ok=True)
         (prefix / path).write_text("")
-    said = remove(prefix)["left"]
+    said = remove(prefix)["notes"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said == [
         f"{prefix} on here still contains .bashrc, .llamacpp-notes, checkout, models: remove what nothing else uses."
     ]
-    assert remove(prefix)["left"] == [
-        f"{prefix} on here was not removed: without .llamacpp.cluster, this folder is no installation of this collection, or only the remains of one."
+    assert remove(prefix)["notes"] == [
+        f"{prefix} on here was not removed: it lacks the file .llamacpp.cluster, which marks an installation of this collection."
     ]
 
 
@@ -208,7 +208,7 @@ def test_packages_that_runs_installed_stay_and_are_named(tmp_path, monkeypatch, 
         "here keeps the packages that site.yml installed, with their accounts and folders. If nothing else needs these packages, remove them with "
         "sh remove \\x1b ccache stunnel4"
     )
-    assert remove(prefix, check=True)["left"] == remove(prefix)["left"] == [said]
+    assert remove(prefix, check=True)["notes"] == remove(prefix)["notes"] == [said]
     assert not prefix.exists()
 
 
@@ -219,8 +219,8 @@ def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
     before = tree(tmp_path)
     told = remove(tmp_path / "prefix")
     assert (told["changed"], tree(tmp_path)) == (False, before)
-    assert told["left"][0].startswith(
-        f"{tmp_path}/prefix on here was not removed: without .llamacpp.cluster, this folder is no "
+    assert told["notes"][0].startswith(
+        f"{tmp_path}/prefix on here was not removed: it lacks the file .llamacpp.cluster, which "
     )
 
 

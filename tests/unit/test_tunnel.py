@@ -28,9 +28,9 @@ def test_a_file_of_keys_names_a_key_without_telling_it():
 
 
 def test_both_ends_find_the_same_file_of_keys(tmp_path):
-    (head,) = tunnel.parse_tunnels(["127.128.0.12:50052=10.0.0.12:50052"], tmp_path, client=True)
-    (worker,) = tunnel.parse_tunnels(["10.0.0.12:50052=127.0.0.1:50052"], tmp_path, client=False)
-    assert head.key == worker.key == tmp_path / "10.0.0.12"
+    (head,) = tunnel.parse_tunnels(["127.128.0.12:50052=10.0.0.12:50052"], tmp_path, is_head_end=True)
+    (worker,) = tunnel.parse_tunnels(["10.0.0.12:50052=127.0.0.1:50052"], tmp_path, is_head_end=False)
+    assert head.key_path == worker.key_path == tmp_path / "10.0.0.12"
     text = tunnel.stunnel_configuration([head])
     for line in ("client = yes", "accept = 127.128.0.12:50052", "connect = 10.0.0.12:50052", "TIMEOUTidle = 31536000"):
         assert f"\n{line}\n" in text
@@ -41,7 +41,7 @@ def test_both_ends_find_the_same_file_of_keys(tmp_path):
 def test_where_stunnel_is_missing_the_launcher_says_so_and_goes_on(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(tunnel, "stunnel_path", lambda: None)
     tunnel.journal.LOGGED_KEYS.clear()
-    ends = tunnel.parse_tunnels(["127.0.0.2:1=127.0.0.1:2"], tmp_path, client=False)
+    ends = tunnel.parse_tunnels(["127.0.0.2:1=127.0.0.1:2"], tmp_path, is_head_end=False)
     with tunnel.Tunnels(ends):
         assert f"{tmp_path}/127.0.0.2 is missing: run site.yml" in capfd.readouterr().out
         (tmp_path / "127.0.0.2").write_text(tunnel_keys.line_of(KEY))
@@ -60,7 +60,7 @@ def test_connections_through_tunnels_are_seen_as_they_are_on_the_network(tmp_pat
     behind = {"far": progress.Traffic(80, 1, 2, 3), "short": progress.Traffic(8, 1, 2, 3)}
     activity = progress.Activity("S", 0.0, 0, 0)
     look = progress.ProcessSample(activity, [probe, near, client], said)
-    tunnels = tunnel.Tunnels(tunnel.parse_tunnels(["127.128.0.12:1=10.0.0.12:1"], tmp_path, client=True))
+    tunnels = tunnel.Tunnels(tunnel.parse_tunnels(["127.128.0.12:1=10.0.0.12:1"], tmp_path, is_head_end=True))
     assert tunnels.external_sample(look) == look
     tunnels.process = type("Process", (), {"pid": 7})()
     monkeypatch.setattr(
@@ -177,7 +177,7 @@ class TestRealTunnels:
         ends.start()
         head = ends.head()
         lines_until(
-            head, f"{ends.outer}, the other end of its tunnel, is unreachable, has another key, or has no worker"
+            head, f"{ends.outer}, the far end of the tunnel, is unreachable, has another key, or forwards to no worker"
         )
         ends.give(ends.own, KEY)
         until(lambda: ends.cluster.is_now("serving"))

@@ -39,7 +39,7 @@ class BenchmarkJob:
         scope = "--user " if paths.scope == "user" else ""
         systemd = paths.service_manager in services.SYSTEMD
         self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
-        self._state = Path(paths.prefix, "state")
+        self._state_folder = Path(paths.prefix, "state")
         self._server_manager = services.manager_of(paths)
         self.measuring = services.temporary_manager(paths)
 
@@ -57,7 +57,7 @@ class BenchmarkJob:
         """
         if not self._return:
             _apply(self._server_manager, stop=[names.SERVER])
-        for old_file in self._state.glob(f"{FILE_PREFIX}*"):
+        for old_file in self._state_folder.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there
                 old_file.unlink()
         service = services.Service(SERVICE_NAME, definition + self._return, temporary=True)

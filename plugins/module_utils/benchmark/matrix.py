@@ -62,8 +62,7 @@ def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
     excessive_numbers = [count for count in request.hosts if count > len(hosts)]
     if excessive_numbers:
         raise Refusal(
-            f"llama_benchmark_hosts has {excessive_numbers[0]}, but only {len(hosts)} hosts of the cluster have devices ({', '.join(hosts)}): use a smaller "
-            "number"
+            f"llama_benchmark_hosts has {excessive_numbers[0]}, more than the cluster has hosts with devices ({', '.join(hosts)}): use a smaller number"
         )
     return [tuple(hosts[:count]) for count in request.hosts or range(1, len(hosts) + 1)]
 

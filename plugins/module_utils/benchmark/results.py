@@ -33,9 +33,9 @@ def result_of(text: str) -> Result | None:
     return Result(test, row.n_depth, Speed(float(row.avg_ts), float(row.stddev_ts))) if has_one_phase else None
 
 
-def read_results(state: Path, number: int) -> Program:
+def read_results(folder: Path, number: int) -> Program:
     """Return a program's results so far. The services' account owns the files, so they may contain anything."""
-    rows, log, status = (reading.read_end(state / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
+    rows, log, status = (reading.read_end(folder / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
     last_lines = [printable(line, MAX_LINE_LENGTH) for line in log.splitlines() if line.strip()][-MAX_LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))
     return Program(results, int(status.strip()) if status.strip().isdecimal() else None, " / ".join(last_lines))

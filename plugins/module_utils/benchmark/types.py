@@ -100,7 +100,7 @@ class Program(NamedTuple):
     results: tuple[Result, ...]
     status: Optional[int]
     """its exit status; null while it runs"""
-    said: Words
+    log_end: Words
     """last lines of its log"""
 
 

@@ -39,7 +39,7 @@ class CommandError(Refusal):
     """Failure of a command for ``reason``; ``status`` is None if it did not start or did not finish."""
 
     def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
-        super().__init__(f"«{shlex.join(argv)}» failed: {reason}. Fix this on the host, and run the playbook again.")
+        super().__init__(f"{shlex.join(argv)} failed: {reason}. Fix this on the host, and run the playbook again.")
         self.reason = reason
         self.status = status
 

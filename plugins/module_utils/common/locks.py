@@ -118,5 +118,5 @@ def find_holders(path: Path) -> list[int]:
 
 
 def holders_text(path: Path) -> str:
-    """Return the processes that hold the lock, for a message: «process 12 and process 13»."""
+    """Return the processes that hold the lock, for a message: 'process 12 and process 13'."""
     return " and ".join(f"process {process}" for process in find_holders(path)) or "a process"

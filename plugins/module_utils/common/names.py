@@ -113,7 +113,7 @@ INSTALLED_ENTRIES = (
 """Entries of an installation below its prefix, removed in this order. Models are not listed: they may belong to the operator."""
 PAGE_PORT = "llama_server_page_port"
 PORT_VARIABLES = {False: "port in llama_worker_endpoints", True: "llama_server_port"}
-"""Setting of a service's port, by whether the service is the head's."""
+"""Setting of a service's port, by whether the service is llama-server."""
 IPERF_PORT = 50051
 """Port of iperf3 on a worker's host during a link measurement."""
 FAMILIES = {
@@ -137,7 +137,7 @@ def service(part: str) -> str:
 
 
 def is_head(name: str) -> bool:
-    """Return whether a service is the head's."""
+    """Return whether a service is llama-server."""
     return name == SERVER
 
 

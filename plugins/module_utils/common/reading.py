@@ -25,21 +25,21 @@ class NotAFileError(OSError):
     """Error for a path that is not a regular file."""
 
 
-def open_file(path: str | Path, follow: bool = False) -> IO[bytes]:
+def open_file(path: str | Path, follows_links: bool = False) -> IO[bytes]:
     """Open a file for reading. The owner of its folder may have replaced it, so this function never blocks, and only follows links on request.
 
     :raises OSError: it does not exist; NotAFileError: it is not a regular file.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follows_links else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotAFileError(errno.EINVAL, "it is not a regular file", str(path))
     return open(descriptor, "rb")
 
 
-def read_start(path: Path, limit: int, follow: bool = False) -> bytes:
+def read_start(path: Path, limit: int, follows_links: bool = False) -> bytes:
     """Return the first ``limit`` bytes of a file; see ``open_file``."""
-    with open_file(path, follow) as stream:
+    with open_file(path, follows_links) as stream:
         return stream.read(limit)
 
 

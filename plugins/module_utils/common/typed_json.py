@@ -131,7 +131,7 @@ def parse(record: type[T], data: Any) -> T:
 def parse_report(host: str, subject: str, record: type[T], data: Any) -> T:
     """Return a host's report as a record that is safe to print.
 
-    :param subject: subject of the report, like «the server».
+    :param subject: subject of the report, like 'the server'.
     :raises Refusal: the report does not match the type.
     """
     try:

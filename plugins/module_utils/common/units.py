@@ -10,14 +10,14 @@ DURATIONS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def amount(size: float) -> str:
-    """Return a readable number of bytes: «1.2 GB», «80 MB», «1.5 MB»."""
+    """Return a readable number of bytes: '1.2 GB', '80 MB', '1.5 MB'."""
     if size >= GB:
         return f"{size / GB:.1f} GB"
     return f"{size / MB:.{0 if size >= 10 * MB else 1}f} MB"
 
 
 def duration(seconds: float | None) -> str:
-    """Return a readable duration in at most two units: «3 d 4 h», «12 min», «45 s»."""
+    """Return a readable duration in at most two units: '3 d 4 h', '12 min', '45 s'."""
     if seconds is None:
         return ""
     whole_seconds = int(seconds)

@@ -37,17 +37,17 @@ def ssh_addresses(environment: Mapping[str, str], root: Path = ROOT) -> tuple[st
     return (fields[0], fields[2]) if len(fields) == 4 else ()
 
 
-def _inherited_variable(root: Path, process: int) -> str:
+def _inherited_variable(root: Path, pid: int) -> str:
     """Return the variable of the nearest ancestor that has it and is readable; empty without one."""
     for _generation in range(MAX_ANCESTORS):
-        folder = root / "proc" / str(process)
+        folder = root / "proc" / str(pid)
         variables = text_of(folder / "environ").split("\0")
         values = [variable[len(VARIABLE) + 1 :] for variable in variables if variable.startswith(f"{VARIABLE}=")]
         if values:
             return values[0]
         parent = re.search(r"^PPid:\s*(\d+)$", text_of(folder / "status"), re.MULTILINE)
-        process = int(parent[1]) if parent else 0
-        if process <= 1:
+        pid = int(parent[1]) if parent else 0
+        if pid <= 1:
             break
     return ""
 

@@ -140,7 +140,7 @@ def _is_known(field: str) -> bool:
 
 
 def nvidia(listing: str, memory: int) -> list[dict]:
-    """Return the devices in the output of NVIDIA_QUERY. A device without dedicated memory (GB10) uses the host's, ``memory`` MiB."""
+    """Return the devices in the output of NVIDIA_QUERY. A device without dedicated memory (GB10) uses the host's ``memory`` MiB."""
     devices = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
@@ -187,8 +187,8 @@ def nvidia_without_tools(root: Path) -> list[dict]:
 def amd(root: Path) -> dict[str, dict]:
     """Return the device of each render node, in the order of the KFD topology, which HIP uses."""
     devices = {}
-    nodes = root / "sys/class/kfd/kfd/topology/nodes"
-    for properties in sorted(nodes.glob("*/properties"), key=lambda path: int(path.parent.name)):
+    nodes_folder = root / "sys/class/kfd/kfd/topology/nodes"
+    for properties in sorted(nodes_folder.glob("*/properties"), key=lambda path: int(path.parent.name)):
         values = _read_pairs(properties)
         version = int(values.get("gfx_target_version", 0))
         if not version:
@@ -209,7 +209,7 @@ def amd(root: Path) -> dict[str, dict]:
     return devices
 
 
-def _amd_memory(device: Path, local_mib: int, is_integrated: bool) -> tuple[int, bool]:
+def _amd_memory(folder: Path, local_mib: int, is_integrated: bool) -> tuple[int, bool]:
     """Return the size in MiB, and whether the host's memory is meant.
 
     Integrated graphics can use the larger of two: the memory that firmware has reserved, and the memory that the kernel may share (GTT). Linux 6.10 and
@@ -218,7 +218,7 @@ def _amd_memory(device: Path, local_mib: int, is_integrated: bool) -> tuple[int,
     :param local_mib: MiB of dedicated memory in the KFD topology; 0 without it.
     :param is_integrated: whether the device is known to be part of a processor.
     """
-    vram, gtt = _read_mib(device / "mem_info_vram_total"), _read_mib(device / "mem_info_gtt_total")
+    vram, gtt = _read_mib(folder / "mem_info_vram_total"), _read_mib(folder / "mem_info_gtt_total")
     if vram is not None and local_mib > vram:
         return gtt or local_mib, True
     if (is_integrated or vram == 0) and (gtt or 0) > (vram or 0):

@@ -117,11 +117,11 @@ def disabled_services(paths: InstallationPaths, service_names: Iterable[str]) ->
     return {name for name in service_names if links and not os.path.lexists(manager.definition(links, name))}
 
 
-def is_own_definition(definition: Path) -> bool:
+def is_own_definition(path: Path) -> bool:
     """Return whether this collection wrote the definition of a service."""
-    if definition.is_symlink() or not definition.is_file():
+    if path.is_symlink() or not path.is_file():
         return False
-    with definition.open(errors="replace") as stream:
+    with path.open(errors="replace") as stream:
         return names.DEFINITION_MARK in stream.read(1000)
 
 

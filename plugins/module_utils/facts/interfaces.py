@@ -70,8 +70,8 @@ def _generation(folder: Path, root: Path) -> int:
     of the device does not tell."""
     service = os.path.basename(os.path.realpath(folder / "device"))
     router = re.sub(r"-.*", "-0", service)
-    devices = root / "sys/bus/thunderbolt/devices"
-    paths = [devices / router] if (devices / router / "generation").exists() else sorted(devices.glob("*-0"))
+    bus_folder = root / "sys/bus/thunderbolt/devices"
+    paths = [bus_folder / router] if (bus_folder / router / "generation").exists() else sorted(bus_folder.glob("*-0"))
     generations = [text_of(path / "generation").strip() for path in paths]
     return max((int(text) for text in generations if text.isdigit()), default=0)
 

@@ -79,9 +79,9 @@ def nvidia(listing: str) -> Iterator[DeviceMemory]:
         yield DeviceMemory(backends.device_name(backends.CUDA.name, index), total_mib, free_mib)
 
 
-def _amd_memory(device: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
+def _amd_memory(device_folder: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
     """Return the total and free MiB of amdgpu's memory, ``vram`` or ``gtt``."""
-    total, usage = (text_of(device / f"mem_info_{kind}_{part}").strip() for part in ("total", "used"))
+    total, usage = (text_of(device_folder / f"mem_info_{kind}_{part}").strip() for part in ("total", "used"))
     if not (total.isdigit() and usage.isdigit()):
         return None, None
     return int(total) // MIB, max(0, int(total) - int(usage)) // MIB

@@ -77,7 +77,7 @@ def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
         with _errors_as_refusal(path):
             for name, tensor in gguf.tensor_places(path).items():
                 if sizes.get(name) == tensor.bytes:
-                    with reading.open_file(tensor.path, follow=True) as stream:
+                    with reading.open_file(tensor.path, follows_links=True) as stream:
                         tensors[rpc_upload.fingerprint(stream, tensor.offset, tensor.bytes)] = tensor
     return [tensor for fingerprint, tensor in tensors.items() if fingerprint not in cached_fingerprints]
 
@@ -143,7 +143,7 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> N
         wait_for_worker(port, process)
         with rpc_upload.UploadConnection(LOOPBACK, port, largest_bytes, time_limit) as receiver:
             for tensor in tensors:
-                with _errors_as_refusal(tensor.path), reading.open_file(tensor.path, follow=True) as stream:
+                with _errors_as_refusal(tensor.path), reading.open_file(tensor.path, follows_links=True) as stream:
                     receiver.send_part(stream, tensor.offset, tensor.bytes)
     except rpc_upload.TransferError as error:
         raise Refusal(f"the worker program on port {port} {error}") from error

@@ -59,7 +59,7 @@ class FoundModel(NamedTuple):
     name: Annotated[str, Text(r"[\w./@+=,() :-]+", 4096)]
     """Path of its first file, or its name in Ollama."""
     file: Annotated[str, Text(r"/[^\n]*", 4096)]
-    closed: Optional[Annotated[str, Text(max_length=4096)]]
+    unreadable_path: Optional[Annotated[str, Text(max_length=4096)]]
     """Folder or file that the services' account cannot read."""
     summary: Mapping[str, Any]
 
@@ -137,11 +137,11 @@ def find_models(folders: Iterable[str], account: Optional[str]) -> Iterator[Foun
     report = local_models.report([], [path for path, _bytes in largest_models], list(ollama.model_names()), account)
     for path, entry in report["paths"].items():
         if can_generate(entry.get("summary")):
-            yield FoundModel("path", path, path, entry["closed"], entry["summary"])
+            yield FoundModel("path", path, path, entry["unreadable_path"], entry["summary"])
     for name, files in report["ollama"].items():
         entry = files.get(host_types.MODEL) or {}
         if can_generate(entry.get("summary")):
-            yield FoundModel("ollama", name, entry["path"], entry["closed"], entry["summary"])
+            yield FoundModel("ollama", name, entry["path"], entry["unreadable_path"], entry["summary"])
 
 
 def can_generate(summary: Optional[Mapping[str, Any]]) -> bool:

@@ -31,7 +31,7 @@ def remove_installation(paths: InstallationPaths, name: str, check: bool) -> tup
     """
     prefix = Path(paths.prefix)
     if not files.is_marked(prefix):
-        reason = f"without {names.FOLDER_MARK}, this folder is no installation of this collection, or only the remains of one"
+        reason = f"it lacks the file {names.FOLDER_MARK}, which marks an installation of this collection"
         return [], [f"{prefix} on {name} was not removed: {reason}."] if prefix.exists() else []
     installed_paths = _installed_paths(prefix)
     other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed_paths if len(steps) == 1})
@@ -54,7 +54,7 @@ def remove_installation(paths: InstallationPaths, name: str, check: bool) -> tup
             f"{removal} {_join_names(packages, ' ')}"
         )
     if metrics_folders:
-        sentences.append(f"{name} keeps {_join_names(metrics_folders)} for metrics: remove it if nothing else uses it.")
+        sentences.append(f"{name} keeps {_join_names(metrics_folders)} for metrics: remove what nothing else uses.")
     return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed_paths)], sentences
 
 

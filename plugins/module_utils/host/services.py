@@ -79,7 +79,7 @@ class Manager:
         for name in services:
             self.path(name).unlink(missing_ok=True)
 
-    def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
+    def log(self, service: str, line_count: int = LOG_LINES, form: str = "cat") -> str:
         """Return the end of a service's log, for a journal this number of lines in this form."""
         return read_end(Path(self.record.log.format(prefix=self.paths.prefix, service=service)), LOG_BYTES)
 
@@ -150,8 +150,8 @@ class Systemd(Manager):
         super().remove(services)
         self._systemctl("daemon-reload")
 
-    def log(self, service: str, lines: int = LOG_LINES, form: str = "cat") -> str:
-        options = ["--lines", str(lines), f"--output={form}", "--no-pager"]
+    def log(self, service: str, line_count: int = LOG_LINES, form: str = "cat") -> str:
+        options = ["--lines", str(line_count), f"--output={form}", "--no-pager"]
         return commands.output(["journalctl", *self.user, "--unit", self.path(service).name, *options])
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:

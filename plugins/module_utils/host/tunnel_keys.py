@@ -33,19 +33,19 @@ def line_of(key: str) -> str:
 def identities(path: Path, account: str | None) -> tuple[str, ...]:
     """Return the identities of the keys in a file, the head's key first. Return none if the file is missing, or others than its launcher may read it.
 
-    :param account: account of the services; None for this process's.
+    :param account: account of the services; None for this account.
     """
     return tuple(line.split(":", 1)[0] for line in _lines(path, account))
 
 
-def add_key(path: Path, key: str, account: str | None, keep: bool, check: bool) -> bool:
+def put_first(path: Path, key: str, account: str | None, keep_others: bool, check: bool) -> bool:
     """Put a key first, before the present ones if they are kept; return whether the file changes.
 
     :raises OSError: the file cannot be written, or the account does not exist.
     """
     lines_before = _lines(path, account)
     first_line = line_of(key)
-    lines_after = [first_line, *(line for line in lines_before if keep and line != first_line)]
+    lines_after = [first_line, *(line for line in lines_before if keep_others and line != first_line)]
     if lines_after == lines_before:
         return False
     if not check:

@@ -77,16 +77,16 @@ def cache_key(argv: Sequence[str]) -> str:
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def open_store(argv: list[str], state: Path, limits: Sequence[int], log: Callable[[str], None]) -> SlotStore | None:
+def open_store(argv: list[str], root: Path, limits: Sequence[int], log: Callable[[str], None]) -> SlotStore | None:
     """Return the slot store of a command line. If no conversations are kept, delete the folder; if it cannot be created, remove the option."""
-    folder = state / FOLDER
+    folder = root / FOLDER
     if not limits and folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         log(f"conversations are no longer kept: {folder} was deleted")
     if not limits or OPTION not in argv:
         return None
     try:
-        return SlotStore(argv, state, Limits(*limits), log)
+        return SlotStore(argv, root, Limits(*limits), log)
     except (OSError, ValueError, LookupError) as error:
         log(f"conversations are not kept: {error}")
         if not folder.is_dir():
@@ -116,9 +116,10 @@ def _reason(answer: Any) -> str:
 class SlotStore:
     """Saves and restores the slots of one llama-server, in one thread at a time."""
 
-    def __init__(self, argv: Sequence[str], state: Path, limits: Limits, log: Callable[[str], None]) -> None:
+    def __init__(self, argv: Sequence[str], state_folder: Path, limits: Limits, log: Callable[[str], None]) -> None:
         """:raises OSError: the folder or the model cannot be read, or the folder cannot be written."""
-        self.folder, self.record, self.limits, self.log = state / FOLDER, state / RECORD, limits, lru_cache(log)
+        self.folder, self.record_path = state_folder / FOLDER, state_folder / RECORD
+        self.limits, self.log = limits, lru_cache(log)
         self.key = cache_key(argv)
         self.slots, self.context = (int(argv[argv.index(option) + 1]) for option in ("--parallel", "--ctx-size"))
         sleep_seconds = float(argv[argv.index(server.SLEEP_OPTION) + 1]) if server.SLEEP_OPTION in argv else math.inf
@@ -135,7 +136,7 @@ class SlotStore:
         """Tokens of the files that were saved or restored since the start."""
         self.counts = dict.fromkeys((*metrics.CONVERSATIONS, PAUSE), 0.0)
         self.counts.update(
-            journal.read_back(self.record, lambda record: {name: float(record[name]) for name in [*self.counts]}) or {}
+            journal.read_back(self.record_path, lambda row: {name: float(row[name]) for name in [*self.counts]}) or {}
         )
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for path in self._paths(NEW_SUFFIX, TRIED_SUFFIX):
@@ -161,7 +162,7 @@ class SlotStore:
             if not sample or self.timer.seconds(sample, head.endpoints, clock) < limit:
                 return None
             self.counts[PAUSE] = time.time() + PAUSE_SECONDS
-            journal.write_state(self.record, self.counts)
+            journal.write_state(self.record_path, self.counts)
             pause = f"nothing is saved for the next {PAUSE_SECONDS / 60:.0f} minutes"
             return server.Fault(f"saving or restoring a conversation has hung for {limit} s: {pause}", is_silent=True)
         if head.asleep:
@@ -192,8 +193,8 @@ class SlotStore:
     def _start(self, action: Callable[[], None]) -> None:
         if self.counts[PAUSE] < time.time() and not (self.job and self.job.is_alive()):
             self.is_restored, self.timer = True, progress.IdleTimer(self.limits.seconds / 5, time.monotonic())
-            failure = "conversations are not kept"
-            self.job = threading.Thread(target=journal.run_safely, args=(failure, action), daemon=True)
+            failure_text = "conversations are not kept"
+            self.job = threading.Thread(target=journal.run_safely, args=(failure_text, action), daemon=True)
             self.job.start()
 
     def _request(self, subpath: str, file: Path | None = None) -> server.ServerRequest | None:
@@ -241,15 +242,12 @@ class SlotStore:
             self.log(f"restored {tokens} tokens of conversations in {seconds:.1f} s")
         self._free_space(0)
 
-    def _save(self, at_once: bool = False) -> None:
-        """Save each slot that has changed and is idle.
-
-        :param at_once: save slots that have only just changed, too.
-        """
+    def _save(self, is_stopping: bool = False) -> None:
+        """Save each slot that has changed and is idle; before a stop also slots that have only just changed."""
         for slot in self._slots():
             slot_id, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
             state = (slot.get("id_task"), tokens)
-            is_idle, self.last_states[slot_id] = at_once or self.last_states.get(slot_id) == state, state
+            is_idle, self.last_states[slot_id] = is_stopping or self.last_states.get(slot_id) == state, state
             self.has_pending_slots = self.has_pending_slots or slot["is_processing"] or not is_idle
             if slot["is_processing"] or tokens < MIN_TOKENS or self.saved_states.get(slot_id) == state:
                 continue
@@ -305,5 +303,5 @@ class SlotStore:
                 self.tokens.pop(path, None)
                 used_bytes -= sizes.pop(path)
         self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in sizes)
-        journal.write_state(self.record, self.counts)
+        journal.write_state(self.record_path, self.counts)
         return True

@@ -182,11 +182,11 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
             figures.add(
                 "worker_needless_retransmissions_total", sum(flow.needless_resends for flow in traffic), **labels
             )
-            if not any(sample.rdma for sample in samples):
-                figures.add("worker_sent_bytes_total", sum(count.sent for count in traffic), **labels)
-                figures.add("worker_received_bytes_total", sum(count.received for count in traffic), **labels)
+            if not any(sample.rdma_connections for sample in samples):
+                figures.add("worker_sent_bytes_total", sum(count.sent_bytes for count in traffic), **labels)
+                figures.add("worker_received_bytes_total", sum(count.received_bytes for count in traffic), **labels)
     if head.last_sample:
-        figures.add("client_connections", len(head.clients(head.last_sample)))
+        figures.add("client_connections", len(head.client_connections(head.last_sample)))
 
 
 def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Description) -> None:

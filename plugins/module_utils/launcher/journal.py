@@ -47,12 +47,12 @@ def log_once(text: str, key: str = "") -> None:
         log(text)
 
 
-def run_safely(failure: str, action: Callable[[], Parsed]) -> Parsed | None:
+def run_safely(failure_text: str, action: Callable[[], Parsed]) -> Parsed | None:
     """Return what ``action`` returns, or None after logging its exception: showing or watching a service must never stop it."""
     try:
         return action()
     except Exception as error:
-        key = f"{failure}: {type(error).__name__}"
+        key = f"{failure_text}: {type(error).__name__}"
         log_once(f"{key}, {error}", key)
         return None
 

@@ -24,11 +24,11 @@ class LoadCounters(NamedTuple):
 class ExpectedBytes(NamedTuple):
     """Bytes of weights that a plan puts on its devices. Empty if only the head's part of a plan is known."""
 
-    workers: Mapping[str, int] = MappingProxyType({})
-    """Bytes by endpoint."""
-    head: int = 0
+    worker_bytes: Mapping[str, int] = MappingProxyType({})
+    """Bytes on each worker, by endpoint."""
+    head_bytes: int = 0
     """Bytes on the head's own devices and its processor."""
-    cached: bool = False
+    are_cached: bool = False
     """Whether a worker caches tensors; cached tensors are not sent."""
 
 
@@ -76,31 +76,33 @@ def expected_bytes(weights: Iterable[tuple[Optional[str], float]], cached: bool)
 
 
 def _loaded_bytes(load: LoadCounters, goal: ExpectedBytes) -> int:
-    """Return bytes that have arrived. Bytes that were read and not sent count as the head's own."""
-    if goal.workers and not load.sent:
-        return min(load.read or 0, goal.head + sum(goal.workers.values()))
-    sent_bytes = sum(min(size, goal.workers.get(endpoint, size)) for endpoint, size in load.sent.items())
-    return sent_bytes + min(max(0, (load.read or 0) - sent_bytes), goal.head)
+    """Return bytes that have arrived. Bytes that were read and not sent count as bytes on the head."""
+    if goal.worker_bytes and not load.sent:
+        return min(load.read or 0, goal.head_bytes + sum(goal.worker_bytes.values()))
+    sent_bytes = sum(min(size, goal.worker_bytes.get(endpoint, size)) for endpoint, size in load.sent.items())
+    return sent_bytes + min(max(0, (load.read or 0) - sent_bytes), goal.head_bytes)
 
 
 def progress_of(load: LoadCounters, goal: ExpectedBytes) -> LoadProgress:
     size = _loaded_bytes(load, goal)
     rate = round(size / load.seconds) if load.seconds >= metrics.MIN_SECONDS and size > 0 else None
-    total = goal.head + sum(goal.workers.values())
-    endpoints = goal.workers or load.sent
+    total = goal.head_bytes + sum(goal.worker_bytes.values())
+    endpoints = goal.worker_bytes or load.sent
     return LoadProgress(
         round(load.seconds, 1),
         load.read,
         total or None,
-        tuple(WorkerProgress(endpoint, load.sent.get(endpoint), goal.workers.get(endpoint)) for endpoint in endpoints),
+        tuple(
+            WorkerProgress(endpoint, load.sent.get(endpoint), goal.worker_bytes.get(endpoint)) for endpoint in endpoints
+        ),
         rate,
         round((total - size) / rate) if rate and total > size else None,
-        goal.cached,
+        goal.are_cached,
     )
 
 
 def _amount(size: Optional[int], total: Optional[int]) -> str:
-    """Return a text like «1.2 of 4.1 GB», «80 of 300 MB», «? of 4.1 GB» or «1.2 GB»."""
+    """Return a text like '1.2 of 4.1 GB', '80 of 300 MB', '? of 4.1 GB' or '1.2 GB'."""
     is_large = max(size or 0, total or 0) >= units.GB
     figure = (
         f"{size / units.GB:.1f}" if is_large and size is not None else "?" if size is None else f"{size / units.MB:.0f}"

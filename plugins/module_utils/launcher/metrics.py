@@ -18,7 +18,7 @@ CAUSES = {
     HEAD: ("ended", "lost_worker", "model_lost_worker", "silent", "stopped", "start_failed", "returned", "killed"),
     WORKER: ("ended", "hung", "killed"),
 }
-"""Causes of a restart, by kind of service. A head waits for a lost worker; one of several models does not. «killed» includes the launcher's own death
+"""Causes of a restart, by kind of service. A head waits for a lost worker; one of several models does not. 'killed' includes the launcher's own death
 and power failures."""
 MIN_SECONDS = 0.001
 """Shortest time for which a rate is meaningful."""

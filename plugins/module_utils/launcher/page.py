@@ -83,8 +83,8 @@ MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
 LOCAL_SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
 """Suffixes of a host's name in its network. Nobody can register a name with such a suffix."""
 FOREIGN_NAME_TEXT = (
-    "The page is not served under this name, which may belong to a stranger. Open it at an address of its host, by the host's own name, "
-    "or by its name in the inventory. With llama_server_api_key_file any name works."
+    "The page is not served under this name, which someone else may control. Open the page at an address of its host, under the host's own name, "
+    "or under the host's name in the inventory. With llama_server_api_key_file, any name works."
 )
 RESPONSE_HEADERS = (
     f"Content-Security-Policy: {CONTENT_POLICY}",
@@ -232,7 +232,7 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
         return _document("starting", [_tag("p", "The launcher has just started.")])
     description, state = snapshot.description, state_of(snapshot)
     since = snapshot.figures.get("state_since_timestamp_seconds")
-    word = serving.STATE_LABELS.get(state, state)
+    label = serving.STATE_LABELS.get(state, state)
     notes_on_models = [
         f"for {units.duration(max(0, clock - (since or clock)))}",
         f"head {description.host}",
@@ -241,13 +241,13 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     ]
     body = [
         _tag("h1", html.escape(description.cluster)),
-        _tag("p", html.escape(word), f"state {STATE_CLASSES.get(state, 'bad')}"),
+        _tag("p", html.escape(label), f"state {STATE_CLASSES.get(state, 'bad')}"),
         _tag("p", html.escape(" · ".join(notes_on_models)), "quiet"),
         _tags("p", _problems(snapshot), "notice bad"),
     ]
     if chat_port:
-        answers = state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
-        note = "" if answers else " (answers when the model is loaded)"
+        is_answering = state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
+        note = "" if is_answering else " (answers when the model is loaded)"
         body.append(_tag("p", f'<a href="{HOST}{chat_port}/">Chat with the model</a>{note}'))
     if snapshot.state == serving.LOADING and snapshot.load:
         progress = loading.progress_of(snapshot.load, loading.ExpectedBytes())
@@ -258,7 +258,7 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
         body += [_tag("h2", "Connections to workers"), _tag("ul", connections)]
     body += [_tag("h2", "Last verification"), _verification(snapshot, clock)]
     body += [_tag("h2", "Recent events"), _recent_events(snapshot, clock)]
-    return _document(f"{word}: {description.cluster}", body)
+    return _document(f"{label}: {description.cluster}", body)
 
 
 def _document(title: str, body: Iterable[str]) -> str:

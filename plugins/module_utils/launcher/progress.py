@@ -57,9 +57,9 @@ class TcpSocket(NamedTuple):
 class Traffic(NamedTuple):
     """Counters of one connection since it began."""
 
-    sent: int
+    sent_bytes: int
     """Bytes that the other side has acknowledged."""
-    received: int
+    received_bytes: int
     ms_since_sent: int
     """Milliseconds since this host last sent data."""
     ms_since_received: int
@@ -83,9 +83,9 @@ class Activity(NamedTuple):
     """State letter; T means that a signal has stopped it."""
     seconds: float
     """Processor time in seconds."""
-    read: int
+    read_bytes: int
     """Bytes that it requested, plus bytes read from a disk on its behalf."""
-    faults: int
+    fault_count: int
     """Major page faults: pages of files that it had to wait for."""
     file_bytes: int | None = None
     """Bytes of files: the larger of the two counts. Mapped pages count only as disk reads, cached data only as requests. None if the kernel does not
@@ -99,7 +99,7 @@ class ProcessSample(NamedTuple):
     links: list[TcpSocket]
     traffic: Mapping[str, Traffic]
     """Inode of a socket → its counters. Empty if the kernel does not share sockets."""
-    rdma: int = 0
+    rdma_connections: int = 0
     """Number of RDMA connections. Their sockets carry only the handshake and the end."""
 
 
@@ -127,27 +127,27 @@ def _endpoint(text: str) -> str:
     return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
 
 
-def _open_files(process: int) -> Iterator[tuple[int, str]]:
+def _open_files(pid: int) -> Iterator[tuple[int, str]]:
     """Yield each descriptor of a process with its target."""
-    for link in Path(f"/proc/{process}/fd").iterdir():
+    for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
             yield int(link.name), os.readlink(link)
 
 
-def socket_descriptors(process: int) -> dict[str, int]:
+def socket_descriptors(pid: int) -> dict[str, int]:
     """Return a process's descriptors by inode of their sockets."""
-    return {target[8:-1]: descriptor for descriptor, target in _open_files(process) if target.startswith("socket:[")}
+    return {target[8:-1]: descriptor for descriptor, target in _open_files(pid) if target.startswith("socket:[")}
 
 
-def rdma_connections(process: int) -> int:
+def rdma_connections(pid: int) -> int:
     """Return the number of RDMA connections; 0 if the process has ended. RPC opens the device once per connection (transport.cpp of 0.3.36)."""
     with suppress(OSError):
-        return sum(target.startswith(RDMA_DEVICES) for _descriptor, target in _open_files(process))
+        return sum(target.startswith(RDMA_DEVICES) for _descriptor, target in _open_files(pid))
     return 0
 
 
 @contextmanager
-def borrow_socket(process: int, descriptor: int) -> Iterator[socket.socket]:
+def borrow_socket(pid: int, descriptor: int) -> Iterator[socket.socket]:
     """Yield a copy of another process's socket.
 
     :raises OSError: the kernel is too old, or does not allow it.
@@ -155,7 +155,7 @@ def borrow_socket(process: int, descriptor: int) -> Iterator[socket.socket]:
     if not hasattr(os, "pidfd_open"):
         raise OSError("this kernel or Python cannot share sockets between processes")
     libc = ctypes.CDLL(None, use_errno=True)
-    handle = os.pidfd_open(process)
+    handle = os.pidfd_open(pid)
     try:
         copied_descriptor = libc.syscall(PIDFD_GETFD, handle, descriptor, 0)
     finally:
@@ -183,52 +183,52 @@ def keep_alive(connection: socket.socket) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def activity_of(process: int) -> Activity:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+def activity_of(pid: int) -> Activity:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     read_bytes, file_bytes = 0, None
     with suppress(OSError):
-        counts = dict(line.split(": ") for line in Path(f"/proc/{process}/io").read_text().splitlines())
+        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
         requested_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
         read_bytes, file_bytes = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)
     ticks = int(fields[11]) + int(fields[12])
     return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read_bytes, int(fields[9]), file_bytes)
 
 
-def children_of(process: int) -> dict[int, list[str]]:
+def children_of(pid: int) -> dict[int, list[str]]:
     """Return the running children of a process with their argv."""
     children = {}
-    for path in Path("/proc").glob(f"{process}/task/*/children"):
+    for path in Path("/proc").glob(f"{pid}/task/*/children"):
         with suppress(OSError):
             for child in path.read_text().split():
                 children[int(child)] = argv_of(int(child))
     return {child: argv for child, argv in children.items() if argv}
 
 
-def argv_of(process: int) -> list[str]:
+def argv_of(pid: int) -> list[str]:
     """Return an argv; empty if the process has ended or is hidden."""
     try:
-        return Path(f"/proc/{process}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
     except OSError:
         return []
 
 
-def sample_process(process: int, keepalive_inodes: set[str], ports: set[str]) -> ProcessSample:
+def sample_process(pid: int, keepalive_inodes: set[str], ports: set[str]) -> ProcessSample:
     """Return a sample of a process, and enable keepalive on its connections from or to these ports.
 
     :param keepalive_inodes: inodes of connections with keepalive; new ones are added.
     :raises OSError: the process is gone, or the kernel does not report it.
     """
-    descriptors_by_inode = socket_descriptors(process)
+    descriptors_by_inode = socket_descriptors(pid)
     links = [link for link in parse_tcp_table(TCP_TABLE.read_text()) if link.inode in descriptors_by_inode]
     traffic = {}
     for link in links:
         if link.state == ESTABLISHED:
-            with suppress(OSError), borrow_socket(process, descriptors_by_inode[link.inode]) as connection:
+            with suppress(OSError), borrow_socket(pid, descriptors_by_inode[link.inode]) as connection:
                 if link.inode not in keepalive_inodes and {port_of(link.address), port_of(link.peer)} & ports:
                     keep_alive(connection)
                     keepalive_inodes.add(link.inode)
                 traffic[link.inode] = traffic_of(connection)
-    return ProcessSample(activity_of(process), links, traffic, rdma_connections(process))
+    return ProcessSample(activity_of(pid), links, traffic, rdma_connections(pid))
 
 
 def port_of(endpoint: str) -> str:
@@ -282,11 +282,11 @@ def load_of(
     sent_bytes = dict(previous_load.sent) if previous_load else {}
     for endpoint in endpoints:
         counts = [
-            sample.traffic[link.inode].sent
+            sample.traffic[link.inode].sent_bytes
             for link in sample.links
             if link.peer == endpoint and link.inode in sample.traffic
         ]
-        if counts and not sample.rdma:
+        if counts and not sample.rdma_connections:
             sent_bytes[endpoint] = max(sum(counts), sent_bytes.get(endpoint, 0))
     return loading.LoadCounters(seconds, sample.activity.file_bytes, sent_bytes)
 
@@ -294,8 +294,8 @@ def load_of(
 def _is_active(earlier_activity: Activity, later_activity: Activity, seconds: float) -> bool:
     return (
         later_activity.seconds - earlier_activity.seconds > seconds * BUSY_SHARE
-        or later_activity.read - earlier_activity.read >= MIN_READ_BYTES
-        or later_activity.faults - earlier_activity.faults >= MIN_PAGE_FAULTS
+        or later_activity.read_bytes - earlier_activity.read_bytes >= MIN_READ_BYTES
+        or later_activity.fault_count - earlier_activity.fault_count >= MIN_PAGE_FAULTS
     )
 
 

@@ -76,9 +76,9 @@ def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Hands
     return rpc.probe(*rpc.parse_endpoint(endpoint), timeout, protocol)
 
 
-def write_handshakes(state: Path, answers: Handshakes) -> bool:
+def write_handshakes(state_folder: Path, answers: Handshakes) -> bool:
     """Write the answers; return whether they were written. If not, remove the file, so that older answers are not trusted."""
-    path = state / HANDSHAKES
+    path = state_folder / HANDSHAKES
     workers = {
         endpoint: {**answer._asdict(), "devices": [device._asdict() for device in answer.devices]}
         for endpoint, answer in answers.items()
@@ -90,10 +90,10 @@ def write_handshakes(state: Path, answers: Handshakes) -> bool:
     return is_written
 
 
-def record_exit(state: Path, exit_text: str, log: str) -> None:
+def record_exit(state_folder: Path, exit_text: str, log: str) -> None:
     """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
-    number = journal.read_back(state / EXITS, lambda record: int(record["number"])) or 0
-    journal.write_state(state / EXITS, {"number": number + 1, "how": exit_text, "log": last_lines(log)})
+    number = journal.read_back(state_folder / EXITS, lambda record: int(record["number"])) or 0
+    journal.write_state(state_folder / EXITS, {"number": number + 1, "how": exit_text, "log": last_lines(log)})
 
 
 def last_lines(log: str) -> list[str]:
@@ -111,7 +111,7 @@ class HeadSettings(NamedTuple):
     protocol: str | None = None
     timeout: float = 5.0
     """Seconds for one handshake."""
-    pause: float = 1.0
+    pause_s: float = 1.0
     """Seconds between two samples of llama-server."""
     fallbacks: Path | None = None
     fallback_after: float = 60.0
@@ -181,13 +181,13 @@ class Start:
                     return choice
                 if settings.router:
                     self.record.log(
-                        f"worker {', '.join(absent_workers)} does not answer: models that use it fail until it returns"
+                        f"no answer from worker {', '.join(absent_workers)}: models that need it fail until it returns"
                     )
                     absent_workers = []
             if not absent_workers:
                 return StartChoice(self.argv, settings.endpoints, answers)
             is_early = time.monotonic() - start_time < EARLY_SECONDS
-            time.sleep(min(settings.pause, EARLY_PAUSE) if is_early else settings.pause)
+            time.sleep(min(settings.pause_s, EARLY_PAUSE) if is_early else settings.pause_s)
 
     def _ask_worker(self, endpoint: str, last_state: str) -> rpc.Handshake:
         """Shake hands with a worker; log why it is not ready, if that has changed."""
@@ -213,7 +213,7 @@ class Start:
         fallback = next(matches, None)
         if fallback is None:
             return None
-        self.record.log(f"worker {', '.join(absentees)} does not answer: starting llama-server without {fallback.name}")
+        self.record.log(f"no answer from worker {', '.join(absentees)}: starting llama-server without {fallback.name}")
         used_answers = {worker: answers[worker] for worker in fallback.workers}
         return StartChoice(fallback.argv, fallback.workers, used_answers, fallback)
 
@@ -271,7 +271,7 @@ class Start:
             self.tunnels.maintain()
             is_recorded = is_recorded or write_handshakes(self.settings.state, choice.answers)
             with suppress(subprocess.TimeoutExpired):
-                head.process.wait(self.settings.pause)
+                head.process.wait(self.settings.pause_s)
                 continue
             fault = journal.run_safely("llama-server cannot be monitored", head.fault)
             if self.store and not fault:
@@ -475,7 +475,7 @@ def main() -> int:
         )
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
-    tunnels_to_run = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, client=options.part != "worker")
+    tunnels_to_run = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, is_head_end=options.part != "worker")
     with tunnel.Tunnels(tunnels_to_run) as tunnels:
         return _run_part(options, tunnels)
 

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 LOG_TAIL_BYTES = 4096
 STOP_SECONDS = 2.0
-"""An orderly exit took 0.1 s (0.3.36). With a request in progress it sometimes took more than 10 s («cleaning up before exit»). No client gets an answer
+"""An orderly exit took 0.1 s (0.3.36). With a request in progress it sometimes took more than 10 s ('cleaning up before exit'). No client gets an answer
 then, so killing it loses nothing."""
 HEALTH_SECONDS = 2.0
 HEALTH_POLL_SECONDS, HEALTH_LOST_SECONDS = 10.0, 60.0
@@ -109,14 +109,14 @@ class ServerRequest(threading.Thread):
     """Request in a thread. llama-server answers when it has computed a batch, freed its model, or loaded it again; until then each request uses one of
     its threads."""
 
-    def __init__(self, url: str, path: str, headers: Mapping[str, bytes], wait: float = 0.0, body: str = "") -> None:
-        """:param wait: seconds to wait for the answer."""
+    def __init__(self, url: str, path: str, headers: Mapping[str, bytes], wait_s: float = 0.0, body: str = "") -> None:
+        """:param wait_s: seconds to wait for the answer."""
         super().__init__(daemon=True)
         self.url, self.path, self.headers, self.body, self.reply = url, path, headers, body, b""
         self.connection: http.client.HTTPConnection | None = None
         self.is_cancelled = False
         self.start()
-        self.join(wait)
+        self.join(wait_s)
 
     def run(self) -> None:
         with (
@@ -164,13 +164,13 @@ class WatchedServer:
 
     tunnels = tunnel.NO_TUNNELS
 
-    def __init__(self, argv: list[str], endpoints: list[str], url: str, silence: float, pid: int = 0) -> None:
+    def __init__(self, argv: list[str], endpoints: list[str], url: str, silence_s: float, pid: int = 0) -> None:
         clock = time.monotonic()
         self.pid = pid
         self.argv = argv
         self.endpoints = endpoints
         self.url = url
-        self.silence = silence
+        self.silence_s = silence_s
         self.headers: Mapping[str, bytes] = {}
         """Headers with the API key that llama-server has read; its file may change later."""
         with suppress(OSError):
@@ -187,7 +187,7 @@ class WatchedServer:
         self.missing_polls = 0
         self.keepalive_inodes: set[str] = set()
         self.timers = progress.ConditionTimer()
-        self.idle_timer = progress.IdleTimer(silence / 5, clock)
+        self.idle_timer = progress.IdleTimer(silence_s / 5, clock)
         self.token_request: ServerRequest | None = None
         self.started = clock
         self.last_sample: progress.ProcessSample | None = None
@@ -231,9 +231,9 @@ class WatchedServer:
     def has_clients(self) -> bool:
         """Return whether a client may wait for an answer."""
         sample = self.take_sample()
-        return sample is None or bool(self.clients(sample))
+        return sample is None or bool(self.client_connections(sample))
 
-    def clients(self, sample: progress.ProcessSample) -> list[progress.TcpSocket]:
+    def client_connections(self, sample: progress.ProcessSample) -> list[progress.TcpSocket]:
         """Return connections of clients. llama-server closes connections without a request after 5 s (cpp-httplib)."""
         port = progress.port_of(self.url)
         return [
@@ -253,7 +253,7 @@ class WatchedServer:
             return
         if self.props_request is None:
             links = connected_endpoints(sample.links, self.endpoints)
-            is_changed = bool(links or self.clients(sample)) if self.asleep else links != set(self.endpoints)
+            is_changed = bool(links or self.client_connections(sample)) if self.asleep else links != set(self.endpoints)
             is_due = not self.endpoints and self.timers.seconds("unasked", True, clock) >= HEALTH_POLL_SECONDS
             if not (is_changed or is_due) or not self.listens(sample):
                 return
@@ -293,8 +293,8 @@ class WatchedServer:
     def _detect_stall(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
         """Return a fault if llama-server has work, and nothing has moved for the configured time."""
         idle_s = self.idle_timer.seconds(sample, self.endpoints, clock)
-        client = bool(self.clients(sample))
-        unhealthy_s = self.timers.seconds("mute", self.ready and not self.health[0] and not client, clock)
+        has_client = bool(self.client_connections(sample))
+        unhealthy_s = self.timers.seconds("mute", self.ready and not self.health[0] and not has_client, clock)
         if min(unhealthy_s, idle_s) >= HEALTH_LOST_SECONDS:
             return Fault(
                 f"llama-server has made no progress and not answered /health for {unhealthy_s:.0f} s", is_silent=True
@@ -302,15 +302,16 @@ class WatchedServer:
         is_observable = bool(sample.traffic) or not self.endpoints
         is_loading = not self.ready or self.props_request is not None
         stalled_s = min(
-            idle_s, self.timers.seconds("wanted", is_observable and (is_loading or (client and not self.asleep)), clock)
+            idle_s,
+            self.timers.seconds("wanted", is_observable and (is_loading or (has_client and not self.asleep)), clock),
         )
-        if stalled_s < self.silence / 2:
+        if stalled_s < self.silence_s / 2:
             self.token_request = None
             return None
         if is_loading:
             return (
                 Fault(f"loading has made no progress for {stalled_s:.0f} s", is_silent=True)
-                if stalled_s >= self.silence
+                if stalled_s >= self.silence_s
                 else None
             )
         workers = [
@@ -320,9 +321,9 @@ class WatchedServer:
         ]
         if not workers and self._generates_token(sample):
             self.idle_timer.since = clock
-        elif stalled_s >= self.silence:
+        elif stalled_s >= self.silence_s:
             subject = (
-                f"worker {', '.join(workers)} does not answer llama-server"
+                f"llama-server gets no answer from worker {', '.join(workers)}"
                 if workers
                 else "llama-server does not answer a client"
             )
@@ -339,18 +340,18 @@ class WatchedServer:
         return bool(reply)
 
 
-def log_of_model(state: Path, name: str) -> Path:
+def log_of_model(state_folder: Path, name: str) -> Path:
     """Return the log of the last load of one of several models."""
-    return state / f"{quote(name, safe='')}.{journal.START_LOG}"
+    return state_folder / f"{quote(name, safe='')}.{journal.START_LOG}"
 
 
 class Head(WatchedServer):
     """The llama-server that the launcher starts."""
 
     def __init__(
-        self, argv: list[str], endpoints: list[str], url: str, state: Path, silence: float = SILENCE_SECONDS
+        self, argv: list[str], endpoints: list[str], url: str, state_folder: Path, silence_s: float = SILENCE_SECONDS
     ) -> None:
-        super().__init__(argv, endpoints, url, silence)
+        super().__init__(argv, endpoints, url, silence_s)
         self.last = b""
         self.on_output: Callable[[bytes], None] = lambda _output: None
         """Callback for each part of the output."""
@@ -365,7 +366,7 @@ class Head(WatchedServer):
             preexec_fn=progress.die_with_parent,
         )
         self.pid = self.process.pid
-        self.relay = threading.Thread(target=self._relay, args=(state / journal.START_LOG,), daemon=True)
+        self.relay = threading.Thread(target=self._relay, args=(state_folder / journal.START_LOG,), daemon=True)
         self.relay.start()
 
     def _relay(self, path: Path) -> None:
@@ -404,17 +405,17 @@ class Head(WatchedServer):
 class Router(Head):
     """A llama-server that starts a child, another llama-server, for each requested model. Only the children use the workers."""
 
-    def __init__(self, argv: list[str], url: str, state: Path, silence: float) -> None:
+    def __init__(self, argv: list[str], url: str, state_folder: Path, silence_s: float) -> None:
         self.children: dict[int, WatchedServer] = {}
-        self.state = state
+        self.state_folder = state_folder
         self.logs: dict[bytes, journal.StartLog] = {}
         """Port of a child → log of its start."""
         self.partial_line = b""
         """Incomplete last line of the output."""
-        for path in state.glob(f"*.{journal.START_LOG}"):
+        for path in state_folder.glob(f"*.{journal.START_LOG}"):
             with suppress(OSError):
                 path.unlink()
-        super().__init__(argv, [], url, state, silence)
+        super().__init__(argv, [], url, state_folder, silence_s)
 
     def fault(self) -> Fault | None:
         """Return a fault of the router, or kill the process of a model with a fault: the router starts it again on request."""
@@ -448,14 +449,14 @@ class Router(Head):
             (self.logs.get(child_line[1], start_log) if child_line else start_log).write(line)
 
     def _begin_log(self, name: bytes, port: bytes) -> None:
-        path = log_of_model(self.state, name.decode("utf-8", "replace"))
+        path = log_of_model(self.state_folder, name.decode("utf-8", "replace"))
         for old_port in [old_port for old_port, log in self.logs.items() if log.path == path]:
             self.logs.pop(old_port).close()
         self.logs[port] = journal.StartLog(path)
 
     def _child(self, pid: int, argv: list[str]) -> WatchedServer:
         endpoints = _value(argv, RPC_OPTION).split(",") if RPC_OPTION in argv else []
-        child = WatchedServer(argv, endpoints, CHILD_URL + _value(argv, PORT_OPTION), self.silence, pid)
+        child = WatchedServer(argv, endpoints, CHILD_URL + _value(argv, PORT_OPTION), self.silence_s, pid)
         child.tunnels = self.tunnels
         return child
 

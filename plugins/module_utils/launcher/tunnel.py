@@ -35,23 +35,20 @@ night."""
 
 
 class Tunnel(NamedTuple):
-    accept: str
-    """ADDRESS:PORT at which it listens."""
-    connect: str
-    """ADDRESS:PORT to which it forwards."""
-    key: Path
+    listen_endpoint: str
+    forward_endpoint: str
+    key_path: Path
     """File with lines IDENTITY:KEY. A head uses the first one, a worker accepts any."""
-    client: bool
-    """Whether it is the head's end."""
+    is_head_end: bool
 
 
-def parse_tunnels(words: list[str], keys: Path, client: bool) -> list[Tunnel]:
+def parse_tunnels(words: list[str], keys_folder: Path, is_head_end: bool) -> list[Tunnel]:
     """:param words: ``ACCEPT=CONNECT`` each.
-    :param keys: folder; each file is named after the address of the worker's host, which both ends know.
+    :param keys_folder: folder; each file is named after the address of the worker's host, which both ends know.
     """
     end_pairs = [word.split("=", 1) for word in words]
     return [
-        Tunnel(accept, connect, keys / (connect if client else accept).rsplit(":", 1)[0], client)
+        Tunnel(accept, connect, keys_folder / (connect if is_head_end else accept).rsplit(":", 1)[0], is_head_end)
         for accept, connect in end_pairs
     ]
 
@@ -64,8 +61,9 @@ def stunnel_configuration(tunnels: list[Tunnel]) -> str:
     sockets = [f"socket = {end}:{name}={value}" for name, value in options.items() for end in "lr"]
     lines = [*GLOBAL_OPTIONS]
     for tunnel in tunnels:
-        lines += [f"[{tunnel.accept}]", f"client = {'yes' if tunnel.client else 'no'}"]
-        lines += [f"accept = {tunnel.accept}", f"connect = {tunnel.connect}", f"PSKsecrets = {tunnel.key}"]
+        lines += [f"[{tunnel.listen_endpoint}]", f"client = {'yes' if tunnel.is_head_end else 'no'}"]
+        lines += [f"accept = {tunnel.listen_endpoint}", f"connect = {tunnel.forward_endpoint}"]
+        lines.append(f"PSKsecrets = {tunnel.key_path}")
         lines += [*TUNNEL_OPTIONS, *sockets]
     return "\n".join(lines) + "\n"
 
@@ -103,7 +101,7 @@ class Tunnels:
         """Start stunnel if it does not run, and make it read changed keys."""
         if not self.file:
             return
-        versions = [_version(tunnel.key) for tunnel in self.tunnels]
+        versions = [_version(tunnel.key_path) for tunnel in self.tunnels]
         if self.process and self.process.poll() is not None:
             journal.log_once(f"stunnel exited {progress.describe_exit(self.process.returncode)}: restarting it")
             self.process = None
@@ -122,7 +120,7 @@ class Tunnels:
         Path(self.file).write_text(stunnel_configuration(self.tunnels))
 
     def _start(self) -> None:
-        missing_keys = [str(tunnel.key) for tunnel in self.tunnels if not tunnel.key.is_file()]
+        missing_keys = [str(tunnel.key_path) for tunnel in self.tunnels if not tunnel.key_path.is_file()]
         path = stunnel_path()
         if missing_keys or not path:
             reason = f"{missing_keys[0]} is missing" if missing_keys else "stunnel is not installed"
@@ -140,7 +138,9 @@ class Tunnels:
         stunnel = progress.sample_process(self.process.pid, set(), set())
         links, traffic = list(sample.links), dict(sample.traffic)
         for tunnel in self.tunnels:
-            for link, outer_link in zip(_connections(sample, tunnel.accept), _connections(stunnel, tunnel.connect)):
+            for link, outer_link in zip(
+                _connections(sample, tunnel.listen_endpoint), _connections(stunnel, tunnel.forward_endpoint)
+            ):
                 links[links.index(link)] = link._replace(retransmissions=outer_link.retransmissions)
                 if outer_link.inode in stunnel.traffic:
                     traffic[link.inode] = stunnel.traffic[outer_link.inode]
@@ -149,8 +149,8 @@ class Tunnels:
     def explain(self, endpoint: str, detail: str) -> str:
         """Explain why a worker does not answer, because stunnel itself accepts every connection on this host."""
         for tunnel in self.tunnels:
-            if tunnel.accept == endpoint:
-                return f"{tunnel.connect}, the other end of its tunnel, is unreachable, has another key, or has no worker behind it ({detail})"
+            if tunnel.listen_endpoint == endpoint:
+                return f"{tunnel.forward_endpoint}, the far end of the tunnel, is unreachable, has another key, or forwards to no worker ({detail})"
         return detail
 
 
@@ -175,7 +175,7 @@ def run_in_tunnels(argv: list[str], tunnels: Tunnels) -> int:
 def _connections(sample: progress.ProcessSample, endpoint: str) -> list[progress.TcpSocket]:
     """Return the established connections to an endpoint, the busiest first: both sides of a tunnel have the same order."""
     links = [link for link in sample.links if link.peer == endpoint and link.state == progress.ESTABLISHED]
-    sent_bytes = {link.inode: sample.traffic[link.inode].sent for link in links if link.inode in sample.traffic}
+    sent_bytes = {link.inode: sample.traffic[link.inode].sent_bytes for link in links if link.inode in sample.traffic}
     return sorted(links, key=lambda link: sent_bytes.get(link.inode, 0), reverse=True)
 
 

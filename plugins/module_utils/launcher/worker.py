@@ -26,9 +26,9 @@ MAX_STALE_SECONDS = 30.0
 NO_EXPORTER = exporter.Exporter()
 
 
-def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
+def known_sizes(cache_folder: Path, sizes: Iterable[int]) -> set[int]:
     """Add sizes of tensors to the recorded ones, and return all: the cache may contain tensors of other models."""
-    path = cache.parent / "sizes.json"
+    path = cache_folder.parent / "sizes.json"
     recorded_sizes = journal.read_back(path, lambda record: {int(size) for size in record["sizes"]}) or set()
     all_sizes = recorded_sizes | set(sizes)
     if all_sizes != recorded_sizes:
@@ -38,22 +38,22 @@ def known_sizes(cache: Path, sizes: Iterable[int]) -> set[int]:
     return all_sizes
 
 
-def clean_cache(cache: Path, limit: int, sizes: Sequence[int] = (), age: float = 0.0) -> list[str]:
+def clean_cache(cache_folder: Path, limit: int, sizes: Sequence[int] = (), min_age_s: float = 0.0) -> list[str]:
     """Remove files whose size matches no tensor, then the least recently used ones until the rest fits the limit. Return the names of all of them. A
     full disk or a power failure truncates files, and a worker does not notice that.
 
     :param sizes: bytes of the planned model's tensors; empty to compare none.
-    :param age: seconds for which a truncated file must be unchanged.
+    :param min_age_s: seconds for which a truncated file must be unchanged.
     """
-    all_sizes = known_sizes(cache, sizes) if sizes else set()
+    all_sizes = known_sizes(cache_folder, sizes) if sizes else set()
     files, removed_files = [], []
-    for folder, _folders, entries in os.walk(cache):
+    for folder, _folders, entries in os.walk(cache_folder):
         for path in (Path(folder, name) for name in entries):
             with suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
                     is_truncated = (
-                        all_sizes and status.st_size not in all_sizes and time.time() - status.st_mtime >= age
+                        all_sizes and status.st_size not in all_sizes and time.time() - status.st_mtime >= min_age_s
                     )
                     files.append((not is_truncated, max(status.st_atime, status.st_mtime), status.st_size, path))
     total_bytes = sum(size for _is_complete, _use_time, size, _path in files)
@@ -68,22 +68,21 @@ def clean_cache(cache: Path, limit: int, sizes: Sequence[int] = (), age: float =
         total_bytes -= size
         removed_files.append(path.name)
     if removed_files:
-        journal.log(
-            f"removed {len(removed_files)} files from {cache}: truncated, or beyond its limit of {limit // rpc.MIB} MiB"
-        )
+        reason = f"truncated, or over its limit of {limit // rpc.MIB} MiB"
+        journal.log(f"files removed from {cache_folder}, because they were {reason}: {len(removed_files)}")
     return removed_files
 
 
 class WorkerMonitor:
-    def __init__(self, process: int, port: str) -> None:
-        self.process = process
+    def __init__(self, pid: int, port: str) -> None:
+        self.pid = pid
         self.port = port
         self.keepalive_inodes: set[str] = set()
         self.timers = progress.ConditionTimer()
 
     def fault(self) -> str | None:
         try:
-            sample = progress.sample_process(self.process, self.keepalive_inodes, {self.port})
+            sample = progress.sample_process(self.pid, self.keepalive_inodes, {self.port})
         except OSError:
             return None
         clock = time.monotonic()
@@ -100,9 +99,9 @@ class WorkerMonitor:
 
 def run_worker(
     argv: list[str],
-    cache: Path | None,
+    cache_folder: Path | None,
     limit: int,
-    interval: float = CLEANUP_SECONDS,
+    interval_s: float = CLEANUP_SECONDS,
     port: str = "",
     poll_seconds: float = 1.0,
     sizes: Sequence[int] = (),
@@ -117,8 +116,8 @@ def run_worker(
     :param exports: writes its metrics.
     """
     progress.exit_on_signals()
-    if cache:
-        clean_cache(cache, limit, sizes)
+    if cache_folder:
+        clean_cache(cache_folder, limit, sizes)
     # The worker must ignore SIGPIPE, or an abandoned connection would kill it.
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent, restore_signals=False
@@ -131,7 +130,7 @@ def run_worker(
             journal.notify_watchdog()
             tunnels.maintain()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=min(poll_seconds, interval) if guard or tunnels.tunnels else interval)
+                process.wait(timeout=min(poll_seconds, interval_s) if guard or tunnels.tunnels else interval_s)
             is_running = guard and process.poll() is None
             fault = journal.run_safely("the worker cannot be monitored", guard.fault) if guard and is_running else None
             if fault:
@@ -140,8 +139,8 @@ def run_worker(
                 process.wait()
                 exports.note_exit("hung")
                 break
-            if cache and time.monotonic() - last_cleanup_time >= interval:
-                clean_cache(cache, limit, sizes, interval)
+            if cache_folder and time.monotonic() - last_cleanup_time >= interval_s:
+                clean_cache(cache_folder, limit, sizes, interval_s)
                 last_cleanup_time = time.monotonic()
             exports.export_worker()
         else:

@@ -65,19 +65,19 @@ class Decision(NamedTuple):
     """Kinds of differences for each host."""
     restarts: Mapping[str, list[str]]
     """Names of the services to restart for each host."""
-    behind: list[str]
+    outdated_hosts: list[str]
     """Hosts that differ from the plan."""
-    unreached: list[str]
+    unreached_hosts: list[str]
     """Hosts that did not answer."""
-    while_away: Mapping[str, str]
+    absence_notes: Mapping[str, str]
     """Sentence for each host about what serves while it is absent."""
     builders: list[str]
     """Hosts that compile a build."""
-    shared: Mapping[str, str]
+    shared_builders: Mapping[str, str]
     """Builder of each missing build that another host compiles, by build id."""
-    fetches: list[BuildPlan]
+    builds_to_fetch: list[BuildPlan]
     """A build for each archive or source that hosts lack, with the programs of all builds from this source."""
-    needs_key: list[str]
+    hosts_without_key: list[str]
     """Hosts of workers whose tunnel needs a new key, because the host accepts no key of the head."""
 
 
@@ -90,25 +90,25 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
     restarts = _restarts(plan, drifts)
     builders, builder_of = _builders(plan, drifts)
-    needs_key = _needs_key(plan, drifts)
-    key_hosts = {*needs_key, *([plan.head.host] if needs_key else [])}
+    hosts_without_key = _hosts_without_key(plan, drifts)
+    key_hosts = {*hosts_without_key, *([plan.head.host] if hosts_without_key else [])}
     return Decision(
         kinds=kinds,
         restarts=restarts,
-        behind=sorted(
+        outdated_hosts=sorted(
             name for name in drifts if kinds[name] or restarts[name] or name in builder_of.values() or name in key_hosts
         ),
-        unreached=sorted(set(plan.hosts) - set(drifts)),
-        while_away={name: while_away(plan, name) for name in plan.hosts},
+        unreached_hosts=sorted(set(plan.hosts) - set(drifts)),
+        absence_notes={name: absence_note(plan, name) for name in plan.hosts},
         builders=builders,
-        shared=builder_of,
-        fetches=_fetches(plan, drifts),
-        needs_key=needs_key,
+        shared_builders=builder_of,
+        builds_to_fetch=_builds_to_fetch(plan, drifts),
+        hosts_without_key=hosts_without_key,
     )
 
 
-def _needs_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
-    """Return `needs_key` of Decision. The key files at both ends have the same name, and the head uses its first key."""
+def _hosts_without_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
+    """Return `hosts_without_key` of Decision. The key files at both ends have the same name, and the head uses its first key."""
     head = drifts.get(plan.head.host)
     head_keys = {posixpath.basename(path): keys[:1] for path, keys in ((head and head.tunnel_keys) or {}).items()}
     return sorted(
@@ -131,10 +131,10 @@ def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> Non
     :param parts: parts that the run carries out: ``build``, ``services`` or both.
     :raises Refusal: a host is absent while others would change, or services would change before their requirements are installed.
     """
-    unreached_hosts, pending_hosts = ", ".join(decision.unreached), ", ".join(decision.behind)
+    unreached_hosts, pending_hosts = ", ".join(decision.unreached_hosts), ", ".join(decision.outdated_hosts)
     if parts and unreached_hosts and pending_hosts:
         raise Refusal(
-            f"{unreached_hosts} could not be reached or failed above, but {pending_hosts} must change: no service was touched. Fix the failure (if sudo "
+            f"Not reached, or failed above: {unreached_hosts}. No service was touched, because the plan changes {pending_hosts}. Fix the failure (if sudo "
             f"failed, use --ask-become-pass) or bring the host back, then run the playbook again. Otherwise move the host to the group {retired_group(cluster)}"
         )
     for name, kinds in decision.kinds.items() if [*parts] == ["services"] else ():
@@ -158,7 +158,7 @@ def _absence_name(plan: Plan, name: str) -> str:
     return f"{name}:{workers[0].name}" if len(workers) == 1 else name if workers else ""
 
 
-def while_away(plan: Plan, name: str) -> str:
+def absence_note(plan: Plan, name: str) -> str:
     """Return a sentence about what serves while a host of the plan is absent."""
     if name == plan.head.host:
         return "The cluster does not answer until this host, its head, is back."
@@ -169,7 +169,7 @@ def while_away(plan: Plan, name: str) -> str:
     if has_fallback is None:
         return "The cluster does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
     if has_fallback:
-        return f"The head serves without {_absence_name(plan, name)} after a while, until it is back."
+        return f"After a while, the head serves without {_absence_name(plan, name)}, until this host is back."
     return "The cluster does not use this host."
 
 
@@ -192,7 +192,7 @@ def missing_tools(
 
 
 def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
-    """Refuse a checksum that differs from the installed archive's, because a build's id does not contain it."""
+    """Refuse a checksum that differs from that of the installed archive, because a build's id does not contain the checksum."""
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
             archive, installed_checksum = (build.archives or ("",))[0], drift.archives.get(build.id)
@@ -206,7 +206,7 @@ def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
 
 
 def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str]]:
-    """Return `builders` and `shared` of Decision. The plan names the builder; the hosts' reports only decide which builds are missing."""
+    """Return `builders` and `shared_builders` of Decision. The plan names the builder; the hosts' reports only decide which builds are missing."""
     builders = set()
     shared_builders: dict[str, str] = {}
     for name, drift in drifts.items():
@@ -221,8 +221,8 @@ def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[
     return sorted(builders), shared_builders
 
 
-def _fetches(plan: Plan, drifts: Mapping[str, Drift]) -> list[BuildPlan]:
-    """Return `fetches` of Decision. A package manager fetches the programs of a distribution's package itself."""
+def _builds_to_fetch(plan: Plan, drifts: Mapping[str, Drift]) -> list[BuildPlan]:
+    """Return `builds_to_fetch` of Decision. A package manager fetches the programs of a distribution's package itself."""
     builds: dict[tuple[str, ...], BuildPlan] = {}
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:

@@ -76,7 +76,7 @@ def choose_target(
         raise Refusal("no earlier plan has served on this cluster, so there is nothing to return to")
     if head is None:
         raise Refusal(
-            "No host that answered is a head with a kept plan that served: bring the head back, or set llama_release and run site.yml. "
+            "No head answered with a kept plan that has served: start the head, or set llama_release and run site.yml. "
             f"{NO_CHANGE_NOTE}."
         )
     current_plan = _plan(hosts[head].now)
@@ -122,10 +122,9 @@ def host_steps(
     missing_hosts = [name for name in target.hosts if name not in kept_plans and name not in lost_hosts]
     if missing_hosts:
         raise Refusal(
-            f"Plan {target.id} (release {target.release}) needs {', '.join(missing_hosts)}, which did not answer or does not keep it: bring the host back "
-            f"and run the playbook again. If it does not come back, move it to the group {changes.retired_group(target.cluster)}, set llama_release: "
-            f"{target.declared} and "
-            f"run site.yml. {NO_CHANGE_NOTE}."
+            f"Plan {target.id} (release {target.release}) needs hosts that did not answer or do not keep this plan: {', '.join(missing_hosts)}. Bring them "
+            f"back and run the playbook again. If a host does not come back, move it to the group {changes.retired_group(target.cluster)}, set "
+            f"llama_release: {target.declared} and run site.yml. {NO_CHANGE_NOTE}."
         )
     missing_files = [
         f"{name} lacks {', '.join([*kept_plan.drift.missing_builds, *kept_plan.missing])}"
@@ -181,7 +180,7 @@ def _without_source(file: FilePlan) -> FilePlan:
 
 
 def differences(old_plans: Mapping[str, Mapping[str, str]], new_plans: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the variables that differ between two plans, like «llama_server_context: 4096 → 8192», with their hosts unless all differ.
+    """Return the variables that differ between two plans, like 'llama_server_context: 4096 → 8192', with their hosts unless all differ.
 
     :param old_plans: variables of each host in the current plan, as in a KeptPlan.
     :param new_plans: variables of each host in the other plan. Hosts that are missing from one of the plans are ignored.
@@ -206,7 +205,7 @@ def _parse_value(text: str) -> Any:
 
 
 def _differing_parts(name: str, old_value: Any, new_value: Any) -> list[tuple[str, str, str]]:
-    """Return the parts of a value that differ, like «llama_release.checksum», with their texts."""
+    """Return the parts of a value that differ, like 'llama_release.checksum', with their texts."""
     if isinstance(old_value, dict) and isinstance(new_value, dict):
         keys = [key for key in {**old_value, **new_value} if old_value.get(key) != new_value.get(key)]
         return [
@@ -240,7 +239,7 @@ def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> lis
 
 
 def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str], Mapping[str, str]]) -> str | None:
-    """Return a sentence if the cluster runs another plan than the inventory's; None if it does not, or if no host keeps a plan.
+    """Return a sentence if the cluster runs another plan than the one from the inventory; None if it does not, or if no host keeps a plan.
 
     :param inventory: returns the current variables of a host, as in a KeptPlan.
     """

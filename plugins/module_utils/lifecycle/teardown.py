@@ -49,17 +49,18 @@ def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
         raise Refusal(
             f"{name} belongs to the cluster {report.cluster}, not to {cluster}: remove it from the groups of {cluster}"
         )
-    system, homes = (report.scope == "system", {names.ACCOUNT: report.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME})
+    is_system_wide = report.scope == "system"
+    homes = {names.ACCOUNT: report.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     accounts = [
         name for name, home in report.accounts.items() if homes.get(name) == home and name in report.made_accounts
     ]
     return {
         **facts,
         **EMPTY_PART,
-        "account": names.ACCOUNT if system else None,
-        "firewall_manager": report.firewall if system else None,
+        "account": names.ACCOUNT if is_system_wide else None,
+        "firewall_manager": report.firewall if is_system_wide else None,
         "unplanned": list(report.defined),
-        "accounts": accounts if system else [],
-        "to_remove": bool(report.defined or report.installed is not False or (accounts and system)),
-        "build_account": names.BUILD_ACCOUNT if system and names.BUILD_ACCOUNT in accounts else None,
+        "accounts": accounts if is_system_wide else [],
+        "to_remove": bool(report.defined or report.installed is not False or (accounts and is_system_wide)),
+        "build_account": names.BUILD_ACCOUNT if is_system_wide and names.BUILD_ACCOUNT in accounts else None,
     }

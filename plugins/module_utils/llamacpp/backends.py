@@ -93,9 +93,9 @@ class VisibilityVariable(NamedTuple):
 
     variable: str
     devices: str
-    """Its value, with a placeholder for the comma-separated numbers of devices."""
+    """Value of the variable, with a placeholder for the comma-separated numbers of devices."""
     no_device: str | None
-    """Its value for no device; None if unknown."""
+    """Value of the variable for no device; None if unknown."""
     hides_devices: bool
     """Whether it may hide devices from llama-server. Programs take memory of visible devices that they do not use (518 MiB each with CUDA), and
     number devices as we do."""

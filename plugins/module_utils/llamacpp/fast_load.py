@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parents[3] / "roles" / "llama_build" / "files"
 PATCHED_FILE = "ggml/src/ggml-rpc/ggml-rpc.cpp"
 PATH_PREFIX = "fast_load-"
 CACHE_SUFFIX = "-fast"
-"""Suffix of a patched worker's cache folder: the hash in its file names differs from llama.cpp's."""
+"""Suffix of a patched worker's cache folder, whose file names contain another hash than those of llama.cpp."""
 
 
 class FastLoadPatch(NamedTuple):

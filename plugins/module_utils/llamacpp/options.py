@@ -161,8 +161,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "split-mode",
         _pair("--split-mode -sm", is_written=False),
-        remedy="remove it: the plan places whole layers, which is llama-server's default. With tensor over RPC (#26610, b11450), two equal workers connect "
-        "to each other at their port + 1000. The firewall blocks that port, so loading would hang",
+        remedy="remove it: the plan places whole layers, which is llama-server's default. With --split-mode tensor over RPC (#26610, b11450), two workers of "
+        "the same kind connect to each other at their port + 1000. The firewall blocks that port, so loading would hang",
     ),
     Option("context", _pair("--ctx-size -c"), "llama_server_context"),
     Option("parallel", _pair("--parallel -np"), "llama_server_parallel"),

@@ -48,7 +48,7 @@ class Toolkit(NamedTuple):
     compiler_query: str = ""
     """Argument with which the command prints the folder of its compiler."""
     components: Mapping[str, bool] = {}
-    """Whether the major version must match the compiler's, for each component with a separate prefix next to the compiler's folder."""
+    """Component with a separate prefix next to the compiler's folder → whether its major version must match that of the compiler."""
     minimum: str = ""
     """Oldest version that compiles llama.cpp; empty if only the architecture matters."""
     environment: Mapping[str, str] = {}
@@ -167,7 +167,7 @@ RUNTIME_LIBRARIES = {"libgomp": "", "libssl": "", "libvulkan": VULKAN, "vulkan-d
 _SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
 _RUNTIME_FILES = {
     **{
-        name: tuple(place.format(f"{name}.so.{version}") for place in _SHARED)
+        name: tuple(pattern.format(f"{name}.so.{version}") for pattern in _SHARED)
         for name, version in (("libgomp", 1), ("libssl", 3), ("libvulkan", 1))
     },
     "vulkan-driver": ("usr/share/vulkan/icd.d/*.json", "etc/vulkan/icd.d/*.json"),
@@ -188,7 +188,7 @@ VENDORS = {
 
 
 def command(backend: str) -> str:
-    """Return the command whose version is the toolkit's, or else the compiler's."""
+    """Return the command that prints the version of the toolkit, or else of the compiler."""
     toolkit = TOOLKITS.get(backend)
     return toolkit.command if toolkit else "c++"
 

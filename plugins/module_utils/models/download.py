@@ -107,68 +107,68 @@ def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
 
     :raises Refusal: its source does not send the file, or sends unexpected content.
     """
-    path, part = Path(file.path), model_files.part_path(file)
+    path, part_path = Path(file.path), model_files.part_path(file)
     if model_files.size_of(path) == file.bytes and (model_files.is_copied(file) or file.sha256):
         if file.sha256 in (None, files.sha256(path)):
             return
         path.unlink()
     if model_files.is_copied(file):
         raise Refusal(f"{path} does not match the controller's copy in the plan: run the playbook again")
-    if file.sha256 is None or (model_files.size_of(part) or 0) > (file.bytes or 0):
-        part.unlink(missing_ok=True)
-    resumed_bytes = model_files.size_of(part)
-    _fetch_part(file, part, token, lock)
-    problem = _difference(file, part)
+    if file.sha256 is None or (model_files.size_of(part_path) or 0) > (file.bytes or 0):
+        part_path.unlink(missing_ok=True)
+    resumed_bytes = model_files.size_of(part_path)
+    _fetch_part(file, part_path, token, lock)
+    problem = _difference(file, part_path)
     if problem and resumed_bytes:
-        part.unlink()
-        _fetch_part(file, part, token, lock)
-        problem = _difference(file, part)
+        part_path.unlink()
+        _fetch_part(file, part_path, token, lock)
+        problem = _difference(file, part_path)
     if problem:
-        part.unlink()
+        part_path.unlink()
         raise Refusal(
             f"{web.printable_url(str(file.url))} {problem}: the download was removed. Run the playbook again. If the download fails in the same way, the "
             "file was replaced at its source, or the checksum is wrong"
         )
-    files.sync(part)
-    part.replace(path)
+    files.sync(part_path)
+    part_path.replace(path)
     files.sync(path.parent)
 
 
-def _difference(file: ModelFilePlan, part: Path) -> str:
+def _difference(file: ModelFilePlan, part_path: Path) -> str:
     """Return the difference of a download from the plan; empty without a difference."""
-    size = model_files.size_of(part)
+    size = model_files.size_of(part_path)
     if size != file.bytes:
         return f"has {size} bytes instead of the planned {file.bytes}"
-    digest = files.sha256(part) if file.sha256 else None
+    digest = files.sha256(part_path) if file.sha256 else None
     return "" if digest == file.sha256 else f"has the sha256 {digest} instead of the planned {file.sha256}"
 
 
-def _fetch_part(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> None:
+def _fetch_part(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: int) -> None:
     """Download the missing bytes, with new connections as long as there is progress.
 
     :raises Refusal: the server does not send them.
     """
     planned_bytes = file.bytes or 0
-    failures, largest_size = 0, model_files.size_of(part) or 0
-    while (model_files.size_of(part) or 0) < planned_bytes:
-        problem, may_succeed = _run_curl(file, part, token, lock)
+    failure_count, largest_size = 0, model_files.size_of(part_path) or 0
+    while (model_files.size_of(part_path) or 0) < planned_bytes:
+        problem, may_succeed = _run_curl(file, part_path, token, lock)
         if not problem:
             return
-        size = model_files.size_of(part) or 0
-        failures = 0 if size - largest_size >= PROGRESS_BYTES else failures + 1
+        size = model_files.size_of(part_path) or 0
+        failure_count = 0 if size - largest_size >= PROGRESS_BYTES else failure_count + 1
         largest_size = max(largest_size, size)
-        if not may_succeed or failures >= len(PAUSES):
-            remainder = f" {amount(size)} of {amount(planned_bytes)} were kept for the next run." * part.exists()
+        if not may_succeed or failure_count >= len(PAUSES):
+            remainder = f" {amount(size)} of {amount(planned_bytes)} were kept for the next run." * part_path.exists()
             raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{remainder}".rstrip("."))
-        time.sleep(PAUSES[failures])
+        time.sleep(PAUSES[failure_count])
 
 
-def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) -> tuple[str, bool]:
+def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: int) -> tuple[str, bool]:
     """Return why a connection failed (empty on success), and whether another attempt may succeed. curl receives the token on its standard input."""
     try:
         curl = subprocess.run(
             ["curl", "--disable", "--config", "-"],
-            input=_configuration(file, part, token),
+            input=_configuration(file, part_path, token),
             capture_output=True,
             text=True,
             errors="replace",
@@ -181,14 +181,14 @@ def _run_curl(file: ModelFilePlan, part: Path, token: Optional[str], lock: int) 
     status = int(curl.stdout[-3:] or 0) if curl.stdout[-3:].isascii() and curl.stdout[-3:].isdigit() else 0
     if curl.returncode == HTTP_ERROR:
         error = web.status_error(status, "")
-        return web.explain_error(error, token), error.passes
+        return web.explain_error(error, token), error.is_transient
     if curl.returncode == WRITE_ERROR:
-        raise OSError(errno.ENOSPC, "curl could not write the file", str(part))
+        raise OSError(errno.ENOSPC, "curl could not write the file", str(part_path))
     if curl.returncode in TOO_LONG_STATUSES:
-        part.unlink(missing_ok=True)
+        part_path.unlink(missing_ok=True)
         return f"sent more than the planned {file.bytes} bytes: the download was removed", False
     if curl.returncode == RANGE_ERROR:
-        part.unlink(missing_ok=True)
+        part_path.unlink(missing_ok=True)
         return "cannot be resumed, because the server sends whole files only: the partial file was removed", True
     reason = validation.printable(curl.stderr.strip()) or f"curl exited with status {curl.returncode}"
     return (f"cannot be downloaded ({reason})" if curl.returncode else ""), curl.returncode in TEMPORARY_ERRORS
@@ -199,11 +199,11 @@ def _limit_file_size(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-def _configuration(file: ModelFilePlan, part: Path, token: Optional[str]) -> str:
+def _configuration(file: ModelFilePlan, part_path: Path, token: Optional[str]) -> str:
     secure = str(file.url).startswith("https:")
     settings = {
         "url": str(file.url),
-        "output": str(part),
+        "output": str(part_path),
         "max-filesize": str(file.bytes),
         "proto-redir": "=https" if secure else "=http,https",
         **({"oauth2-bearer": token} if token else {}),

@@ -24,7 +24,7 @@ def report(
 
     :param account: account that reads the models; None for the account of this process.
     :returns: folder → ``files`` of its record, ``whole``, and the entry of its first file; path → entry: ``bytes`` and ``summary``, or ``error``,
-        and ``closed``; name of an Ollama model → role → ``path`` and its entry.
+        and ``unreadable_path``; name of an Ollama model → role → ``path`` and its entry.
     """
     return {
         "folders": {folder: entry for folder in folders if (entry := _download_entry(folder, account))},
@@ -52,9 +52,9 @@ def _entry(path: str, account: str | None) -> dict[str, Any]:
         unreadable_path = find_unreadable_part(account, path) if account else None
         model = gguf.read_path(path)
         summary = projector.summarize(model) if projector.is_projector(model) else header_summary.summarize(model)
-        return {"bytes": summary["bytes"], "closed": unreadable_path, "summary": summary}
+        return {"bytes": summary["bytes"], "unreadable_path": unreadable_path, "summary": summary}
     except gguf.GGUFError as error:
-        return {"error": str(error), "closed": unreadable_path}
+        return {"error": str(error), "unreadable_path": unreadable_path}
     except FileNotFoundError:
         return {"error": "does not exist"}
     except OSError as error:

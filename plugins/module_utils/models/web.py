@@ -39,13 +39,13 @@ class RemoteError(gguf.GGUFError):
     """Failure of a server to send the data. The message is the end of a sentence that begins with the URL, and names a remedy.
 
     :param status: HTTP status; 0 without a valid reply.
-    :param passes: whether the same request may soon succeed.
+    :param is_transient: whether the same request may soon succeed.
     :param reason: cause named by Hugging Face.
     """
 
-    def __init__(self, message: str, status: int = 0, passes: bool = False, reason: str = "") -> None:
+    def __init__(self, message: str, status: int = 0, is_transient: bool = False, reason: str = "") -> None:
         super().__init__(message)
-        self.status, self.passes, self.reason = status, passes, reason
+        self.status, self.is_transient, self.reason = status, is_transient, reason
 
 
 def explain_error(error: RemoteError, token: str | None) -> str:
@@ -84,7 +84,7 @@ def _redirect_target(url: str, location: str | None) -> str:
     schemes = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
     if urlsplit(target).scheme not in schemes:
         raise RemoteError(
-            f"is redirected to {printable_url(target)}, but only {' or '.join(schemes)} is followed: use the URL of the file itself"
+            f"is redirected to {printable_url(target)}, which does not begin with {' or '.join(schemes)}: use the URL of the file itself"
         )
     return target
 
@@ -93,16 +93,16 @@ def _as_remote_error(error: Exception) -> RemoteError:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError(
-            "did not arrive in time, because its server did not answer: try again, or use another server", passes=True
+            "did not arrive in time: its server did not answer; try again, or use another server", is_transient=True
         )
     if isinstance(error, http.client.IncompleteRead):
-        return RemoteError("was cut off: the server sent less than it announced; try again", passes=True)
+        return RemoteError("was cut off: the server sent less than it announced; try again", is_transient=True)
     if isinstance(error, (http.client.InvalidURL, ValueError)):
         return RemoteError(f"is not a URL ({validation.printable(error)}): correct it")
     text = validation.printable(reason) or type(reason).__name__
-    passes = not isinstance(reason, ssl.SSLCertVerificationError)
+    is_transient = not isinstance(reason, ssl.SSLCertVerificationError)
     return RemoteError(
-        f"cannot be read ({text}): check the server, its name, the network and https_proxy", passes=passes
+        f"cannot be read ({text}): check the server, its name, the network and https_proxy", is_transient=is_transient
     )
 
 
@@ -117,10 +117,10 @@ def _convert_errors() -> Iterator[None]:
         raise _as_remote_error(error) from error
 
 
-def open_url(url: str, headers: Mapping[str, str], token: str | None = None, silence: float | None = None) -> Any:
+def open_url(url: str, headers: Mapping[str, str], token: str | None = None, silence_s: float | None = None) -> Any:
     """Return a server's answer to GET with its body unread. Follow redirects without reading their bodies.
 
-    :param silence: seconds that the server may be silent, instead of SILENCE_SECONDS.
+    :param silence_s: seconds that the server may be silent, instead of SILENCE_SECONDS.
     :raises RemoteError: the server does not answer, refuses, or takes too long.
     """
     target = url
@@ -132,7 +132,7 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
                 may_authorize = same_server(target, url)
                 permission = {"Authorization": f"Bearer {token}"} if token and may_authorize else {}
                 client = Request(
-                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence or SILENCE_SECONDS
+                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence_s or SILENCE_SECONDS
                 )
                 return client.open("GET", target, headers={**headers, **permission})
             except urllib.error.HTTPError as error:
@@ -158,7 +158,7 @@ def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str |
 def status_error(status: int, reason: str) -> RemoteError:
     remedy = "try again later" if status >= 500 else "open the URL in a browser"
     text = STATUS_TEXTS.get(status, f"is not available (HTTP {status}): {remedy}")
-    return RemoteError(text, status=status, passes=status in TEMPORARY_STATUSES or status >= 500, reason=reason)
+    return RemoteError(text, status=status, is_transient=status in TEMPORARY_STATUSES or status >= 500, reason=reason)
 
 
 class RemoteFile:

@@ -170,7 +170,7 @@ def proof_work(plan: Plan) -> ProofWork | None:
         context=proof.context,
         micro_batch=int(*planned_values.get("micro-batch", ["512"])),
         limit_s=math.ceil(LIMIT_FACTOR * proof.seconds),
-        patience=WAIT_S + WAIT_FACTOR * (proof.seconds + proof.outage_s),
+        timeout_s=WAIT_S + WAIT_FACTOR * (proof.seconds + proof.outage_s),
         processor=_proof_side(plan, None),
         variants=tuple(variants),
         devices=tuple(_proof_side(plan, entry) for entry in plan.placement),

@@ -79,7 +79,7 @@ class Distance(NamedTuple):
 
     value: float
     bound: float
-    place: str
+    prompt_kind: str
     """readable name of the group"""
 
 

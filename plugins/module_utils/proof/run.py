@@ -210,7 +210,7 @@ def _compute_reference(work: ProofWork, folder: Path, owner: OwnsPort) -> Refere
     except Failure as failure:
         raise Failure(f"{name} {failure}") from None
     if not prompts or min(map(len, reference)) < 2:
-        raise Failure(f"{name} computes results that are not numbers")
+        raise Failure(f"{name} produces NaN results")
     variants = []
     for variant in work.variants:
         side = work.processor._replace(argv=(*work.processor.argv, *variant))
@@ -247,10 +247,10 @@ def _compare_side(work: ProofWork, folder: Path, owner: OwnsPort, reference: Ref
     except Failure as failure:
         return verdict._replace(failure=str(failure))
     groups = questions.distances(prompts, reference.answers, answers)
-    value, bound, place = questions.farthest_distance(groups, reference.bounds)
+    value, bound, prompt_kind = questions.farthest_distance(groups, reference.bounds)
     lengths = [question.length for question in prompts]
     longest = max(lengths[: len(answers)]) if len(answers) < len(lengths) else None
-    return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=place, longest=longest)
+    return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=prompt_kind, longest=longest)
 
 
 def _collect_answers(work: ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: Side) -> list[Answer]:
@@ -281,7 +281,7 @@ class _Server(NamedTuple):
     """connection to the launcher, which sends the exit status"""
     log: Path
     address: str
-    patience: int
+    timeout_s: int
     owner: OwnsPort
 
     def wait(self) -> None:
@@ -289,10 +289,10 @@ class _Server(NamedTuple):
 
         :raises Failure: the server crashes, or is not healthy in time.
         """
-        deadline = time.monotonic() + self.patience
+        deadline = time.monotonic() + self.timeout_s
         while self._ask("/health", HEALTH_SECONDS).status != 200:
             if self.status() is not None or time.monotonic() > deadline:
-                raise self.failure(f"was not healthy within {self.patience} s")
+                raise self.failure(f"was not healthy within {self.timeout_s} s")
             time.sleep(PAUSE_SECONDS)
 
     def status(self, seconds: float = 0) -> int | None:
@@ -311,7 +311,7 @@ class _Server(NamedTuple):
         lists = []
         for adds_special in (False, True):
             question = {"content": plain_text.TEXT, "add_special": adds_special}
-            reply = self._ask("/tokenize", self.patience, question)
+            reply = self._ask("/tokenize", self.timeout_s, question)
             with suppress(ValueError, KeyError, TypeError):
                 lists.append([int(token) for token in reading.parse(reply.text)["tokens"]])
         plain_tokens, special_tokens = lists if len(lists) == 2 and lists[0] else ((), ())
@@ -335,7 +335,7 @@ class _Server(NamedTuple):
 
     def _answer(self, prompt: Sequence[int], continues: bool) -> Answer:
         question = {"prompt": [*prompt], "cache_prompt": continues, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
-        reply = self._ask("/v1/completions", self.patience, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
+        reply = self._ask("/v1/completions", self.timeout_s, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
         self.status(1)
@@ -412,7 +412,7 @@ def _serve(work: ProofWork, folder: Path, owner: OwnsPort, side: Side) -> Iterat
         environment = {"PATH": commands.SEARCH_PATH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private_folder, "log")
         connection.sendall(json.dumps([argv, environment, str(log)]).encode() + b"\n")
-        server = _Server(connection, log, address, work.patience, owner)
+        server = _Server(connection, log, address, work.timeout_s, owner)
         try:
             server.wait()
             yield server

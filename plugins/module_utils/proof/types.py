@@ -57,7 +57,7 @@ class ProofWork(NamedTuple):
     """tokens that a device computes together"""
     limit_s: Seconds
     """time after which the processor answers no further long prompts, so that a slow processor does not delay the run"""
-    patience: Seconds
+    timeout_s: Seconds
     """time limit for a server to be healthy, and for each answer"""
     processor: Side
     variants: tuple[tuple[str, ...], ...]

@@ -87,7 +87,7 @@ def _state(
     :param defined_state: its state in the service manager; None without a definition.
     """
     record, health = head.serving if head.current else None, head.health
-    exit_text = f"llama-server exited {head.ends.how}" if head.ends.how else ""
+    exit_text = f"llama-server exited {head.ends.last_exit}" if head.ends.last_exit else ""
     if health and health.healthy:
         return (record.state if record and record.state in SERVING_STATES else "serving"), ""
     if defined_state is None and planned_state not in RUNNING_STATES:
@@ -153,7 +153,7 @@ def _cluster(
         state=state,
         detail=detail,
         uptime_s=condition.uptimes_s.get(service),
-        restarts=head.serving.restarts if head.serving else head.ends.number,
+        restarts=head.serving.restarts if head.serving else head.ends.total,
         last_restarts=_last_restarts(head, clock),
         verified=head.verified,
         models=head.models,
@@ -224,7 +224,7 @@ def make_status(
 ) -> types.Status:
     """Return the status of a cluster.
 
-    :param other_plan: sentence about a plan that runs instead of the inventory's, for example after a rollback.
+    :param other_plan: sentence about a plan that runs instead of the plan from the inventory, for example after a rollback.
     :param balancer: status of the cluster's server on the balancer; None without a balancer.
     """
     head = plan.head.host if plan else next(iter(heads), None)

@@ -48,7 +48,8 @@ def read_report(scope: str, key_file: str | None) -> dict[str, str]:
     """Return the texts of the report by name."""
     secrets: dict[str, str] = {}
     with suppress(OSError):
-        keys = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follow=True).decode(*replies.KEY_TEXT)
+        data = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follows_links=True)
+        keys = data.decode(*replies.KEY_TEXT)
         secrets = {line.strip(): "API key" for line in keys.splitlines()}
     texts = {"system.txt": system_texts(), **dict(_logs(installation.detect_paths(scope)))}
     return {name: redaction.redact(text[-MAX_TEXT_LENGTH:], secrets) for name, text in texts.items() if text}

@@ -52,9 +52,9 @@ def _head(
     health: Health | None = None
     models: tuple[ModelStatus, ...] = ()
     if head:
-        commands = processes.account_processes(paths.prefix, account)
-        is_current = bool(record and record.process in commands)
-        client = Client(head, lambda: commands)
+        argv_by_pid = processes.account_processes(paths.prefix, account)
+        is_current = bool(record and record.process in argv_by_pid)
+        client = Client(head, lambda: argv_by_pid)
         health = client.health(0, ASK_SECONDS)
         if health.healthy and head.models:
             with suppress(OSError):  # a key that cannot be read

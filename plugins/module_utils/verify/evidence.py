@@ -67,8 +67,8 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     folder = Path(host.state)
     find_processes = partial(processes.account_processes, host.prefix, host.account)
     client = Client(head, find_processes)
-    health, running_processes = client.health(seconds), find_processes()
-    launchers = [pid for pid, argv in running_processes.items() if argv == [*head.launcher, "--", *head.argv]]
+    health, argv_by_pid = client.health(seconds), find_processes()
+    launchers = [pid for pid, argv in argv_by_pid.items() if argv == [*head.launcher, "--", *head.argv]]
     record = serving_record.launcher_record(folder, launchers)
     model, is_asleep = subject.named_model, bool(record and record.state == ASLEEP)
     if model:
@@ -93,7 +93,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         log=_printable_lines(runtime.last_lines(log)),
         handshakes=read_handshakes(folder / runtime.HANDSHAKES, launchers),
         links=_link_measurements(host.prefix, subject.links),
-        fallback=_served_fallback(host, running_processes),
+        fallback=_served_fallback(host, argv_by_pid),
         lock=cluster_lock.read_holder(Path(host.prefix)),
         verdicts=run.read_record(Path(host.prefix, names.PROOFS_FILE)).verdicts,
         readings=_read_earlier_readings(Path(host.prefix, names.READINGS_FILE)),
@@ -166,9 +166,8 @@ def read_exits(path: Path) -> Exits:
     """Return the exits of llama-server that the launcher recorded."""
     try:
         record = reading.read_object(path, RECORD_BYTES)
-        return typed_json.parse(
-            Exits, {**record, "how": printable(record["how"]), "log": _printable_lines(record["log"])}
-        )
+        last_exit, log = printable(record["how"]), _printable_lines(record["log"])
+        return typed_json.parse(Exits, {"total": record["number"], "last_exit": last_exit, "log": log})
     except (OSError, ValueError, KeyError, TypeError):
         return Exits(0, "", ())
 
@@ -239,7 +238,7 @@ def _ask_question(client: Client, subject: Subject) -> Completion:
     if model:
         question["model"] = model.name
     may_sleep = server.SLEEP_OPTION in argv
-    patience = (SHORT_ANSWER_SECONDS if subject.unreachable_hosts else ANSWER_SECONDS) + (
+    timeout_s = (SHORT_ANSWER_SECONDS if subject.unreachable_hosts else ANSWER_SECONDS) + (
         subject.head.start_timeout if may_sleep else 0
     )
-    return server_client.parse_completion(client.ask(path or "/v1/completions", patience, question), bool(path))
+    return server_client.parse_completion(client.ask(path or "/v1/completions", timeout_s, question), bool(path))

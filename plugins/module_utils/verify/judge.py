@@ -45,7 +45,7 @@ MAX_READINGS = 16
 MAX_BITS = 2.0
 """Bits per byte of plain English. Language models need 0.8 to 1.4; guessing among equally likely tokens needs 3.5 to 4."""
 MAX_RATIO = 1.07
-"""Perplexity divided by an earlier reading's. Correct builds and devices differ by a factor of less than 1.02."""
+"""Perplexity divided by that of an earlier reading. Correct builds and devices differ by a factor of less than 1.02."""
 MAX_FAILED_CHECKS = 20
 """Maximum number of recorded failed checks."""
 
@@ -61,8 +61,8 @@ class Observations(NamedTuple):
     """Hosts that the run changed and compared again afterwards."""
     other_models: Sequence[Evidence] = ()
     """Evidence about several models after the first."""
-    unproven: bool = False
-    """Whether the operator requested a proof that this run did not make."""
+    lacks_proof: bool = False
+    """Whether the operator requested a proof that was not run."""
 
 
 def evidence_of(head: str, data: Any) -> Evidence:
@@ -87,7 +87,7 @@ def judge(plan: Plan, evidence: Evidence, observations: Observations) -> Report:
     checks.append(_check_health(plan, evidence))
     if evidence.server:
         checks += _check_handshakes(plan, evidence.handshakes)
-        notes = {"computes": PROOF_NOTE} if observations.unproven else {}
+        notes = {"computes": PROOF_NOTE} if observations.lacks_proof else {}
         model_checks = _check_models(plan, [evidence, *observations.other_models])
         checks += [check._replace(evidence=f"{check.evidence}{notes.get(check.name, '')}") for check in model_checks]
     else:
@@ -115,10 +115,10 @@ def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
     return tuple(best_readings.values())[-MAX_READINGS:]
 
 
-def outcome_of(plan: Plan, report: Report, asleep: bool) -> VerificationStatus:
+def outcome_of(plan: Plan, report: Report, is_asleep: bool) -> VerificationStatus:
     """Return the part of a report for the head to keep."""
     failures = tuple(check.sentence()[:MAX_EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
-    return VerificationStatus(0, report.passed, failures, plan.release.ref, asleep)
+    return VerificationStatus(0, report.passed, failures, plan.release.ref, is_asleep)
 
 
 def serving_failure(subject: Subject, evidence: Evidence) -> str | None:
@@ -158,14 +158,14 @@ def advice(subject: Subject, evidence: Evidence) -> str:
     worker_names = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external_workers)
     texts = (
         [
-            f"{worker_names} is not managed by this collection: start the worker on its host, with a release that uses the head's protocol."
+            f"This collection does not manage {worker_names}: start each of these workers on its host, with a release that uses the head's protocol."
         ]
         if external_workers
         else []
     )
     if len(external_workers) < len(waits_for):
         texts.append(
-            f"{', '.join(subject.unreachable_hosts)} did not answer the controller either: start the host or check its network."
+            f"The controller got no answer from {', '.join(subject.unreachable_hosts)} either: start each of these hosts or check its network."
             if subject.unreachable_hosts
             else "If the worker's host answers and the process is running, either the network blocks the worker's port, or another head uses the worker: check "
             "firewalls and routes between head and worker."
@@ -201,8 +201,8 @@ def _check_fallback(plan: Plan, evidence: Evidence) -> Check:
     """Check whether the head serves the whole plan rather than a fallback."""
     fallback = evidence.fallback
     if not fallback:
-        absences = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} absences"
-        return _check("fallback", plan.head.url, True, f"not needed; planned for {absences}")
+        absence_text = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} absences"
+        return _check("fallback", plan.head.url, True, f"not needed; planned for {absence_text}")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
     text = f"the head has served without {fallback.name} since {since} UTC, and will return to all workers when {fallback.name} answers"
     return _check("fallback", plan.head.url, False, text)
@@ -222,8 +222,8 @@ def _check_releases(plan: Plan, observations: Observations) -> Iterator[Check]:
         ]
         faults += [f"{service} runs, but is not planned" for service in report.unplanned]
         faults += _foreign_clients(host, report)
-        builds = ", ".join(build.id for build in host.builds)
-        summary = f"{_count(len(host.services), 'process')} running {builds}, as planned"
+        build_ids = ", ".join(build.id for build in host.builds)
+        summary = f"{_count(len(host.services), 'process')} running {build_ids}, as planned"
         yield _check("release", name, not faults, ", ".join(faults) or summary)
 
 
@@ -357,13 +357,13 @@ def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iter
 
 
 def _proof_check(plan: Plan, evidence: Evidence) -> Iterator[Check]:
-    """Yield the result of the proof before the server started. Workers serve a single head, so a proof is impossible now."""
+    """Yield the result of the proof that ran before the server started. Workers serve a single head, so a proof is impossible now."""
     proof = plan.head.proof
     if not proof:
         return
-    devices = ", ".join(f"{entry.host} {entry.worker or entry.device}" for entry in plan.placement)
+    device_names = ", ".join(f"{entry.host} {entry.worker or entry.device}" for entry in plan.placement)
     if not proof.layers:
-        yield _check("computes", devices, None, f"this model's layers cannot prove the devices: {proof.reason}")
+        yield _check("computes", device_names, None, f"this model's layers cannot prove the devices: {proof.reason}")
         return
     verdicts_by_id = {verdict.id: verdict for verdict in evidence.verdicts}
     verdicts = [verdicts_by_id[device.id] for device in proof.devices if device.id in verdicts_by_id]
@@ -376,7 +376,7 @@ def _proof_check(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     texts.append(f"by {proof.coverage(plan.model.layers)}")
     # The operator may serve without a proof, so an incorrect device does not fail this check.
     passed = bool(verdicts) and not unproven_devices and all(verdict.is_correct for verdict in verdicts)
-    yield _check("computes", devices, passed or None, "; ".join(texts))
+    yield _check("computes", device_names, passed or None, "; ".join(texts))
 
 
 def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvidence) -> tuple[bool | None, str]:
@@ -398,7 +398,7 @@ def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvi
     if not reference:
         return True, f"{text}; there is no earlier reading for comparison"
     ratio = reading.ratio(reference)
-    text += f", perplexity {ratio:.3f} times the best reading's so far"
+    text += f", perplexity {ratio:.3f} times that of the best reading so far"
     if ratio > MAX_RATIO:
         text += f", more than {MAX_RATIO:g}: the release, a device or the model file is worse than before"
     return ratio <= MAX_RATIO, text
@@ -414,7 +414,7 @@ def _check_rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
         text = f"{server.rdma} of {len(rdma_endpoints)} workers are reached over RDMA"
         if not passed:
             text += (
-                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: see the last lines with «RDMA» in start.log on the "
+                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: see the last lines with RDMA in start.log on the "
                 "head, and in these workers' logs"
             )
         yield _check("rdma", plan.head.host, passed, text)
@@ -446,7 +446,7 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -
     if answer.state != "ok":
         return False, f"{answer.state}: {answer.detail}"
     total = sum(device.total_mib for device in answer.devices)
-    text = f"protocol {answer.protocol}, {len(answer.devices)} device, {total} MiB"
+    text = f"protocol {answer.protocol}, {_count(len(answer.devices), 'device')}, {total} MiB"
     if len(answer.devices) == 1 and total >= needed_mib:
         return True, text
     return False, f"{text}, planned: 1 device with {needed_mib} MiB or more"
@@ -499,5 +499,5 @@ def _judge_completion(completion: Completion | None) -> tuple[bool | None, str]:
     speed = completion.tokens_per_second
     text = f"{completion.tokens} tokens" + (f", {speed:.1f} tokens per second" if speed else "")
     if not completion.computes_numbers:
-        return False, f"{text}, some without a probability: the model's results are not numbers"
+        return False, f"{text}, some without a probability: the model produces NaN results"
     return completion.tokens > 0, text

@@ -37,7 +37,7 @@ def first_key(path: str | None) -> str | None:
     """Return the first API key of a file."""
     if not path:
         return None
-    lines = reading.read_start(Path(path), KEY_BYTES, follow=True).decode(*replies.KEY_TEXT).split("\n")
+    lines = reading.read_start(Path(path), KEY_BYTES, follows_links=True).decode(*replies.KEY_TEXT).split("\n")
     return next((line.strip() for line in lines if line.strip()), None)
 
 
@@ -53,7 +53,7 @@ class Client:
         self._certificate_file = path
         try:
             if path:
-                text = reading.read_start(Path(path), KEY_BYTES, follow=True).decode("utf-8", "replace")
+                text = reading.read_start(Path(path), KEY_BYTES, follows_links=True).decode("utf-8", "replace")
                 self._certificate = replies.first_certificate(text)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -61,14 +61,11 @@ class Client:
                 f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {reason}"
             )
 
-    def health(self, seconds: float, patience: float = HEALTH_SECONDS) -> Health:
-        """Wait until the server is healthy, or the time limit has passed. Do not wait for a server with another certificate, which it keeps until it exits.
-
-        :param patience: time limit of a single answer.
-        """
+    def health(self, seconds: float, answer_timeout_s: float = HEALTH_SECONDS) -> Health:
+        """Wait until the server is healthy, or the time limit has passed. Do not wait for a server with another certificate, which it keeps until it exits."""
         deadline = time.monotonic() + seconds
         while not self._objection:
-            reply = replies.ask(self._address, "/health", patience, certificate=self._certificate)
+            reply = replies.ask(self._address, "/health", answer_timeout_s, certificate=self._certificate)
             if reply.status == 200:
                 return Health(True, "ok")
             if reply == (0, replies.OTHER_CERTIFICATE) or time.monotonic() >= deadline:

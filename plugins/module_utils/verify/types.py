@@ -83,8 +83,8 @@ class ModelStatus(NamedTuple):
 class Exits(NamedTuple):
     """Exits of llama-server, as the launcher recorded them."""
 
-    number: Annotated[int, Number()]
-    how: Line
+    total: Annotated[int, Number()]
+    last_exit: Line
     log: tuple[Line, ...]
     """last lines of the log before the last exit"""
 

@@ -10,10 +10,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Evidence, Health, Subject
 
-WORKER_SECONDS = 45
+WORKER_TIMEOUT_SECONDS = 45
 """Time limit for a running worker to answer the head."""
-LINE_SECONDS = 10.0
-"""Time between two progress lines."""
+PROGRESS_INTERVAL_SECONDS = 10.0
 MAX_EXITS = 3
 """Number of exits of llama-server after which verify stops waiting."""
 
@@ -31,13 +30,10 @@ def load_goal(plan: Plan | Subject | None) -> loading.ExpectedBytes:
 
 
 class ServerWait:
-    """State of waiting for a server.
+    """State of waiting for a server."""
 
-    :param patience: time limit in seconds.
-    """
-
-    def __init__(self, subject: Subject, patience: float) -> None:
-        self._subject, self._patience = subject, patience
+    def __init__(self, subject: Subject, timeout_s: float) -> None:
+        self._subject, self._timeout_s = subject, timeout_s
         self._expected = load_goal(subject)
         self._exits_before: int | None = None
         self._last_line_seconds = 0.0
@@ -45,17 +41,17 @@ class ServerWait:
     def judge_wait(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
         """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
         if self._exits_before is None:
-            self._exits_before = evidence.exits.number
+            self._exits_before = evidence.exits.total
         if evidence.health.healthy or evidence.health.detail == replies.OTHER_CERTIFICATE:
             return evidence
-        if evidence.exits.number - self._exits_before >= MAX_EXITS:
+        if evidence.exits.total - self._exits_before >= MAX_EXITS:
             exits = evidence.exits
-            exit_count = exits.number - self._exits_before
-            detail = f"llama-server exited {exit_count} times while verify waited for it, the last time {exits.how}"
+            exit_count = exits.total - self._exits_before
+            detail = f"llama-server exited {exit_count} times while verify waited, the last time {exits.last_exit}"
             return evidence._replace(health=Health(False, detail), waits_for=(), log=exits.log)
-        limit = self._patience
+        limit = self._timeout_s
         if evidence.waits_for:
-            limit = min(limit, WORKER_SECONDS + (self._subject.head.fallback_after or 0))
+            limit = min(limit, WORKER_TIMEOUT_SECONDS + (self._subject.head.fallback_after or 0))
         if elapsed_s < limit:
             return None
         if limit and not evidence.waits_for and evidence.health.detail == LOADING:
@@ -67,13 +63,13 @@ class ServerWait:
             return evidence._replace(health=Health(False, "; ".join(texts)))
         return evidence
 
-    def progress_line(self, evidence: Evidence, elapsed: float) -> str | None:
+    def progress_line(self, evidence: Evidence, elapsed_s: float) -> str | None:
         """Return a progress line if one is due."""
-        if elapsed - self._last_line_seconds < LINE_SECONDS:
+        if elapsed_s - self._last_line_seconds < PROGRESS_INTERVAL_SECONDS:
             return None
-        self._last_line_seconds = elapsed - elapsed % LINE_SECONDS
+        self._last_line_seconds = elapsed_s - elapsed_s % PROGRESS_INTERVAL_SECONDS
         texts = evidence.waits_for or [evidence.health.detail, *self._progress(evidence)]
-        return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed:.0f} s"
+        return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed_s:.0f} s"
 
     def _progress(self, evidence: Evidence) -> list[str]:
         """Return the progress of the load, if known."""

@@ -25,9 +25,9 @@ display = Display()
 LIMIT_SECONDS = 14 * 86400
 SILENCE_SECONDS = 3600
 """Longest time without progress: checking a large file takes long, and the host itself gives up on a server earlier."""
-LINE_SECONDS = 10
+PROGRESS_INTERVAL_SECONDS = 10
 PAUSES = (0.5, 1, 1, 2, 5)
-"""Seconds before the first polls of a download. A progress line appears every LINE_SECONDS."""
+"""Seconds before the first polls of a download. A progress line appears every PROGRESS_INTERVAL_SECONDS."""
 
 
 def deliver(action: Action, arguments: ModelArguments) -> dict:
@@ -36,7 +36,7 @@ def deliver(action: Action, arguments: ModelArguments) -> dict:
     result = action.run_in_check_mode(**typed_json.dump(model_arguments))
     if result.get("failed") or not result.get("changed"):
         return result
-    present_sizes = {entry["path"]: entry["have"] for entry in result["fetch"]}
+    present_sizes = {entry["path"]: entry["present_bytes"] for entry in result["fetch"]}
     pending_files = [file for file in model_arguments.files if file.path in present_sizes]
     for file in pending_files:
         display.display(_announcement(action.host, file, present_sizes[file.path]))
@@ -51,7 +51,7 @@ def deliver(action: Action, arguments: ModelArguments) -> dict:
             token=hub.read_token(os.path.join(folder, os.path.expanduser(arguments.token_file)))
         )
     progress = DownloadProgress(action, [file for file in pending_files if not model_files.is_copied(file)])
-    pauses = itertools.chain(PAUSES, itertools.repeat(LINE_SECONDS))
+    pauses = itertools.chain(PAUSES, itertools.repeat(PROGRESS_INTERVAL_SECONDS))
     remedy = "Run the playbook again to continue."
     job = BackgroundJob("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, progress.show, remedy)
     answer = action.run_in_background(job, **typed_json.dump(model_arguments))
@@ -84,7 +84,7 @@ def _copy(action: Action, file: ModelFilePlan) -> None:
 
 
 class DownloadProgress:
-    """Shows every LINE_SECONDS how much of its files a host has downloaded."""
+    """Shows every PROGRESS_INTERVAL_SECONDS how much of its files a host has downloaded."""
 
     def __init__(self, action: Action, downloads: Collection[ModelFilePlan]) -> None:
         self._action, self._names = action, [file.name for file in downloads]
@@ -101,10 +101,10 @@ class DownloadProgress:
         present_bytes = min(int((output.split() or [0])[0]), self._total)
         now = time.monotonic()
         last_time, last_bytes = self._last or (now, present_bytes)
-        if now - last_time >= LINE_SECONDS - 1:
+        if now - last_time >= PROGRESS_INTERVAL_SECONDS - 1:
             rate = (present_bytes - last_bytes) / (now - last_time)
             display.display(f"  [{self._action.host}] {progress_text(self._names, present_bytes, self._total, rate)}")
-        if not self._last or now - last_time >= LINE_SECONDS - 1:
+        if not self._last or now - last_time >= PROGRESS_INTERVAL_SECONDS - 1:
             self._last = (now, present_bytes)
         return str(present_bytes)
 

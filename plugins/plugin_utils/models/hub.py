@@ -255,7 +255,7 @@ def _choose_by_name(listing: Listing, source: ModelSource, names: Sequence[str])
         raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_list_names(models or files)}")
     if missing_names:
         raise Refusal(
-            f"{_subject(source)} lacks {len(missing_names)} parts of this model, for example {missing_names[0]}: use another quantisation or revision"
+            f"{_subject(source)} lacks parts of this model (number: {len(missing_names)}), for example {missing_names[0]}: use another quantisation or revision"
         )
     return _check_files(source, [files[name] for name in names])
 

@@ -58,7 +58,7 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
     return {
         "changed": False,
         **({"summary": model_source_result.summary} if model_source_result.summary else {}),
-        "closed": model_source_result.unreadable_path,
+        "unreadable_path": model_source_result.unreadable_path,
         "files": [typed_json.dump(file) for source in sources.values() for file in source.files],
         "offered": typed_json.dump(list(model_source_result.offered)),
         "auxiliary": {
@@ -132,9 +132,9 @@ class _Resolver:
             reason = validation.printable(entry.get("error") or header_summary.REFUSED_KINDS["mmproj"])
             remedy = ". Use the path of a complete GGUF file on the head" if source.path else ""
             raise Refusal(f"{source.variable} is {subject}, which {reason}{remedy}")
-        if entry.get("closed") and source.role != host_types.MODEL:
+        if entry.get("unreadable_path") and source.role != host_types.MODEL:
             raise Refusal(
-                f"{source.variable} is {subject}, but the service cannot read {validation.printable(entry['closed'])}: run chmod o+rX on it"
+                f"{source.variable} is {subject}, but the service cannot read {validation.printable(entry['unreadable_path'])}: run chmod o+rX on it"
             )
         named_files = typed_json.parse_report(self.action.host, str(subject), _Header, entry.get("summary") or {}).files
         files = [
@@ -146,7 +146,7 @@ class _Resolver:
             )
             for file in named_files
         ]
-        return ResolvedSource(files, summary, entry.get("closed"))
+        return ResolvedSource(files, summary, entry.get("unreadable_path"))
 
     def _resolve_ollama(self, source: ModelSource) -> ResolvedSource:
         """Return a blob of Ollama on the host."""
@@ -165,7 +165,7 @@ class _Resolver:
         summary = _summary(source, entry)
         if not files or entry.get("whole") is not True or (source.role == host_types.MODEL and not summary):
             return None
-        return ResolvedSource(files, summary, entry.get("closed"))
+        return ResolvedSource(files, summary, entry.get("unreadable_path"))
 
     def _download_report(self, source: ModelSource) -> Mapping[str, Any]:
         """Return the host's report on the download folder of a source."""

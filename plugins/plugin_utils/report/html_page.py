@@ -47,8 +47,8 @@ def _environment() -> Environment:
     return environment
 
 
-def _percent(part: float, total: float) -> str:
-    return f"{100 * part / total:.2f}"
+def _percent(share: float, total: float) -> str:
+    return f"{100 * share / total:.2f}"
 
 
 def _memory(plan: Plan) -> dict[str, Any]:

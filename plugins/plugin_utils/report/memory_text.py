@@ -31,7 +31,7 @@ def amount_text(entry: DevicePlacement, part: str) -> str:
 
 
 def overcommitment(entry: DevicePlacement) -> str:
-    """Return a text like «≤ 115 %» if weights, KV cache and compute buffers together may exceed the device's capacity; otherwise it is empty."""
+    """Return a text like '≤ 115 %' if weights, KV cache and compute buffers together may exceed the device's capacity; otherwise it is empty."""
     share = 100 * entry.total_mib / max(entry.capacity_mib, 1)
     return f"≤ {math.ceil(share)} %" if share > 100 else ""
 
@@ -69,7 +69,7 @@ def memory_lines(plan: Plan) -> list[str]:
         rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
     part_signs = {**PART_SIGNS, **({"auxiliary models": AUXILIARY_SIGN} if plan.auxiliary_models else {})}
     legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in part_signs.items())
-    footer = f"  in MiB, ≤ an upper bound; {legend}, {FREE_MEMORY_SIGN} free"
+    footer = f"  in MiB, ≤ marks an upper bound; {legend}, {FREE_MEMORY_SIGN} free"
     return [*tables.table(rows).splitlines(), footer, *uncounted_models(plan), *reason_lines(plan)]
 
 

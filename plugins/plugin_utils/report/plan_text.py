@@ -177,7 +177,7 @@ def _layer_range(start: int, count: int) -> str:
 
 
 def _layers_text(entry: DevicePlacement, first_layer: int) -> str:
-    """Return the layers of a device, like «layers 4 to 7, output»."""
+    """Return the layers of a device, like 'layers 4 to 7, output'."""
     parts = [_layer_range(first_layer, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
     if not parts:
         return "tensors from llama_server_override_tensor" if entry.weights_mib else "no layer"
@@ -235,7 +235,7 @@ def _ports(plan: Plan) -> list[str]:
 
 
 def advisory_title(advisory: AdvisoryPlan) -> str:
-    """Return a title like «error, accepted: ID on HOST»."""
+    """Return a title like 'error, accepted: ID on HOST'."""
     hosts = f" on {', '.join(advisory.hosts)}" if advisory.hosts else ""
     return f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}{hosts}"
 
@@ -287,7 +287,7 @@ def changes_of(
 def chat_page_lines(plan: Plan, has_page: bool) -> list[str]:
     """Return lines with the address of the chat page, or with a reference to its documentation."""
     if has_page:
-        return [f"  Chat with it in a browser: {plan.head.url}/"]
+        return [f"  Chat with the model in a browser: {plan.head.url}/"]
     is_off = any(build.ui == "false" for build in plan.hosts[plan.head.host].builds)
     return [] if is_off else ["  The server has no chat page; docs/clients.md describes how to get it."]
 

@@ -102,8 +102,8 @@ def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
         return
     resources = host.resources
     disk = min((disk.free_mib for disk in resources.disks if disk.free_mib is not None), default=None)
-    differences = len(cluster_status.serious_differences(host))
-    plan = "not compared" if host.differences is None else f"differs ({differences})" if differences else "as planned"
+    count = len(cluster_status.serious_differences(host))
+    plan = "not compared" if host.differences is None else f"differs ({count})" if count else "as planned"
     yield [
         name,
         _free_of_total(resources.memory_free_mib, resources.memory_total_mib),

@@ -24,7 +24,7 @@ def text_of(rows: Sequence[FitResult], question: FitQuery) -> str:
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
-    note = f"Contexts: {question.context} tokens, and the largest that fits. Speeds are those with an empty context. {ORDER_TEXT.format(question.speed)}"
+    note = f"Contexts: {question.context} tokens, and the largest that fits. Speeds are for an empty context. {ORDER_TEXT.format(question.speed)}"
     return "\n".join(
         [
             *textwrap.wrap(note, tables.PAGE_WIDTH),

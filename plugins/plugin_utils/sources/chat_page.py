@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources i
 VARIABLE = "llama_server_ui"
 BUCKET = "buckets/ggml-org/llama-ui/resolve"
 """Path of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
-DOWNLOAD_LIMITS = {"silence": 10.0, "seconds": 120.0, "max_bytes": 64 << 20}
+DOWNLOAD_LIMITS = {"silence_s": 10.0, "seconds": 120.0, "max_bytes": 64 << 20}
 """Limits of the download, which must not delay a run for long. The files take 3 MB."""
 MIN_NODE_VERSION = 20
 BUILD_STEPS = ("npm ci --ignore-scripts --no-audit --no-fund", "npm run build")
@@ -36,7 +36,7 @@ STEP_SECONDS = 1800
 
 
 class NoPageError(Exception):
-    """This method does not provide the page; the message is the reason."""
+    """Failure to get the page with one method; the message is the reason."""
 
 
 def _path(source: FetchedFile) -> Path:
@@ -59,14 +59,14 @@ def fetch(release: ReleasePlan, source: FetchedFile, requested_ui: str | None) -
     reasons: list[str] = []
     with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work_folder(folder) as name:
         for get_files in () if cached_pages(source) else (_download, _build)[: 1 + (requested_ui == "true")]:
-            work = Path(name, get_files.__name__)
-            work.mkdir()
+            work_folder = Path(name, get_files.__name__)
+            work_folder.mkdir()
             try:
-                _pack(get_files(release, source.path, work), work / "page")
+                _pack(get_files(release, source.path, work_folder), work_folder / "page")
             except (NoPageError, Refusal) as error:
                 reasons.append(str(error))
             else:
-                (work / "page").replace(_path(source))
+                (work_folder / "page").replace(_path(source))
                 return [archive._replace(changed=True) for archive in cached_pages(source)]
     problems = "; ".join(reasons)
     if problems and requested_ui == "true":
@@ -79,34 +79,35 @@ def fetch(release: ReleasePlan, source: FetchedFile, requested_ui: str | None) -
     return cached_pages(source)
 
 
-def _download(release: ReleasePlan, _source: Path, work: Path) -> Mapping[str, Path]:
+def _download(release: ReleasePlan, _source: Path, work_folder: Path) -> Mapping[str, Path]:
     """Return upstream's files for a build, verified against upstream's checksum."""
-    url, archive, checksum = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz", work / "archive", work / "sum"
+    archive_path, checksum_path = work_folder / "archive", work_folder / "sum"
+    url = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz"
     name = web.printable_url(url)
     try:
-        download(f"{url}.sha256", checksum, **DOWNLOAD_LIMITS)
-        download(url, archive, **DOWNLOAD_LIMITS)
-        if checksum.read_bytes()[:64].lower() != sha256(archive).encode():
+        download(f"{url}.sha256", checksum_path, **DOWNLOAD_LIMITS)
+        download(url, archive_path, **DOWNLOAD_LIMITS)
+        if checksum_path.read_bytes()[:64].lower() != sha256(archive_path).encode():
             raise NoPageError(f"{name} does not match its checksum file")
-        return _extract(archive, "(.+)", work)
+        return _extract(archive_path, "(.+)", work_folder)
     except web.RemoteError as error:
         raise NoPageError(f"{name} {error}") from None
     except archives.DamagedError as error:
         raise NoPageError(f"{name} is not a complete archive ({error})") from None
 
 
-def _build(release: ReleasePlan, source: Path, work: Path) -> Mapping[str, Path]:
+def _build(release: ReleasePlan, source: Path, work_folder: Path) -> Mapping[str, Path]:
     """Return the files that npm builds from the sources."""
-    version = _run("node --version", work)
+    version = _run("node --version", work_folder)
     if int((re.findall(r"\d+", version) or ["0"])[0]) < MIN_NODE_VERSION:
         raise NoPageError(f"the controller has Node.js {version}, but the page needs {MIN_NODE_VERSION} or newer")
-    _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work)
-    page, number = work / "dist", str(release.build)
-    variables = {"LLAMA_UI_OUT_DIR": str(page), "LLAMA_UI_VERSION": f"b{number}", "LLAMA_BUILD_NUMBER": number}
+    _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work_folder)
+    dist, number = work_folder / "dist", str(release.build)
+    variables = {"LLAMA_UI_OUT_DIR": str(dist), "LLAMA_UI_VERSION": f"b{number}", "LLAMA_BUILD_NUMBER": number}
     for step in BUILD_STEPS:
         Display().display(f"  [controller] llama-server's chat page: {step} (takes a minute or more)")
-        _run(step, work / "files", npm_config_cache=str(work / "npm"), **variables)
-    return {str(path.relative_to(page)): path for path in page.rglob("*") if path.is_file() and not path.is_symlink()}
+        _run(step, work_folder / "files", npm_config_cache=str(work_folder / "npm"), **variables)
+    return {str(path.relative_to(dist)): path for path in dist.rglob("*") if path.is_file() and not path.is_symlink()}
 
 
 def _run(step: str, folder: Path, **variables: str) -> str:
@@ -124,7 +125,7 @@ def _run(step: str, folder: Path, **variables: str) -> str:
     return process.stdout.strip()
 
 
-def _extract(archive: Path, pattern: str, work: Path) -> Mapping[str, Path]:
+def _extract(archive_path: Path, pattern: str, work_folder: Path) -> Mapping[str, Path]:
     """Extract the regular files of an archive whose names match a pattern. Return their paths by the part of the name that matches the group."""
     files: dict[str, Path] = {}
 
@@ -132,11 +133,11 @@ def _extract(archive: Path, pattern: str, work: Path) -> Mapping[str, Path]:
         match = re.fullmatch(pattern, str(name))
         if not match or name.is_absolute() or ".." in name.parts:
             return None
-        path = files[match[1]] = work / "files" / match[1]
+        path = files[match[1]] = work_folder / "files" / match[1]
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    archives.extract_members(archive, target_of)
+    archives.extract_members(archive_path, target_of)
     return {name: path for name, path in files.items() if path.is_file()}
 
 

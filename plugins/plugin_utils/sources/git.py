@@ -75,9 +75,9 @@ def commit_of(repository: str, name: str) -> str | None:
 
 
 @contextmanager
-def _fetch(repository: str, revision: str, parent: Path, *options: str) -> Iterator[tuple[Path, str]]:
+def _fetch(repository: str, revision: str, parent_folder: Path, *options: str) -> Iterator[tuple[Path, str]]:
     """Yield a temporary bare repository with the fetched objects, and the commit."""
-    with tempfile.TemporaryDirectory(dir=parent) as work:
+    with tempfile.TemporaryDirectory(dir=parent_folder) as work:
         folder = Path(work)
         _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
         remote_options = ["-c", f"remote.{REMOTE_NAME}.url={absolute_path(repository)}"]
@@ -86,21 +86,21 @@ def _fetch(repository: str, revision: str, parent: Path, *options: str) -> Itera
         yield folder, _run(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], LOOK_UP_SECONDS, folder).strip()
 
 
-def count_commits(repository: str, commit: str, parent: Path) -> int:
+def count_commits(repository: str, commit: str, parent_folder: Path) -> int:
     """Return the number of commits up to this commit, which upstream uses as build number."""
     is_local = absolute_path(repository).startswith(("/", "file:"))
     # Over a network, commits come without trees. A local repository needs no such filter, and git before 2.44 would start itself endlessly
     # to look for missing history in a shallow clone.
     options = ["--update-shallow"] if is_local else ["--filter=tree:0"]
-    with _fetch(repository, commit, parent, *options) as (folder, head):
+    with _fetch(repository, commit, parent_folder, *options) as (folder, head):
         if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
             raise GitError("its history is incomplete in that repository")
         return int(_run(["rev-list", "--count", head, "--"], FETCH_SECONDS, folder))
 
 
-def archive(repository: str, revision: str, target: Path) -> str:
+def archive(repository: str, revision: str, target_path: Path) -> str:
     """Write the tree of a commit or tag as a reproducible tar archive with a single folder; return the commit."""
-    with _fetch(repository, revision, target.parent, "--depth=1") as (folder, commit):
-        output_options = ["--format=tar.gz", "--prefix=llama.cpp/", f"--output={target}"]
+    with _fetch(repository, revision, target_path.parent, "--depth=1") as (folder, commit):
+        output_options = ["--format=tar.gz", "--prefix=llama.cpp/", f"--output={target_path}"]
         _run(["archive", *output_options, commit], FETCH_SECONDS, folder)
     return commit

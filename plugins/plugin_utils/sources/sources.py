@@ -133,9 +133,9 @@ def _build_number(repository: str, ref: str, commit: str) -> int:
                 f"llama_release has the ref {ref!r}, whose commits could not be counted in {repository} ({error}): "
                 "add build, the llama.cpp build number of that commit"
             ) from None
-        new_record = Path(work) / "record"
-        new_record.write_text(f"{number}\n")
-        new_record.replace(record_path)
+        new_record_path = Path(work) / "record"
+        new_record_path.write_text(f"{number}\n")
+        new_record_path.replace(record_path)
     return number
 
 
@@ -155,15 +155,15 @@ def _fetch_one(release: ReleasePlan, name: str) -> FetchedFile:
         cached_file = _cached_file(release, name, folder)
         if cached_file:
             return cached_file
-        new_archive, new_record = Path(work) / "archive", Path(work) / "record"
-        commit = _write_archive(release, name, new_archive)
+        new_archive_path, new_record_path = Path(work) / "archive", Path(work) / "record"
+        commit = _write_archive(release, name, new_archive_path)
         checksum, (archive, record) = _checksum_of(release, name), _cache_paths(release, name, folder)
         actual_checksum = _check_archive(
-            release, name, new_archive, checksum or (_read_fetch_record(record).get("sha256") if name else None)
+            release, name, new_archive_path, checksum or (_read_fetch_record(record).get("sha256") if name else None)
         )
-        new_record.write_text(json.dumps({"commit": commit, "sha256": actual_checksum}) + "\n")
-        new_archive.replace(archive)
-        new_record.replace(record)
+        new_record_path.write_text(json.dumps({"commit": commit, "sha256": actual_checksum}) + "\n")
+        new_archive_path.replace(archive)
+        new_record_path.replace(record)
     return FetchedFile(archive, True, actual_checksum, commit)
 
 
@@ -229,43 +229,43 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
     return actual_checksum
 
 
-def _write_archive(release: ReleasePlan, name: str, target: Path) -> str:
+def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
     """Fetch an archive into a file, and return its commit."""
     if release.source == "git":
-        return _archive_commit(str(release.repository), str(release.revision), target)
+        return _archive_commit(str(release.repository), str(release.revision), target_path)
     if release.source == "pypi":
-        _download_pypi(release, target)
+        _download_pypi(release, target_path)
     elif name:
         url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
             "upstream tags a build before its archives exist, so try again in a few hours, or use another build, a mirror that has the archive (url), or "
             f"{OTHER_SOURCES}"
         )
-        _download_patiently(url, target, f"llama_release needs upstream's archive {url}, which", remedy)
+        _download_patiently(url, target_path, f"llama_release needs upstream's archive {url}, which", remedy)
     elif release.url:
         remedy = "correct the URL, or download the archive yourself and set path instead of url"
-        _download_patiently(release.url, target, f"llama_release has the url {release.url!r}, which", remedy)
+        _download_patiently(release.url, target_path, f"llama_release has the url {release.url!r}, which", remedy)
     else:
-        shutil.copyfile(_readable_path("path", str(release.path), str), target)
+        shutil.copyfile(_readable_path("path", str(release.path), str), target_path)
     return release.commit
 
 
-def _archive_commit(repository: str, revision: str, target: Path) -> str:
+def _archive_commit(repository: str, revision: str, target_path: Path) -> str:
     try:
-        return git.archive(repository, revision, target)
+        return git.archive(repository, revision, target_path)
     except git.NotFound:
         raise AnsibleError(_unknown_ref(repository, revision.replace("refs/tags/", ""))) from None
     except git.GitError as error:
         raise AnsibleError(_unreadable_repository(repository, error)) from None
 
 
-def _download_pypi(release: ReleasePlan, target: Path) -> None:
-    folder = target.parent / "pip"
+def _download_pypi(release: ReleasePlan, target_path: Path) -> None:
+    folder = target_path.parent / "pip"
     folder.mkdir()
-    requirement = folder / "requirement.txt"
-    requirement.write_text(f"llama-cpp-python=={release.version} --hash={release.checksum}\n")
+    pin_path = folder / "requirement.txt"
+    pin_path.write_text(f"llama-cpp-python=={release.version} --hash={release.checksum}\n")
     argv = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
-    argv += ["--no-binary=llama-cpp-python", "--require-hashes", f"--dest={folder}", f"--requirement={requirement}"]
+    argv += ["--no-binary=llama-cpp-python", "--require-hashes", f"--dest={folder}", f"--requirement={pin_path}"]
     try:
         process = subprocess.run(
             argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PIP_SECONDS, check=False, errors="replace"
@@ -278,28 +278,28 @@ def _download_pypi(release: ReleasePlan, target: Path) -> None:
             f"pip of {sys.executable} could not fetch the source archive of llama-cpp-python {release.version} (llama_release): check its version and "
             f"checksum and the index in pip's configuration, or use source: archive. Output of pip: {validation.printable(message)}"
         )
-    next(folder.glob("llama_cpp_python-*")).replace(target)
+    next(folder.glob("llama_cpp_python-*")).replace(target_path)
 
 
-def _download_patiently(url: str, target: Path, subject: str, remedy: str) -> None:
+def _download_patiently(url: str, target_path: Path, subject: str, remedy: str) -> None:
     """Download a file, with several attempts."""
     for pause in (*PAUSES, None):
         try:
-            return download(url, target)
+            return download(url, target_path)
         except web.RemoteError as error:
-            if pause is None or not error.passes:
+            if pause is None or not error.is_transient:
                 reason = f"was refused by its server (HTTP {error.status}): " if error.status else f"{error}, or "
                 raise AnsibleError(f"{subject} {reason}{remedy}") from None
         time.sleep(pause)
 
 
 def download(
-    url: str, target: Path, silence: float = SILENCE_SECONDS, seconds: float = math.inf, max_bytes: float = math.inf
+    url: str, path: Path, silence_s: float = SILENCE_SECONDS, seconds: float = math.inf, max_bytes: float = math.inf
 ) -> None:
     """:raises RemoteError: the server does not answer, refuses the request, closes the connection, or exceeds a limit."""
     received_bytes, last_time = 0, time.monotonic()
     deadline = last_time + seconds
-    with web.open_url(url, {"Accept-Encoding": "identity"}, silence=silence) as reply, target.open("wb") as stream:
+    with web.open_url(url, {"Accept-Encoding": "identity"}, silence_s=silence_s) as reply, path.open("wb") as stream:
         announced = reply.length or 0
         try:
             while part := reply.read1(1 << 20):
@@ -310,6 +310,7 @@ def download(
                     last_time = time.monotonic()
                     Display().display(f"  [controller] {url.rpartition('/')[2]}: {received_bytes >> 20} MiB")
         except (OSError, http.client.HTTPException) as error:
-            raise web.RemoteError(f"was cut off ({validation.printable(error)}): try again", passes=True) from None
+            text = f"was cut off ({validation.printable(error)}): try again"
+            raise web.RemoteError(text, is_transient=True) from None
     if received_bytes < announced:
-        raise web.RemoteError("was cut off: the server sent less than it announced; try again", passes=True)
+        raise web.RemoteError("was cut off: the server sent less than it announced; try again", is_transient=True)

@@ -45,13 +45,13 @@ class Builder(Installer):
         self, prefix: str, cache: str, build: BuildPlan, release: ReleasePlan, source: Source, account: str | None
     ) -> None:
         super().__init__(prefix, build, account)
-        self.cache = Path(cache)
+        self.cache_folder = Path(cache)
         self.source = source
         self.number = release.build
         self.member = release.member or ""
-        self.work = self.cache / "builds" / build.id
-        self.log = Path(store.log_path(cache, build.id))
-        self.unpacked_folder = self.log.with_suffix(store.UNPACKED_SUFFIX)
+        self.work_folder = self.cache_folder / "builds" / build.id
+        self.log_path = Path(store.log_path(cache, build.id))
+        self.unpacked_folder = self.log_path.with_suffix(store.UNPACKED_SUFFIX)
 
     def _make_folder(self, path: Path) -> None:
         """Create a folder, and give it and its contents to the building account."""
@@ -65,15 +65,15 @@ class Builder(Installer):
         """Run a step as the building account; return its exit status and its last lines."""
         environment = {
             "PATH": commands.SEARCH_PATH,
-            "HOME": str(self.work),
+            "HOME": str(self.work_folder),
             "LC_ALL": "C",
-            "CCACHE_DIR": str(self.cache / "ccache"),
-            "CCACHE_BASEDIR": str(self.work),
+            "CCACHE_DIR": str(self.cache_folder / "ccache"),
+            "CCACHE_BASEDIR": str(self.work_folder),
             "CCACHE_NOHASHDIR": "true",
             **self.build.environment,
         }
         self._log(step)
-        with self.log.open("ab") as log:
+        with self.log_path.open("ab") as log:
             start = log.tell()
             process = subprocess.run(
                 argv,
@@ -81,19 +81,19 @@ class Builder(Installer):
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
-                cwd=self.work,
+                cwd=self.work_folder,
                 umask=0o022,
                 check=False,
                 pass_fds=[self._lock],
                 **commands.run_as_options(self.account),
             )
-        with self.log.open("rb") as log:
+        with self.log_path.open("rb") as log:
             log.seek(start)
             printed_lines = log.read().decode("utf-8", "replace").splitlines()
-        is_full = shutil.disk_usage(self.work).free < MIN_FREE_BYTES
+        is_full = shutil.disk_usage(self.work_folder).free < MIN_FREE_BYTES
         if process.returncode and (is_full or any("No space left on device" in line for line in printed_lines[-200:])):
             raise Refusal(
-                f"{step} failed: the disk that holds {self.cache} is full. Free some space, then run the playbook again to resume the build. Log: {self.log}"
+                f"{step} failed: the disk that holds {self.cache_folder} is full. Free some space and run the playbook again to resume. Log: {self.log_path}"
             )
         return process.returncode, printed_lines
 
@@ -103,29 +103,30 @@ class Builder(Installer):
         if status:
             self.unpacked_folder.unlink(missing_ok=True)
             raise Refusal(
-                f"{step} failed with status {status}. Log: {self.log}, which ends with:\n"
+                f"{step} failed with status {status}. Log: {self.log_path}, which ends with:\n"
                 + "\n".join(printed_lines[-MAX_LOG_LINES:])
             )
 
     def _log(self, step: str) -> None:
         """Add a step to the log, which the action plugin shows."""
-        with self.log.open("a") as log:
+        with self.log_path.open("a") as log:
             log.write(f"== {step}\n")
 
     def install(self) -> Manifest:
         """Build and install the release if it is missing or damaged. The build of a killed playbook continues; the next playbook waits for it."""
-        (self.cache / "builds").mkdir(parents=True, exist_ok=True)
-        lock = store.lock_path(self.cache)
+        (self.cache_folder / "builds").mkdir(parents=True, exist_ok=True)
+        lock = store.lock_path(self.cache_folder)
         if locks.is_held(lock):
             self._log(f"waiting for {locks.holders_text(lock)}")
         with locks.hold(lock, LOCK_SECONDS) as self._lock:
-            return manifest.installed_manifest(self.release, self.build.targets, self.build.builder) or self._build()
+            installed = manifest.installed_manifest(self.release_folder, self.build.targets, self.build.builder)
+            return installed or self._build()
 
     def _build(self) -> Manifest:
         start_time = time.monotonic()
-        for folder in (self.cache / "ccache", self.work):
+        for folder in (self.cache_folder / "ccache", self.work_folder):
             self._make_folder(folder)
-        self.log.write_bytes(b"")
+        self.log_path.write_bytes(b"")
         self._prepare()
         self._configure()
         jobs = str(os.cpu_count() or 1)
@@ -135,14 +136,14 @@ class Builder(Installer):
     def _remove_build_files(self) -> None:
         # A partly removed tree must not count as unpacked.
         self.unpacked_folder.unlink()
-        shutil.rmtree(self.work)
+        shutil.rmtree(self.work_folder)
 
     def _prepare(self) -> None:
         """Unpack and patch the tree, unless an interrupted build has left the same tree."""
         page = [self.source.page.sha256] if self.source.page else []
         inputs = [self.source.sha256, *page, *(patch.sha256 for patch in self.source.patches)]
         digests = "".join(f"{digest}\n" for digest in inputs)
-        if text_of(self.unpacked_folder) == digests and (self.work / "source").exists():
+        if text_of(self.unpacked_folder) == digests and (self.work_folder / "source").exists():
             return
         self.unpacked_folder.unlink(missing_ok=True)
         self._unpack()
@@ -152,12 +153,12 @@ class Builder(Installer):
         self.unpacked_folder.write_text(digests)
 
     def _unpack(self) -> None:
-        archive = Path(self.source.archive)
-        check_sha256(archive, self.source.sha256)
+        archive_path = Path(self.source.archive)
+        check_sha256(archive_path, self.source.sha256)
         depth = len(Path(self.member).parts) if self.member else 1
         self._run("clean", ["rm", "-rf", "source", "build"])
         self._run("clean", ["mkdir", "source"])
-        argv = ["tar", "-xmf", str(archive), "-C", "source", f"--strip-components={depth}", "--no-same-owner"]
+        argv = ["tar", "-xmf", str(archive_path), "-C", "source", f"--strip-components={depth}", "--no-same-owner"]
         self._run("unpack", [*argv, *([self.member] if self.member else [])])
         if self.source.page:  # a build embeds what is in this folder, and downloads nothing
             check_sha256(Path(self.source.page.path), self.source.page.sha256)
@@ -173,7 +174,7 @@ class Builder(Installer):
             variable = "llama_build_fast_load" if patch.name.startswith(fast_load.PATH_PREFIX) else "llama_release"
             raise Refusal(
                 f"the patch {patch.name} of {variable} does not apply to this source tree: remove the patch, or use another release. No running service was "
-                f"touched. Log: {self.log}; output of patch:\n" + "\n".join(printed_lines[:MAX_PATCH_LINES])
+                f"touched. Log: {self.log_path}; output of patch:\n" + "\n".join(printed_lines[:MAX_PATCH_LINES])
             )
 
     def _write_build_info(self) -> None:
@@ -181,7 +182,7 @@ class Builder(Installer):
         replacements = {"NUMBER": str(self.number or 0), "COMMIT": self.source.commit[:COMMIT_DIGITS]}
         scripts = [part for name, value in replacements.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
         template = "source/common/build-info.cpp.in"
-        if (self.work / template).is_file():
+        if (self.work_folder / template).is_file():
             self._run("name", ["sed", "-i.before", *scripts, template])
 
     def _configure(self) -> None:
@@ -197,7 +198,7 @@ class Builder(Installer):
         with self._new_release() as partial_release:
             for target in self.build.targets:
                 with (partial_release / "bin" / target).open("wb") as program:
-                    argv = ["cat", str(self.work / "build" / "bin" / target)]
+                    argv = ["cat", str(self.work_folder / "build" / "bin" / target)]
                     identity = commands.run_as_options(self.account)
                     result = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **identity)
                 if result.returncode:

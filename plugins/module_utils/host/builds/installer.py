@@ -65,7 +65,7 @@ class ReleaseArguments(NamedTuple):
     cache: str
     host_name: str = "this host"
     services: tuple[ServicePlan, ...] = ()
-    brought: Optional[Source] = None
+    fetched_source: Optional[Source] = None
     received: Optional[PackedRelease] = None
     account: Optional[str] = None
     pack: bool = False
@@ -78,14 +78,14 @@ class ReleaseArguments(NamedTuple):
 
 def pack(prefix: str, cache: str, build: BuildPlan) -> str:
     """Pack an installed release; return the path of the archive."""
-    release = Path(prefix) / "releases" / build.id
+    release_folder = Path(prefix) / "releases" / build.id
     target = store.packed_path(cache, build.id)
     Path(target).parent.mkdir(parents=True, exist_ok=True)
     partial_file = Path(target + store.PARTIAL_SUFFIX)
     try:
         with tarfile.open(partial_file, "w:gz", compresslevel=1) as archive:
             for name in [manifest.FILE_NAME, *(f"bin/{target}" for target in build.targets)]:
-                archive.add(release / name, name)
+                archive.add(release_folder / name, name)
         partial_file.replace(target)
     finally:
         partial_file.unlink(missing_ok=True)
@@ -105,7 +105,7 @@ class Installer:
     """
 
     def __init__(self, prefix: str, build: BuildPlan, account: Optional[str]) -> None:
-        self.release = Path(prefix) / "releases" / build.id
+        self.release_folder = Path(prefix) / "releases" / build.id
         self.build = build
         self.account = account
 
@@ -115,37 +115,37 @@ class Installer:
                 raise Refusal(
                     f"the distribution's packages were installed, but {path} is missing: use source: pypi or archive"
                 )
-        with self._new_release() as partial_release:
+        with self._new_release() as partial_folder:
             for name, path in self.build.packaged.items():
-                (partial_release / "bin" / name).symlink_to(path)
-            return self._publish(partial_release, {"source": release.source, "version": release.version})
+                (partial_folder / "bin" / name).symlink_to(path)
+            return self._publish(partial_folder, {"source": release.source, "version": release.version})
 
     def unpack(self, source: Source, number: Optional[int]) -> Manifest:
         """Install programs that were compiled elsewhere, from an archive with their libraries."""
-        archive = Path(source.archive)
+        archive_path = Path(source.archive)
         library_archives = [Path(libraries.path) for libraries in source.library_archives]
         for path, digest in ((source.archive, source.sha256), *source.library_archives):
             check_sha256(Path(path), digest)
-        with self._new_release() as partial_release:
-            archives.extract_programs(archive, self.build.targets, partial_release / "bin", library_archives)
-            return self._publish(partial_release, {"sha256": source.sha256, "commit": source.commit, "number": number})
+        with self._new_release() as partial_folder:
+            archives.extract_programs(archive_path, self.build.targets, partial_folder / "bin", library_archives)
+            return self._publish(partial_folder, {"sha256": source.sha256, "commit": source.commit, "number": number})
 
     def receive(self, packed_release: PackedRelease) -> Manifest:
         """Install a release that the build's builder has packed."""
-        archive = Path(packed_release.path)
-        check_sha256(archive, packed_release.sha256)
+        archive_path = Path(packed_release.path)
+        check_sha256(archive_path, packed_release.sha256)
         with self._new_release() as folder:
             files = {
                 name: folder / name
                 for name in (manifest.FILE_NAME, *(f"bin/{target}" for target in self.build.targets))
             }
             try:
-                archives.extract_members(archive, lambda member: files.get(str(member)))
+                archives.extract_members(archive_path, lambda member: files.get(str(member)))
             except archives.DamagedError as error:
-                raise Refusal(f"{archive} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
+                raise Refusal(f"{archive_path} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
             contents = manifest.installed_manifest(folder, self.build.targets)
             if not contents or contents.id != self.build.id:
-                raise Refusal(f"{archive} does not match the release {self.build.id} on its builder: {CACHE_REMEDY}")
+                raise Refusal(f"{archive_path} does not match {self.build.id} on its builder: {CACHE_REMEDY}")
             for target in self.build.targets:
                 (folder / "bin" / target).chmod(0o755)
             (folder / manifest.FILE_NAME).unlink()
@@ -154,18 +154,18 @@ class Installer:
     @contextmanager
     def _new_release(self) -> Iterator[Path]:
         """Yield a folder for an incomplete release, and remove it afterwards: after a failed installation, a full disk would stay full."""
-        partial_release = self.release.with_name("." + self.release.name)
-        shutil.rmtree(partial_release, ignore_errors=True)
+        partial_folder = self.release_folder.with_name("." + self.release_folder.name)
+        shutil.rmtree(partial_folder, ignore_errors=True)
         try:
-            (partial_release / "bin").mkdir(parents=True)
-            yield partial_release
+            (partial_folder / "bin").mkdir(parents=True)
+            yield partial_folder
         finally:
-            shutil.rmtree(partial_release, ignore_errors=True)
+            shutil.rmtree(partial_folder, ignore_errors=True)
 
     def _publish(
-        self, partial_release: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
+        self, partial_folder: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
     ) -> Manifest:
-        page = self._test_programs(partial_release)
+        page = self._test_programs(partial_folder)
         if self.build.ui == "true" and not page:
             raise Refusal(
                 "llama_server_ui is true, but this release's llama-server has no chat page: set llama_server_ui to auto, or use a release that the hosts "
@@ -174,38 +174,38 @@ class Installer:
         record = Manifest(
             id=self.build.id,
             cmake_options=self.build.cmake_options,
-            files={f"bin/{path.name}": sha256(path) for path in sorted((partial_release / "bin").iterdir())},
+            files={f"bin/{path.name}": sha256(path) for path in sorted((partial_folder / "bin").iterdir())},
             source=source,
             seconds=seconds,
             received=received,
             page=page,
         )
-        manifest.write_manifest(partial_release, record)
-        os.utime(partial_release, NEVER_USED_TIMES)
+        manifest.write_manifest(partial_folder, record)
+        os.utime(partial_folder, NEVER_USED_TIMES)
         self._remove_build_files()
-        self._move_into_place(partial_release)
+        self._move_into_place(partial_folder)
         return record
 
-    def _move_into_place(self, partial_release: Path) -> None:
+    def _move_into_place(self, partial_folder: Path) -> None:
         """Give a complete release its final name, safely even in case of a power failure."""
-        sync(partial_release, *partial_release.rglob("*"))
-        damaged_release = self.release.with_name(f".{self.release.name}.damaged")
-        if self.release.exists():
-            shutil.rmtree(damaged_release, ignore_errors=True)
-            self.release.rename(damaged_release)
-        partial_release.rename(self.release)
-        sync(self.release.parent)
-        shutil.rmtree(damaged_release, ignore_errors=True)
+        sync(partial_folder, *partial_folder.rglob("*"))
+        damaged_folder = self.release_folder.with_name(f".{self.release_folder.name}.damaged")
+        if self.release_folder.exists():
+            shutil.rmtree(damaged_folder, ignore_errors=True)
+            self.release_folder.rename(damaged_folder)
+        partial_folder.rename(self.release_folder)
+        sync(self.release_folder.parent)
+        shutil.rmtree(damaged_folder, ignore_errors=True)
 
     def _remove_build_files(self) -> None:
         """Remove files that only a build needs before moving its release into place: nothing removes them later."""
 
-    def _test_programs(self, partial_release: Path) -> Optional[bool]:
+    def _test_programs(self, partial_folder: Path) -> Optional[bool]:
         """Test the programs on this host before any running service stops. Return whether llama-server has its chat page."""
-        folder = partial_release / "trial"
+        folder = partial_folder / "trial"
         folder.mkdir()
         trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
-        page = smoke_test.test_programs(partial_release / "bin", self.probe(partial_release / "bin"), trial)
+        page = smoke_test.test_programs(partial_folder / "bin", self.probe(partial_folder / "bin"), trial)
         shutil.rmtree(folder)
         return page
 

@@ -33,32 +33,32 @@ class Manifest(NamedTuple):
     """Whether llama-server has its chat page; None without llama-server."""
 
 
-def read_manifest(release: Path) -> Optional[Manifest]:
+def read_manifest(folder: Path) -> Optional[Manifest]:
     """Return the manifest of a folder; None without a valid one."""
     try:
-        manifest = typed_json.parse(Manifest, reading.read_object(release / FILE_NAME, MAX_BYTES))
+        manifest = typed_json.parse(Manifest, reading.read_object(folder / FILE_NAME, MAX_BYTES))
     except (OSError, ValueError):
         return None
     return manifest if all(re.fullmatch(FILE_PATTERN, name, re.ASCII) for name in manifest.files) else None
 
 
-def write_manifest(release: Path, manifest: Manifest) -> None:
-    (release / FILE_NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    (folder / FILE_NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
 
 
-def installed_manifest(release: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
+def installed_manifest(folder: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
     """Return the manifest of an installed release if its files match the manifest, or None.
 
     :param builder: planned builder; builds from other hosts do not count.
     """
-    manifest = read_manifest(release)
+    manifest = read_manifest(folder)
     if manifest is None or any(f"bin/{target}" not in manifest.files for target in targets):
         return None
     if builder and manifest.received not in (None, builder):
         return None
     try:
         for name, digest in manifest.files.items():
-            with reading.open_file(release / name, follow=True) as stream:
+            with reading.open_file(folder / name, follows_links=True) as stream:
                 if sha256_of(stream) != digest:
                     return None
     except OSError:

@@ -20,7 +20,7 @@ TLS_MARK, NO_TLS_MARK = b"unning with SSL", b"built without SSL support"
 
 
 def check_options(
-    programs: Path,
+    programs_folder: Path,
     help_by_program: Mapping[str, Mapping[str, bool]],
     services: Iterable[ServicePlan],
     release: ReleasePlan,
@@ -28,7 +28,7 @@ def check_options(
 ) -> tuple[list[str], list[str]]:
     """Return refusals of planned options that a program does not support, and notes on options that the launcher translates or omits.
 
-    :param programs: folder of the installed programs.
+    :param programs_folder: folder of the installed programs.
     :param help_by_program: program → options in its help; a program without options is not checked.
     :param host: name for messages.
     """
@@ -37,7 +37,7 @@ def check_options(
     commands = [
         (argv, service.process) for service in services for argv in (service.process, *(service.children or ()))
     ]
-    for argv, server_argv in [pair for pair in commands if Path(pair[0][0]).parent == programs]:
+    for argv, server_argv in [pair for pair in commands if Path(pair[0][0]).parent == programs_folder]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
         help_options = help_by_program[name]
@@ -47,7 +47,7 @@ def check_options(
         values = {word: option_values for word, *option_values in options.group_words(argv)}
         for word in capabilities.unknown_options(program, argv[1:], help_options, fork) if help_options else ():
             option, replacement = options.exclusive_option(program, word), replacements.get(word)
-            text = f"{name} of {programs.parent.name} on {host} does not know {word}"
+            text = f"{name} of {programs_folder.parent.name} on {host} does not know {word}"
             if replacement:
                 notes.append(f"{text}: the launcher passes {replacement} instead")
             elif replacement == "" and options.may_be_omitted(word, values[word]):
@@ -56,10 +56,10 @@ def check_options(
                 )
             elif option or fork in options.COMPLETE_HELP:
                 refusals.append(f"{text}{_similar_option(word, help_options)}, {_remedy(option)}")
-        if "--ssl-cert-file" in argv and _lacks_tls(programs, fork):
+        if "--ssl-cert-file" in argv and _lacks_tls(programs_folder, fork):
             refusals.append(
-                f"{name} of {programs.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, or "
-                f"compile with source: git. If it was compiled here, install the OpenSSL development files (3.0 or newer) and remove {programs.parent}"
+                f"{name} of {programs_folder.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
+                f"or compile with source: git. If it was compiled here, install OpenSSL's development files (3.0 or newer) and remove {programs_folder.parent}"
             )
     return list(dict.fromkeys(refusals)), list(dict.fromkeys(notes))
 
@@ -82,9 +82,9 @@ def _similar_option(word: str, help_options: Collection[str]) -> str:
     return f" (its help has {matches[0]})" if matches else ""
 
 
-def _lacks_tls(programs: Path, fork: str) -> bool:
+def _lacks_tls(programs_folder: Path, fork: str) -> bool:
     """Return whether llama-server and its library lack TLS. ik_llama.cpp would silently serve without TLS."""
-    content = b"".join(path.read_bytes() for path in programs.glob("*server*"))
+    content = b"".join(path.read_bytes() for path in programs_folder.glob("*server*"))
     return TLS_MARK not in content if fork == IK_LLAMA else NO_TLS_MARK in content
 
 

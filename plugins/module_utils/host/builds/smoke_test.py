@@ -83,31 +83,31 @@ class _Program(NamedTuple):
         )
 
 
-def test_programs(programs: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> bool | None:
+def test_programs(folder: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> bool | None:
     """Test the programs of the release, except programs that only measure. Return whether llama-server has its chat page; None without llama-server.
 
     :param help_options: program → options of its help.
     :raises Refusal: a program does not work on this host.
     """
-    home = trial.folder / "home"
-    home.mkdir()
+    home_folder = trial.folder / "home"
+    home_folder.mkdir()
     account = commands.run_as_options(trial.account)
-    os.chown(home, account.get("user", -1), account.get("group", -1))
+    os.chown(home_folder, account.get("user", -1), account.get("group", -1))
     page = None
     for name, words in help_options.items():
         if name == options.SERVER:
-            page = _check_server(programs / name, words, trial)
+            page = _check_server(folder / name, words, trial)
         elif name != options.BENCH and options.render_listed("worker-device", "CPU", words):
-            _check_worker(programs / name, words, trial)
+            _check_worker(folder / name, words, trial)
     return page
 
 
 def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -> bool:
     """Return whether llama-server has its chat page."""
-    model = trial.folder / "small.gguf"
-    known_answer_file.write_model(model, *MODEL_SHAPE)
+    model_path = trial.folder / "small.gguf"
+    known_answer_file.write_model(model_path, *MODEL_SHAPE)
     port = replies.find_free_port()
-    settings = {"model": str(model), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
+    settings = {"model": str(model_path), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
     arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
     with _start([str(program), *arguments], trial) as server:
@@ -139,8 +139,8 @@ def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -
 
 @contextmanager
 def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
-    home = str(trial.folder / "home")
-    environment = {"PATH": commands.SEARCH_PATH, "HOME": home, "LLAMA_CACHE": home, "LC_ALL": "C"}
+    home_folder = str(trial.folder / "home")
+    environment = {"PATH": commands.SEARCH_PATH, "HOME": home_folder, "LLAMA_CACHE": home_folder, "LC_ALL": "C"}
     with tempfile.TemporaryFile() as log:
         try:
             process = subprocess.Popen(

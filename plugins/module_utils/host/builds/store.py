@@ -36,20 +36,20 @@ def unfinished_builds(cache: str, exceptions: Collection[str]) -> list[str]:
     """
     if locks.is_held(lock_path(cache)):
         return []
-    builds = Path(cache) / "builds"
-    identities = {path.name for path in builds.glob("*") if path.is_dir()}
+    builds_folder = Path(cache) / "builds"
+    identities = {path.name for path in builds_folder.glob("*") if path.is_dir()}
     for suffix in BUILD_FILE_SUFFIXES:
-        identities.update(path.name[: -len(suffix)] for path in builds.glob("*" + suffix))
+        identities.update(path.name[: -len(suffix)] for path in builds_folder.glob("*" + suffix))
     return sorted(identity for identity in identities - set(exceptions) if words.backend_of(identity))
 
 
 def clear_build(cache: str, identity: str) -> None:
     """Remove the files of a build, except sources and ccache. Other files stay: the cache has no mark, and an operator may have put them there."""
     if words.backend_of(identity):
-        builds = Path(cache) / "builds"
-        shutil.rmtree(builds / identity, ignore_errors=True)
+        builds_folder = Path(cache) / "builds"
+        shutil.rmtree(builds_folder / identity, ignore_errors=True)
         for suffix in (".log", PACKED_SUFFIX, *BUILD_FILE_SUFFIXES):
-            (builds / (identity + suffix)).unlink(missing_ok=True)
+            (builds_folder / (identity + suffix)).unlink(missing_ok=True)
 
 
 def remove_release(prefix: str, cache: str, identity: str) -> None:

@@ -29,10 +29,10 @@ def _uid(account: str | None) -> int | None:
     return None
 
 
-def _has_account(process: Path, uid: int) -> bool:
+def _has_account(process_folder: Path, uid: int) -> bool:
     """Check a process's account before reading anything else: it can forge its command line, and reading may block forever if its memory maps a FUSE
     file."""
-    uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process / "status"), re.MULTILINE)
+    uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process_folder / "status"), re.MULTILINE)
     return bool(uids and uids.groups() == (str(uid), str(uid)))
 
 
@@ -43,16 +43,16 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
 
     :param account: None for the account of this process.
     """
-    running_processes: dict[int, list[str]] = {}
+    argv_by_pid: dict[int, list[str]] = {}
     uid = _uid(account)
     if uid is None:
-        return running_processes
+        return argv_by_pid
     if sys.platform == "darwin":
         for line in output(["ps", "-axww", "-o", "pid=,uid=,command="]).splitlines():
             pid, owner, command = line.split(None, 2)
             if int(owner) == uid and any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
-                running_processes[int(pid)] = command.split(" ")
-        return running_processes
+                argv_by_pid[int(pid)] = command.split(" ")
+        return argv_by_pid
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and _has_account(entry, uid):
             try:
@@ -60,14 +60,14 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
             except OSError:
                 continue
             if any(word.startswith(prefix + "/") for word in argv[:2]):
-                running_processes[int(entry.name)] = argv
-    return running_processes
+                argv_by_pid[int(entry.name)] = argv
+    return argv_by_pid
 
 
-def environment_of(process: int) -> dict[str, str] | None:
+def environment_of(pid: int) -> dict[str, str] | None:
     """Return a process's environment; None if it is unreadable."""
     try:
-        text = Path(f"/proc/{process}/environ").read_bytes().decode("utf-8", "replace")
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
     except OSError:
         return None
     return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
@@ -176,8 +176,8 @@ def listening_addresses(port: int, tables: Sockets) -> list[str]:
     return sorted({entry.address for entry in tables.listeners(port)})
 
 
-def clients(port: int, tables: Sockets) -> list[str]:
-    """Return clients of the port, including waiting ones (Linux; empty elsewhere)."""
+def client_addresses(port: int, tables: Sockets) -> list[str]:
+    """Return the addresses of clients of the port, including waiting ones (Linux; empty elsewhere)."""
     return sorted({entry.remote for entry in tables.ipv4 if entry.state == ESTABLISHED and entry.port == port})
 
 

@@ -51,32 +51,32 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 )
 
 
-def served_fallback(service: ServicePlan, running_processes: Mapping[int, list[str]]) -> tuple[str, int] | None:
+def served_fallback(service: ServicePlan, argv_by_pid: Mapping[int, list[str]]) -> tuple[str, int] | None:
     """Return the name and the process of the fallback that the head serves on."""
     matches = (
-        (entry.name, pid)
-        for entry in service.fallbacks or ()
-        for pid in _find_processes(entry.process, running_processes)
+        (entry.name, pid) for entry in service.fallbacks or () for pid in _find_processes(entry.process, argv_by_pid)
     )
     return next(matches, None)
 
 
-def _find_processes(argv: Sequence[str], running_processes: Mapping[int, list[str]]) -> list[int]:
+def _find_processes(argv: Sequence[str], argv_by_pid: Mapping[int, list[str]]) -> list[int]:
     expected_argv = words.command_line_of_build(argv)
-    return [pid for pid, process_argv in running_processes.items() if process_argv == expected_argv]
+    return [pid for pid, process_argv in argv_by_pid.items() if process_argv == expected_argv]
 
 
-def service_state(service: ServicePlan, commands: Mapping[int, list[str]], sockets: processes.Sockets) -> ServiceState:
+def service_state(
+    service: ServicePlan, argv_by_pid: Mapping[int, list[str]], sockets: processes.Sockets
+) -> ServiceState:
     """Return the state of a planned service. A planned fallback counts as planned.
 
-    :param commands: process → argv, from processes.account_processes.
+    :param argv_by_pid: process → argv, from processes.account_processes.
     """
     address, port = service.listens.rsplit(":", 1)
-    fallback = served_fallback(service, commands)
-    programs = _find_processes(service.process, commands)
+    fallback = served_fallback(service, argv_by_pid)
+    programs = _find_processes(service.process, argv_by_pid)
     programs += [fallback[1]] if fallback else []
-    launchers = [pid for pid, argv in commands.items() if argv == list(service.argv)]
-    pids = programs or launchers or processes.listener_pids(int(port), commands, sockets)
+    launchers = [pid for pid, argv in argv_by_pid.items() if argv == list(service.argv)]
+    pids = programs or launchers or processes.listener_pids(int(port), argv_by_pid, sockets)
     if launchers:
         variables = processes.environment_of((programs or launchers)[0])
         is_planned = variables is None or all(
@@ -89,7 +89,7 @@ def service_state(service: ServicePlan, commands: Mapping[int, list[str]], socke
         state=state,
         pid=pids[0] if pids else None,
         addresses=tuple(processes.listening_addresses(int(port), sockets)),
-        clients=tuple(processes.clients(int(port), sockets)),
+        clients=tuple(processes.client_addresses(int(port), sockets)),
         fallback=fallback[0] if fallback else None,
     )
 
@@ -170,9 +170,9 @@ def _system_differences(plan: HostPlan) -> Iterator[Difference]:
         yield Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
-def running_releases(prefix: str, running_processes: Mapping[int, list[str]]) -> list[str]:
+def running_releases(prefix: str, argv_by_pid: Mapping[int, list[str]]) -> list[str]:
     folder = f"{prefix}/releases/"
-    programs = (argv[0] for argv in running_processes.values() if argv[0].startswith(folder))
+    programs = (argv[0] for argv in argv_by_pid.values() if argv[0].startswith(folder))
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
 
 
@@ -180,13 +180,13 @@ def unneeded_releases(plan: HostPlan) -> list[str]:
     """Return the releases to remove, excluding releases that are planned, in a kept plan, being built or running."""
     folder = Path(plan.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
-    times = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
+    mtimes = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in plan.builds}
-    commands = processes.account_processes(plan.prefix, plan.account)
-    used_builds = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, commands)}
+    argv_by_pid = processes.account_processes(plan.prefix, plan.account)
+    used_builds = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, argv_by_pid)}
     is_building = locks.is_held(Path(plan.cache, names.BUILDS_LOCK))
-    unused_releases = set() if is_building else {name for name in times if name.lstrip(".") not in used_builds}
-    return retention.unneeded_releases(planned_ids, times, unused_releases)
+    unused_releases = set() if is_building else {name for name in mtimes if name.lstrip(".") not in used_builds}
+    return retention.unneeded_releases(planned_ids, mtimes, unused_releases)
 
 
 def _differences(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
@@ -208,9 +208,9 @@ def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
 
 def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
     """Return each planned build's manifest; None if it is missing, damaged or from another builder."""
-    releases = Path(plan.prefix) / "releases"
+    releases_folder = Path(plan.prefix) / "releases"
     return {
-        build.id: manifest.installed_manifest(releases / build.id, build.targets, build.builder)
+        build.id: manifest.installed_manifest(releases_folder / build.id, build.targets, build.builder)
         for build in plan.builds
     }
 
@@ -235,9 +235,9 @@ def _record_difference(identity: str | None, last_record: kept_plan.LastPlan | N
 
 def compare_host(plan: HostPlan) -> Drift:
     """Return how this host differs from its part of the plan."""
-    running_processes = processes.account_processes(plan.prefix, plan.account)
+    argv_by_pid = processes.account_processes(plan.prefix, plan.account)
     sockets = processes.read_sockets()
-    services = {service.name: service_state(service, running_processes, sockets) for service in plan.services}
+    services = {service.name: service_state(service, argv_by_pid, sockets) for service in plan.services}
     defined_services = installation.defined_services(plan.service_manager, plan.units)
     paths = installation.planned_paths(plan)
     installed_manifests = _installed_manifests(plan)
@@ -253,7 +253,7 @@ def compare_host(plan: HostPlan) -> Drift:
         defined=tuple(defined_services),
         unplanned=tuple(unplanned_services),
         missing_builds=tuple(missing_builds),
-        running_releases=tuple(running_releases(plan.prefix, running_processes)),
+        running_releases=tuple(running_releases(plan.prefix, argv_by_pid)),
         changed_files=tuple(changed_files),
         changed_models=tuple(models.missing_files),
         redefined=tuple(outdated_services),
@@ -280,7 +280,7 @@ def compare_host(plan: HostPlan) -> Drift:
             *_differences(
                 "key",
                 [path for path, ids in keys.items() if not ids],
-                "{} has no key that is readable by its owner only",
+                "{} holds no key that only the file's owner can read",
             ),
         ),
         archives={

@@ -21,24 +21,21 @@ class Steps(NamedTuple):
     differs: bool
     before: list[str]
     after: list[str]
-    add: list[dict[str, Any]]
+    rules_to_add: list[dict[str, Any]]
     """arguments of the module that configures the manager, in order"""
-    remove: list[dict[str, Any]]
+    rules_to_remove: list[dict[str, Any]]
     text: str = ""
     """text of nftables' file"""
     closing: tuple[str, ...] = ()
     """foreign nftables chains that drop packets by default: our table cannot open a port in them"""
 
 
-def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep: bool, system: System) -> Steps:
-    """Return the steps to the planned rules.
-
-    :param keep: keep rules that are no longer planned, because something may still listen there.
-    """
+def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep_obsolete_rules: bool, system: System) -> Steps:
+    """Return the steps to the planned rules. Something may still listen at the port of an obsolete rule, so such rules can be kept."""
     if not manager:
         return Steps(False, [], [], [], [])
     state = rules.state_of(manager, plans, system)
-    obsolete_rules = [] if keep else state.obsolete_rules
+    obsolete_rules = [] if keep_obsolete_rules else state.obsolete_rules
     final_rules = [*state.goals, *(rule for rule in state.present_rules if rule not in [*state.goals, *obsolete_rules])]
     texts_before = [
         f"{rule}{rules.PARTIAL_NOTE if rule in state.partial_rules else ''}" for rule in set(state.present_rules)

@@ -99,7 +99,7 @@ class File:
 
     def __init__(self, path: str | Path) -> None:
         try:
-            self.stream = reading.open_file(path, follow=True)
+            self.stream = reading.open_file(path, follows_links=True)
         except reading.NotAFileError:
             raise GGUFError("is not a file") from None
         self.size = os.fstat(self.stream.fileno()).st_size

@@ -115,30 +115,30 @@ def _kinds(summary: ModelSummary) -> list[Kind]:
 
 
 def _spread_layers(sample_kinds: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
-    """Return a layer for each place: of the place's rules, the first and last such layer, one of each kind, the rest evenly spread."""
+    """Return a layer for each sampled kind: of the layers with its rules, the first and the last, one of each kind, the rest evenly spread."""
     queues = {}
-    for rules in {place.rules for place in sample_kinds}:
+    for rules in {kind.rules for kind in sample_kinds}:
         layers = [layer for layer, kind in enumerate(kinds) if kind.rules == rules]
-        count = sum(place.rules == rules for place in sample_kinds)
+        count = sum(kind.rules == rules for kind in sample_kinds)
         first_of_kind = {kinds[layer]: layer for layer in reversed(layers)}
         evenly_spaced = [layers[round(index * (len(layers) - 1) / max(1, count - 1))] for index in range(count)]
         order = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *evenly_spaced, *layers])
         queues[rules] = iter(sorted([*order][:count]))
-    return tuple(next(queues[place.rules]) for place in sample_kinds)
+    return tuple(next(queues[kind.rules]) for kind in sample_kinds)
 
 
-def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
+def write_sample(source: str, target_path: Path, layers: Sequence[int]) -> None:
     """Write a model with some layers of another model, which may have several parts.
 
     :param source: path of its first part.
     :raises GGUFError: the source is not a model, or lacks a layer; the message is the end of a sentence that begins with its path.
     :raises OSError: the source cannot be read, or the target cannot be written.
     """
-    model, places = gguf.read_path(source), gguf.tensor_places(source)
+    model, tensor_places = gguf.read_path(source), gguf.tensor_places(source)
     architecture = str(model.metadata.get("general.architecture"))
-    count = model.metadata.get(f"{architecture}.block_count")
-    if not isinstance(count, int) or not layers or not 0 <= min(layers) <= max(layers) < count:
-        raise GGUFError(f"has {gguf.quote(count)} layers, but not all of the layers {', '.join(map(str, layers))}")
+    total = model.metadata.get(f"{architecture}.block_count")
+    if not isinstance(total, int) or not layers or not 0 <= min(layers) <= max(layers) < total:
+        raise GGUFError(f"has {gguf.quote(total)} layers, which do not include all of {', '.join(map(str, layers))}")
     alignment = model.data[0][1]
     tensors = {}
     for name, tensor in model.tensors.items():
@@ -148,7 +148,7 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
         elif int(match[1]) in layers:
             tensors[f"blk.{layers.index(int(match[1]))}.{name[match.end() :]}"] = (name, tensor)
     keys = [key for key in model.keys if not key.startswith(PART_PREFIX)]
-    with closing(gguf.File(source)) as file, open(target, "xb") as stream:
+    with closing(gguf.File(source)) as file, open(target_path, "xb") as stream:
         stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
         for key in keys:
             entry = file.read(model.keys[key].start, len(model.keys[key]))
@@ -156,7 +156,7 @@ def write_sample(source: str, target: Path, layers: Sequence[int]) -> None:
         stream.write(b"".join(_entries({name: tensor for name, (_old_name, tensor) in tensors.items()}, alignment)))
         for old_name, _tensor in tensors.values():
             stream.write(bytes(-stream.tell() % alignment))
-            path, offset, size = places[old_name]
+            path, offset, size = tensor_places[old_name]
             with closing(gguf.File(path)) as part:
                 for start in range(0, size, CHUNK_BYTES):
                     stream.write(part.read(offset + start, min(CHUNK_BYTES, size - start)))

@@ -89,7 +89,7 @@ class Shape(NamedTuple):
     recurrent: Recurrent | None = None
     window: WindowShape | None = None
     quantisation: str = ""
-    """Its only published quantisation; empty if there are several."""
+    """Only published quantisation of the model; empty if there are several."""
 
 
 TYPE_MIXTURES: dict[str, dict[str, str]] = {

@@ -90,7 +90,7 @@ class RawReport(NamedTuple):
     offered: tuple[Quantisation, ...] = ()
     auxiliary: Mapping[str, Any] = {}
     summary: Any = None
-    closed: str | None = None
+    unreadable_path: str | None = None
 
 
 def with_reports(cluster: Cluster, data: Mapping[str, Any]) -> Cluster:
@@ -124,7 +124,7 @@ def report_of(data: Any) -> ModelReport:
                 (f"{name!r} {problem}" for name in file_names if (problem := download_record.problem_of_name(name))), ""
             ),
             summary=header_summary.parse(raw_report.summary) if raw_report.summary else None,
-            unreadable_path=raw_report.closed,
+            unreadable_path=raw_report.unreadable_path,
             refused=raw_report.refused,
             files=raw_report.files,
             offered=raw_report.offered,
