@@ -94,7 +94,7 @@ def test_a_run_restarts_no_head_that_serves_on_a_fallback(plan):
     answers = changes.read_answers(typed(plan).hosts, {name: {"drift": drift} for name, drift in found.items()})
     decided = changes.decide(typed(plan), changes.comparable_drifts(answers))
     assert decided.restarts["head"] == []
-    assert (decided.behind, decided.unreached) == ([], ["worker1"])
+    assert (decided.outdated_hosts, decided.unreached_hosts) == ([], ["worker1"])
 
 
 def test_verify_judges_the_fallback_and_fails_since_the_cluster_is_degraded(plan):

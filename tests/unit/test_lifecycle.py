@@ -84,7 +84,7 @@ def test_what_differs_decides_what_restarts(three, change, restarted):
     new = three.plan()
     decided = decide(new, drift_between(old, new))
     assert {name: services for name, services in decided.restarts.items() if services} == restarted
-    assert decided.behind == [*restarted]
+    assert decided.outdated_hosts == [*restarted]
 
 
 def restarts(old, new):
@@ -139,5 +139,5 @@ def test_what_no_process_has_read_restarts_nothing(three, kind, subject):
     found["head"]["differences"] = [{"kind": kind, "subject": subject, "text": "it differs"}]
     found["head"]["changed_files"] = [subject] if kind == "file" else []
     decided = decide(plan, found)
-    assert decided.behind == ["head"]
+    assert decided.outdated_hosts == ["head"]
     assert not any(decided.restarts.values())

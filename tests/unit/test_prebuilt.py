@@ -134,8 +134,8 @@ def test_a_checksum_that_is_not_that_of_what_is_installed_is_refused(local):
     }
     identity = plans["a"]["hosts"]["here"]["builds"][0]["id"]
     found = typed_drifts({"here": {**drifts(plans["a"])["here"], "archives": {identity: "a" * 64}}})
-    assert changes.decide(typed(plans["a"]), found).behind == []
-    assert changes.decide(typed(asking(local, llama_release=ASKED).plan()), found).behind == []
+    assert changes.decide(typed(plans["a"]), found).outdated_hosts == []
+    assert changes.decide(typed(asking(local, llama_release=ASKED).plan()), found).outdated_hosts == []
     said = rf"sha256:b{{64}} for {NAME}, but the programs on here come from sha256:a{{64}}: correct .*/releases/{identity} on that host"
     with pytest.raises(Refusal, match=said):
         changes.decide(typed(plans["b"]), found)

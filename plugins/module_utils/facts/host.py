@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Facts of this host: hardware, tools, accounts and the installation."""
+"""Facts of this host: hardware, tools, accounts, installation."""
 
 from __future__ import annotations
 
