@@ -82,6 +82,13 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     assert "secret" not in json.dumps(typed_json.dump(found))
 
 
+@pytest.mark.parametrize("script, has_page", [("x", True), ("", False)])
+def test_a_chat_page_works_only_if_its_script_needs_no_key(collect, server, script, has_page):
+    assert collect().server.page
+    server.texts.update({"/": '<script src="./chat.js" type="module">', "/chat.js": script})
+    assert collect().server.page is has_page
+
+
 def test_a_cluster_that_lacks_a_host_gets_less_time_for_the_answer(local):
     told, planned = [], subject(local.plan())
     client = SimpleNamespace(ask=lambda _path, seconds, _question: told.append(seconds) or replies.Reply(0, "late"))

@@ -118,7 +118,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
             _rdma_connections(subject, host),
             completion,
             _read_text(client, subject) if completion and not completion.error else None,
-            replies.has_page(client.ask("/", WORKER_SECONDS)),
+            client.has_page(WORKER_SECONDS),
             client.certificate_names() if head.tls_certificate_file else (),
         ),
         drift=state.compare_host(host),

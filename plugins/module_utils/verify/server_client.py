@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 import time
@@ -88,6 +89,14 @@ class Client:
             return f"the API key was not sent: no program of the cluster listens on {self._address}"
 
         return replies.ask(self._address, path, seconds, question, key, objection, self._certificate)
+
+    def has_page(self, timeout_s: float) -> bool:
+        """Return whether browsers get the chat page and its script without a key. In older builds the script that asks for the key needs the key."""
+        page = replies.ask(self._address, "/", timeout_s, certificate=self._certificate)
+        script = re.search(r'<script [^>]*src="[./]*([\w./-]+)"', page.text)
+        if not script or not replies.has_page(page):
+            return replies.has_page(page)
+        return replies.has_page(replies.ask(self._address, f"/{script[1]}", timeout_s, certificate=self._certificate))
 
     def certificate_names(self) -> tuple[str, ...]:
         """Return the names and addresses in the server's certificate; none without HTTPS."""
