@@ -81,7 +81,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "by signal 9", []),
         (3, ["/no/such/llama-server"], missing, []),
     ):
-        assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause_s=0.01)) == 1
+        assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01)) == 1
         told = json.loads((tmp_path / runtime.EXITS).read_text())
         assert (told["number"], told["how"], told["log"][:1]) == (number, how, last)
         assert sum(map(len, told["log"])) < llama_server.LOG_TAIL_BYTES
@@ -95,7 +95,7 @@ def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
     program.chmod(0o755)
     (tmp_path / REPLACEMENTS_FILE).write_text('{"--ctx-size": "-c", "--fit": ""}')
     argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
-    runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause_s=0.01))
+    runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01))
     assert (tmp_path / journal.START_LOG).read_text() == "-c 8 --alias x\n"
 
 
@@ -205,7 +205,7 @@ def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, 
     monkeypatch.setattr(place, name, mock.Mock(side_effect=error))
     monkeypatch.setattr(journal, "LOGGED_KEYS", set())
     exports, argv = exports_of(tmp_path, tmp_path), [sys.executable, "-c", "import time; time.sleep(0.5)"]
-    settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause_s=0.05, router=name == "children_of")
+    settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.05, router=name == "children_of")
     assert runtime.run(argv, settings, exports) == 1
     assert json.loads((tmp_path / runtime.EXITS).read_text())["how"] == "with status 0"
     assert workers.run_worker(argv, None, 0, port="1", poll_seconds=0.05, exports=exports) == 1

@@ -111,7 +111,7 @@ class HeadSettings(NamedTuple):
     protocol: str | None = None
     timeout: float = 5.0
     """Seconds for one handshake."""
-    pause_s: float = 1.0
+    pause: float = 1.0
     """Seconds between two samples of llama-server."""
     fallbacks: Path | None = None
     fallback_after: float = 60.0
@@ -187,7 +187,7 @@ class Start:
             if not absent_workers:
                 return StartChoice(self.argv, settings.endpoints, answers)
             is_early = time.monotonic() - start_time < EARLY_SECONDS
-            time.sleep(min(settings.pause_s, EARLY_PAUSE) if is_early else settings.pause_s)
+            time.sleep(min(settings.pause, EARLY_PAUSE) if is_early else settings.pause)
 
     def _ask_worker(self, endpoint: str, last_state: str) -> rpc.Handshake:
         """Shake hands with a worker; log why it is not ready, if that has changed."""
@@ -271,7 +271,7 @@ class Start:
             self.tunnels.maintain()
             is_recorded = is_recorded or write_handshakes(self.settings.state, choice.answers)
             with suppress(subprocess.TimeoutExpired):
-                head.process.wait(self.settings.pause_s)
+                head.process.wait(self.settings.pause)
                 continue
             fault = journal.run_safely("llama-server cannot be monitored", head.fault)
             if self.store and not fault:

@@ -33,7 +33,7 @@ def place(prefix, build, script, *source):
         for name in build.targets:
             (partial / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
             (partial / "bin" / name).chmod(0o755)
-        return target.release, target._publish(partial, *source)
+        return target.release_folder, target._publish(partial, *source)
 
 
 def packed_of(archive):
