@@ -280,7 +280,7 @@ def test_without_a_key_it_is_shown_by_addresses_and_names_of_its_host_alone():
     said = {host: fetched(open_to_all, host=host) for host in [*OWN, *STRANGERS]}
     assert {host for host, (status, _text) in said.items() if status == 200} == {*OWN}
     assert {status for status, _text in said.values()} == {200, 421}
-    assert "Open it at an address of its host, by the host's own name" in said["evil.example"][1]
+    assert "under the host's own name, or under the host's name in the inventory" in said["evil.example"][1]
     assert fetched(guarded, "k", host="evil.example")[0] == 200
 
 

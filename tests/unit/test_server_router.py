@@ -71,7 +71,7 @@ def test_a_model_does_not_notice_that_a_worker_of_another_one_is_lost(cluster, m
 
 
 def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stays_away(cluster):
-    (_worker, one), port = a_worker(), launched.find_free_port()
+    (_worker, one), port = a_worker(), launched.free_port()
     two = f"127.0.0.1:{port}"
     launcher = cluster.router(
         {"one": ["answers", one], "two": ["answers", two]}, [one, two], ["--fallback-after", "0.5"]
@@ -117,7 +117,7 @@ def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, mod
 
 def test_what_children_say_is_kept_with_their_models(tmp_path):
     router = llama_server.Router.__new__(llama_server.Router)
-    router.state, router.logs, router.partial_line = tmp_path, {}, b""
+    router.state_folder, router.logs, router.partial_line = tmp_path, {}, b""
     said = (
         b"I load: spawning server instance with name=a/b on port 40001\n[40001] one\nrouter\n"
         b"I load: spawning server instance with name=two on port 4002\n[ 4002] two\n[40001] name=x on port 7\n"
