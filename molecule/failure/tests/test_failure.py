@@ -215,7 +215,7 @@ def test_the_head_serves_on_a_fallback_while_a_worker_is_away(measured):
         assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process
     refused = play("rollback.yml")
     said = " ".join((refused.stdout + refused.stderr).split())
-    assert f"needs {lost}, which did not answer" in said, said[-5000:]
+    assert f"needs hosts that did not answer or do not keep this plan: {lost}" in said, said[-5000:]
     assert inside(HEAD, "pgrep --full '^[^ ]*/bin/llama-server '") == process
     assert ask().right
     assert told()["without"] == [without]

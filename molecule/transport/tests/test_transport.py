@@ -192,7 +192,7 @@ def test_a_key_that_is_missing_or_another_one_is_named_and_replaced(content):
     began = time.time()
     inside(WORKERS[0], f"printf '{content}\\n' > {path}" if content else f"rm {path}")
     inside(WORKERS[0], f"systemctl restart {SERVICES[WORKERS[0]][0]}")
-    until(lambda: "is unreachable, has another key, or has no worker" in said(HEAD, began), 120, "a sentence")
+    until(lambda: "is unreachable, has another key, or forwards to no worker" in said(HEAD, began), 120, "a sentence")
     assert content or f"{path} is missing: run site.yml" in said(WORKERS[0], began)
     play("site.yml")
     assert ask().right
