@@ -460,7 +460,7 @@ def test_pages_of_the_models_file_may_take_half_of_the_reserve_of_the_head(mode,
 
 def test_a_model_that_no_context_saves_is_refused_without_that_remedy():
     said = reason(plan(CLUSTERS / "bc250_pair.yml", **dense(39.59)))
-    assert " MiB (by " in said
+    assert "it exceeds the devices' capacity by " in said
     assert "llama_server_context" not in said
 
 

@@ -213,7 +213,7 @@ def test_a_model_that_fits_nowhere_is_refused_by_name():
     assert large["refused"]
     assert not large["fits"]
     assert all(reason.startswith("huge in llama_models: ") for reason in large["reasons"])
-    assert " MiB (by " in large["reasons"][0]
+    assert "it exceeds the devices' capacity by " in large["reasons"][0]
     assert [own["name"] for own in large["head"]["models"]] == ["one", "huge"]
     assert large["head"]["models"][0] == of_two_sizes().plan()["head"]["models"][0]
 

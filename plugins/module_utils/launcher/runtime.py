@@ -234,7 +234,7 @@ class Start:
         self.exports.note_start()
         head.tunnels = self.tunnels
         if store:
-            store.head, head.slot_counts, head.on_output = (head, store.counts, store.watch_output)
+            store.head, head.slot_counts, head.on_output = head, store.counts, store.watch_output
         try:
             fault = self._watch(head, choice)
         except SystemExit:

@@ -142,7 +142,7 @@ def _addresses(host: Host) -> set[str]:
 
 
 def hosts_of(externals: Sequence[ExternalWorker]) -> dict[str, Host]:
-    """Return name → what is known of a host on which others run workers: that it has their devices."""
+    """Return the hosts of external workers by name. Only the devices of these workers are known."""
     hosts: dict[str, list[ExternalWorker]] = {}
     for external in externals:
         hosts.setdefault(external.worker.host, []).append(external)

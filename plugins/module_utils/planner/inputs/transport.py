@@ -3,7 +3,7 @@
 """How the head and workers of other hosts are joined (``llama_transport``): the head's ends of tunnels, and RDMA.
 
 transport.cpp of 0.3.36: after the handshake over TCP each end looks for a device whose port 1 has the connection's own address, locks
-6.25 MiB of memory for each connection, and goes on over TCP without a word where something is missing.
+6.25 MiB of memory for each connection, and silently continues over TCP if something is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 def with_transport(cluster: Cluster) -> Cluster:
     """Return the cluster whose head has ends of tunnels if another host has them, and whose hosts have RDMA if both ends can have it.
 
-    :raises Refusal: a host cannot have what is asked for.
+    :raises Refusal: a host cannot use its llama_transport.
     """
     cluster = _with_rdma(cluster)
     head = cluster.hosts[cluster.head]

@@ -92,7 +92,7 @@ def processor_rate(facts: Facts) -> device_rates.Rate:
 
 
 def cores_gflops(facts: Facts) -> float:
-    """Return what the cores of the host's processor compute, whatever the limits of its memory."""
+    """Return the gigaflops of the cores of the host's processor, without the limit of its memory."""
     vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
     return facts.cpu.cores * device_rates.CORE_GFLOPS[vectors]
 

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 
 def check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, EquippedHost], release: ReleasePlan) -> None:
-    """Refuse what is there twice, and external workers that the head cannot use.
+    """Refuse duplicate ports and addresses, and external workers that the head cannot use.
 
     :param release: release of the head.
     """
@@ -33,7 +33,7 @@ def check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, EquippedHos
 
 
 def _check_endpoints(declared_workers: Sequence[Worker]) -> None:
-    """Refuses two hosts with one endpoint, and two that are one machine, whose memory would count twice."""
+    """Refuse two hosts with one endpoint, or with the address of one machine, whose memory would count twice."""
     owners: dict[str, str] = {}
     for worker in declared_workers:
         open_addresses = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
