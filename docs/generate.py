@@ -61,7 +61,7 @@ EXAMPLES: dict[str, dict[str, str]] = {
     "architecture-unknown": {
         "would": "would",
         "who": "build *build* does not know",
-        "newer": "build *build* or newer",
+        "newer_build": "build *build* or newer",
         "and_remove": ", and remove *variable*",
     },
     "rocm-gfx906": {"where": "*host* (ROCm 7.1)", "vulkan": "vulkan"},

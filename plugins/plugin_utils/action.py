@@ -85,8 +85,8 @@ class Action(ActionBase):
 
     def run_module(self, name: str = "", /, **arguments: Any) -> dict:
         """Return the result of a module on the host: the task's own module unless another is named."""
-        module_name = {"module_name": name} if name else {}
-        return self._execute_module(module_args=arguments, task_vars=self.variables, **module_name)
+        name_argument = {"module_name": name} if name else {}
+        return self._execute_module(module_args=arguments, task_vars=self.variables, **name_argument)
 
     def run_in_check_mode(self, **arguments: Any) -> dict:
         """Return the result of the task's module in check mode."""

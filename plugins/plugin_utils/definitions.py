@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 
 XML_SUFFIXES = ("plist.j2",)
 """Suffixes of templates that write XML."""
-COMMENT_MARKS, QUOTES = (" ;", " #"), ('"', "'")
+COMMENT_MARKERS, QUOTES = (" ;", " #"), ('"', "'")
 """Texts that start a comment in a value for supervisor, and characters that its environment variables cannot contain, because it has no escapes there."""
 
 
@@ -59,12 +59,12 @@ def systemd_environment(variables: Mapping[str, str]) -> str:
 
 def supervisor_command(words: Sequence[str]) -> str:
     """Return one line that supervisor splits into the same words."""
-    _check_expressible(words, COMMENT_MARKS)
+    _check_expressible(words, COMMENT_MARKERS)
     return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def supervisor_environment(variables: Mapping[str, str]) -> str:
-    _check_expressible(variables.values(), (*COMMENT_MARKS, *QUOTES))
+    _check_expressible(variables.values(), (*COMMENT_MARKERS, *QUOTES))
     escaped_values = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
     return ",".join(f'{name}="{value}"' for name, value in escaped_values.items())
 

@@ -89,13 +89,13 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
             and near_end.mac in far_end.sees
             and macs.count(near_end.mac) == macs.count(far_end.mac) == 1
         ]
-        common_ends = {interface for pair in pairs if pair[0].main and pair[1].main for interface in pair}
+        main_interfaces = {interface for pair in pairs if pair[0].main and pair[1].main for interface in pair}
         for near_end, far_end in pairs:
             addresses, gbit = _common_network(near_end, far_end), min(_gbit(near_end), _gbit(far_end))
             if (
                 addresses
-                and not common_ends.intersection((near_end, far_end))
-                and gbit >= min(map(_gbit, common_ends), default=0)
+                and not main_interfaces.intersection((near_end, far_end))
+                and gbit >= min(map(_gbit, main_interfaces), default=0)
             ):
                 endpoints = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
                 links.append(DirectLink(endpoints, near_end.kind, gbit))

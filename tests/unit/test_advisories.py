@@ -334,19 +334,19 @@ CASES = [
     (
         "architecture-unknown",
         lambda: with_model(cluster_of(build=11063), architecture="kolibri1"),
-        {"set {variables} to {newer}": READ},
+        {"set {variables} to {newer_build}": READ},
         ["would refuse the model: build 11063 does not know its architecture, kolibri1", "to build 11739 or newer."],
     ),
     (
         "architecture-unknown",
         lambda: with_model(cluster_of(build=11670), architecture="kolibri1"),
-        {"set {variables} to {newer}": READ},
+        {"set {variables} to {newer_build}": READ},
         ["may refuse the model: build 11670 may not know its", "Set llama_release to build 11739 or newer."],
     ),
     (
         "architecture-unknown",
         lambda: with_model(cluster_of(build=12211), architecture="not-yet"),
-        {"set {variables} to {newer}": setting(llama_release={**TREE, "build": 12212})},
+        {"set {variables} to {newer_build}": setting(llama_release={**TREE, "build": 12212})},
         ["build 12211 does not know its architecture, not-yet", "to a newer build that supports it"],
     ),
     (
@@ -498,7 +498,7 @@ CASES = [
             "set llama_server_speculation to ngram": setting("head", llama_server_speculation="ngram"),
             "accept this advisory": accepts("metal-mtp"),
         },
-        ["have crashed with llama_server_speculation: mtp: worker1."],
+        ["have crashed with llama_server_speculation: mtp. Here: worker1."],
     ),
     (
         "metal-mmap",

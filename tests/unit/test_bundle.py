@@ -208,7 +208,7 @@ def bundled(found, path, own=(), **others):
 def test_no_secret_is_in_the_bundle(found, tmp_path, capsys):
     (tmp_path / "bundle").touch(0o644)
     texts = bundled(found, tmp_path / "bundle")
-    assert f"The bundle is {tmp_path}/bundle. Read the bundle before you send it" in capsys.readouterr().out
+    assert f"The bundle was written to {tmp_path}/bundle. Read the bundle before you send it" in capsys.readouterr().out
     assert {secret: name for secret in SECRETS for name, text in texts.items() if secret in text} == {}
     made = {"README.txt", "plan.txt", "plan.json", "status.txt", "status.json"}
     made |= {"ansible.log", "controller.json", "facts.json", "worker1/.._x", "worker1/a.log", "worker1/b.log"}

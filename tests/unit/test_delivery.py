@@ -53,7 +53,7 @@ def test_check_mode_then_a_download_then_no_change(server, models, playbook):
     part.write_bytes(DATA[:1_000_000])
     files = [planned(server, models)]
     output = playbook.run(files, "--check", "--diff")
-    assert f"[localhost] m.gguf: 2.0 MB to download from {server.url}/m.gguf, 1.0 MB of it already present" in output
+    assert f"[localhost] m.gguf: 2.0 MB to download from {server.url}/m.gguf, 1.0 MB already present" in output
     assert f"+{models}/source/m.gguf ({SIZE} bytes)" in output
     assert "changed=1" in output
     assert not server.asked

@@ -220,7 +220,7 @@ def test_offline(monkeypatch):
 @pytest.mark.parametrize(
     "content, mode, said",
     [
-        (TOKEN, 0o640, "which is readable for other accounts: run chmod 600"),
+        (TOKEN, 0o640, "which is readable by other accounts: run chmod 600"),
         ("", 0o600, "which contains no token"),
         ("two words", 0o600, "which contains no token"),
         (None, 0o600, "which cannot be read on the controller"),

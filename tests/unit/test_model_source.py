@@ -225,7 +225,7 @@ def test_an_auxiliary_model_is_given_once(pair, big_model):
     pair.model = {"summary": big_model, "unreadable_path": None}
     given = {"llama_server_extra_args": ["--mmproj", "/x.gguf"]}
     refused = planned(pair, {"repo": REPO}, llama_model_mmproj="/srv/p.gguf", **given)
-    assert "llama_model_mmproj is set, but llama-server also gets --mmproj" in refused["reasons"][0]
+    assert "llama_model_mmproj is set, but llama_server_extra_args has --mmproj" in refused["reasons"][0]
 
 
 @pytest.mark.parametrize(

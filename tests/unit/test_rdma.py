@@ -128,13 +128,13 @@ def devices(tmp_path, monkeypatch):
 
 def test_connections_over_rdma_are_the_devices_that_llama_server_has_open(devices):
     assert (
-        progress.rdma_connections(os.getpid())
+        progress.count_rdma_connections(os.getpid())
         == progress.sample_process(os.getpid(), set(), set()).rdma_connections
         == 1
     )
     devices.close()
-    assert progress.rdma_connections(os.getpid()) == 0
-    assert progress.rdma_connections(1 << 30) == 0
+    assert progress.count_rdma_connections(os.getpid()) == 0
+    assert progress.count_rdma_connections(1 << 30) == 0
 
 
 def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
@@ -149,7 +149,7 @@ def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
         32: [program, "--port", "18080"],
     }
     monkeypatch.setattr(evidence.processes, "account_processes", lambda _prefix, _account: processes)
-    monkeypatch.setattr(progress, "rdma_connections", lambda process: process)
+    monkeypatch.setattr(progress, "count_rdma_connections", lambda process: process)
     alone = subject(plan)
     models = several(typed(plan), "one", "two").head.models
     asked = [alone, *(alone._replace(head=alone.head._replace(models=(one,))) for one in models)]

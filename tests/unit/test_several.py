@@ -243,6 +243,18 @@ def test_an_advisory_of_one_model_names_it_and_of_all_does_not():
     assert len([reason for reason in reasons if "open-server" in reason]) == 1
 
 
+def test_a_remedy_names_the_keys_of_entries_though_the_effect_is_the_same_for_all_models():
+    entries = [on_paper(name, 1, layers=8) for name in ("one", "two")]
+    for entry in entries:
+        entry["gguf_summary"]["chat_template"] = False
+        entry["extra_args"] = ["--metrics"]
+    (advisory,) = [
+        met for met in several(cards_of(1, 2), *entries).plan()["advisories"] if met["id"] == "chat-template-missing"
+    ]
+    assert advisory["message"].startswith("one and two in llama_models: ")
+    assert "add --chat-template to extra_args" in advisory["remedy"]
+
+
 NAMES = "at most 128 letters, digits, and . _ / - between them"
 
 

@@ -99,7 +99,7 @@ def test_a_file_that_changes_while_it_is_read(server, monkeypatch):
         server.send(handler, data + bytes(len(server.asked)))
 
     server.faults["/m.gguf"] = grows
-    assert re.search(r"changed while it was read, from \d+ to \d+ bytes: try again", why_not(server.url + "/m.gguf"))
+    assert re.search(r"changed from \d+ to \d+ bytes while it was read: try again", why_not(server.url + "/m.gguf"))
 
 
 def test_a_server_that_says_nothing(server, monkeypatch):

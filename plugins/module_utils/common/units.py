@@ -6,7 +6,7 @@ from __future__ import annotations
 
 MIB = 1024 * 1024
 GB, MB = 1_000_000_000, 1_000_000
-DURATIONS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def amount(size: float) -> str:
@@ -21,9 +21,9 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return ""
     whole_seconds = int(seconds)
-    for index, (unit_seconds, unit) in enumerate(DURATIONS):
+    for index, (unit_seconds, unit) in enumerate(TIME_UNITS):
         if whole_seconds >= unit_seconds:
-            remainder = whole_seconds % unit_seconds // DURATIONS[index + 1][0] if index + 1 < len(DURATIONS) else 0
-            remainder_text = f" {remainder} {DURATIONS[index + 1][1]}" if remainder and unit != "min" else ""
+            remainder = whole_seconds % unit_seconds // TIME_UNITS[index + 1][0] if index + 1 < len(TIME_UNITS) else 0
+            remainder_text = f" {remainder} {TIME_UNITS[index + 1][1]}" if remainder and unit != "min" else ""
             return f"{whole_seconds // unit_seconds} {unit}{remainder_text}"
     return "0 s"

@@ -87,8 +87,8 @@ def readable_by_all(path: str) -> bool:
     return True
 
 
-def python(scope: str) -> str | None:
-    """Return a Python interpreter that the services can use."""
+def find_python(scope: str) -> str | None:
+    """Return a Python that services can use."""
     for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
         if not os.access(candidate, os.X_OK) or (scope == "system" and not readable_by_all(candidate)):
             continue
@@ -186,7 +186,7 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
     effective_scope, manager = paths.scope, paths.service_manager
     service_manager = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
-    interpreter = python(effective_scope)
+    interpreter = find_python(effective_scope)
     found_toolchains = toolchains.find_toolchains()
     memory = hardware.memory_mib()
     folders = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])

@@ -81,7 +81,7 @@ METRICS = (
     Metric("requests_processing", GAUGE, "Requests in progress", ("model",)),
     Metric("requests_deferred", GAUGE, "Requests waiting for a slot", ("model",)),
     Metric("conversations_kept", GAUGE, "Conversations on the disk that llama-server can restore"),
-    Metric("conversation_tokens_restored_total", COUNTER, "Tokens of conversations that were restored"),
+    Metric("conversation_tokens_restored_total", COUNTER, "Tokens restored from saved conversations"),
     Metric("conversation_seconds_saved_total", COUNTER, "Predicted time that restoring tokens saved"),
     Metric("client_connections", GAUGE, "Client connections to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),

@@ -345,7 +345,7 @@ def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], ren
     fields = {name.strip().lower(): value.strip() for name, _colon, value in (line.partition(b":") for line in lines)}
     if keys and not _has_key(fields.get(b"authorization", b""), keys):
         time.sleep(WRONG_KEY_SECONDS * (b"authorization" in fields))
-        authentication_header = 'WWW-Authenticate: Basic realm="the API key as the password", charset="UTF-8"'
+        authentication_header = 'WWW-Authenticate: Basic realm="any name, the API key as password", charset="UTF-8"'
         return _message("401 Unauthorized", "The password is an API key of the server.", authentication_header)
     if not keys and not _is_host_name(fields.get(b"host", b"").decode("latin-1"), host_names):
         return _message("421 Misdirected Request", FOREIGN_NAME_TEXT)

@@ -139,7 +139,7 @@ def socket_descriptors(pid: int) -> dict[str, int]:
     return {target[8:-1]: descriptor for descriptor, target in _open_files(pid) if target.startswith("socket:[")}
 
 
-def rdma_connections(pid: int) -> int:
+def count_rdma_connections(pid: int) -> int:
     """Return the number of RDMA connections; 0 if the process has ended. RPC opens the device once per connection (transport.cpp of 0.3.36)."""
     with suppress(OSError):
         return sum(target.startswith(RDMA_DEVICES) for _descriptor, target in _open_files(pid))
@@ -228,7 +228,7 @@ def sample_process(pid: int, keepalive_inodes: set[str], ports: set[str]) -> Pro
                     keep_alive(connection)
                     keepalive_inodes.add(link.inode)
                 traffic[link.inode] = traffic_of(connection)
-    return ProcessSample(activity_of(pid), links, traffic, rdma_connections(pid))
+    return ProcessSample(activity_of(pid), links, traffic, count_rdma_connections(pid))
 
 
 def port_of(endpoint: str) -> str:

@@ -30,11 +30,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-PACKAGES = ["ansible_collections", "llamacpp", "cluster", "plugins", "module_utils"]
+PACKAGE_PARTS = ["ansible_collections", "llamacpp", "cluster", "plugins", "module_utils"]
 if not __package__:  # on a host all modules are in one folder
     for package in [
-        *itertools.accumulate(PACKAGES, "{}.{}".format),
-        *(".".join((*PACKAGES, folder)) for folder in ("common", "launcher", "llamacpp")),
+        *itertools.accumulate(PACKAGE_PARTS, "{}.{}".format),
+        *(".".join((*PACKAGE_PARTS, folder)) for folder in ("common", "launcher", "llamacpp")),
     ]:
         sys.modules[package] = types.ModuleType(package)
         sys.modules[package].__path__ = [os.path.dirname(os.path.abspath(__file__))]

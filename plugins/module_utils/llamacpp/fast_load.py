@@ -31,9 +31,9 @@ PATCHES = {
 EXAMPLE = "llama-cpp-python 0.3.36"
 
 
-def patch_of(protocol: str | None, mainline: bool) -> FastLoadPatch | None:
+def patch_of(protocol: str | None, is_mainline: bool) -> FastLoadPatch | None:
     """Return the patch for a release, or None."""
-    return PATCHES.get(protocol or "") if mainline else None
+    return PATCHES.get(protocol or "") if is_mainline else None
 
 
 def is_fast_load_patch(sha256: str) -> bool:

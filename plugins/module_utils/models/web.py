@@ -183,7 +183,7 @@ class RemoteFile:
         with _convert_errors(), open_url(self.url, headers, self.token) as reply:
             size, expected = _range_of(reply, offset, count)
             if self.size not in (None, size):
-                raise RemoteError(f"changed while it was read, from {self.size} to {size} bytes: try again")
+                raise RemoteError(f"changed from {self.size} to {size} bytes while it was read: try again")
             self.size = size
             data = reading.read_reply(reply, expected)
         if len(data) != expected:

@@ -116,20 +116,20 @@ def _compute_s(
     weight_bytes = sum(summary.layer_bytes) * layer_share + summary.output_bytes
     tokens = questions.count_tokens(prompts)
     output_parameters = summary.width * summary.vocabulary
-    dense_cost, expert_cost = 0.0, 0.0
+    dense_parameters, expert_parameters = 0.0, 0.0
     for group in summary.named_tensors:
         if group.layers is not None:
             parameters = math.prod(group.shape) * group.tensor_count * layer_share
             if cost_model.EXPERTS.search(group.name):
-                expert_cost += parameters * summary.active_share
+                expert_parameters += parameters * summary.active_share
             else:
-                dense_cost += parameters
+                dense_parameters += parameters
     attention_operations = (
         questions.count_pairs(prompts) * summary.heads * (summary.key_dimension + summary.value_dimension) * layers
     )
     operations = (
-        dense_cost * tokens + output_parameters * len(prompts) + attention_operations
-    ) / RATE_SHARE + expert_cost * tokens / EXPERT_RATE_SHARE
+        dense_parameters * tokens + output_parameters * len(prompts) + attention_operations
+    ) / RATE_SHARE + expert_parameters * tokens / EXPERT_RATE_SHARE
     return len(prompts) * weight_bytes / 1e9 / gb_per_s + 2e-9 * operations / gflops
 
 

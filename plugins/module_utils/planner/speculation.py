@@ -36,7 +36,7 @@ def check_speculation(server: Server, model: Model, release: ReleasePlan) -> Non
     argument = server.argument(options.SPECULATION)
     if argument:
         raise Refusal(
-            f"llama_server_speculation is {method}, but llama-server also gets {argument[0]}: remove one of the two"
+            f"llama_server_speculation is {method}, but llama_server_extra_args has {argument[0]}: remove one of the two"
         )
     if method in SPEC_TYPES and not release.mainline:
         raise Refusal(

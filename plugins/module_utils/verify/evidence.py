@@ -143,7 +143,7 @@ def _rdma_connections(subject: Subject, host: HostPlan) -> int:
     model = subject.named_model
     option = (server.ALIAS_OPTION, model.name) if model else (server.PORT_OPTION, str(subject.head.port))
     return sum(
-        progress.rdma_connections(process)
+        progress.count_rdma_connections(process)
         for process, argv in processes.account_processes(host.prefix, host.account).items()
         if os.path.basename(argv[0]) == "llama-server" and option in zip(argv, argv[1:])
     )

@@ -414,7 +414,7 @@ def _check_rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
         text = f"{server.rdma} of {len(rdma_endpoints)} workers are reached over RDMA"
         if not passed:
             text += (
-                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: see the last lines with RDMA in start.log on the "
+                f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: see the last lines that mention RDMA in start.log on the "
                 "head, and in these workers' logs"
             )
         yield _check("rdma", plan.head.host, passed, text)

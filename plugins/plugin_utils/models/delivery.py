@@ -61,7 +61,7 @@ def deliver(action: Action, arguments: ModelArguments) -> dict:
 def _announcement(host: str, file: ModelFilePlan, present_bytes: int) -> str:
     """Return a line with the size and origin of a file."""
     missing_bytes = (file.bytes or 0) - present_bytes
-    present_note = f", {amount(present_bytes)} of it already present" if missing_bytes and present_bytes else ""
+    present_note = f", {amount(present_bytes)} already present" if missing_bytes and present_bytes else ""
     verb = "copy" if model_files.is_copied(file) else "download"
     task = (
         f"{amount(missing_bytes)} to {verb} from {web.printable_url(str(file.url))}{present_note}"

@@ -76,7 +76,7 @@ def read_token(path: str | None) -> str | None:
         if not stat.S_ISREG(status.st_mode):
             raise Refusal(f"{subject} is not a file: write the token into a file")
         if status.st_mode & 0o077:
-            raise Refusal(f"{subject} is readable for other accounts: run chmod 600 {path}")
+            raise Refusal(f"{subject} is readable by other accounts: run chmod 600 {path}")
         with Path(path).open("rb") as stream:
             token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
@@ -170,12 +170,12 @@ def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
         and "imatrix" not in download_record.base_name(name).lower()
     ]
     return [
-        RepositoryModel(label_of(model.names[0]), tuple(files[name] for name in model.names), model.is_complete)
+        RepositoryModel(quantisation_of(model.names[0]), tuple(files[name] for name in model.names), model.is_complete)
         for model in split_files.group(names)
     ]
 
 
-def label_of(name: str) -> str:
+def quantisation_of(name: str) -> str:
     """Return the quantisation in the name of a file, or else in that of its folder; empty without one."""
     folder, _slash, base = _stem(name).rpartition("/")
     labels = LABEL_PATTERN.findall(base) or LABEL_PATTERN.findall(folder)

@@ -95,7 +95,7 @@ def _variable(name: str, metric: str) -> dict[str, Any]:
 
 
 def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
-    is_series = panel.kind == "timeseries"
+    is_time_series = panel.kind == "timeseries"
     red_from = 1 if panel.kind == "names" else panel.red_from
     steps = [{"color": "green", "value": None}, *([{"color": "red", "value": red_from}] if red_from else [])]
     fields = {"unit": panel.unit, "min": 0, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
@@ -107,7 +107,7 @@ def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]
         "description": panel.description,
         "datasource": DATA_SOURCE,
         "gridPos": position,
-        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES] if is_series else []},
+        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES] if is_time_series else []},
         "options": OPTIONS[panel.kind],
         "targets": [
             {
@@ -115,8 +115,8 @@ def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]
                 "datasource": DATA_SOURCE,
                 "expr": query.replace("{}", f"{{{selector}}}"),
                 "legendFormat": legend,
-                "instant": not is_series,
-                "range": is_series,
+                "instant": not is_time_series,
+                "range": is_time_series,
             }
             for index, (legend, query) in enumerate(panel.queries.items())
         ],

@@ -178,11 +178,11 @@ def page(
 ) -> str:
     """Return the HTML of a plan, which may be refused, with its verification and measurements."""
     view = _plan_view(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}, "tables": {}}
-    refused_parts = [name for name in view["parts"] if name == "Refused"]
+    refusal_parts = [name for name in view["parts"] if name == "Refused"]
     first_parts = [
         name for name in view["parts"] if name in ("Models", "Topology", "Predicted speed", *view["memories"])
     ]
-    other_parts = [name for name in view["parts"] if name not in (*refused_parts, *first_parts)]
+    other_parts = [name for name in view["parts"] if name not in (*refusal_parts, *first_parts)]
     checks = ["Checks"] if verification else []
     cluster = benchmark.cluster if benchmark else verification.cluster if verification else ""
     title, *subtitle = (
@@ -201,7 +201,7 @@ def page(
                 "subtitle": " ".join(line.strip() for line in subtitle),
                 "checks": _checks(verification) if verification else None,
                 "parts": [
-                    *refused_parts,
+                    *refusal_parts,
                     *checks,
                     *first_parts,
                     *(["Measured and predicted"] if benchmark else []),

@@ -288,7 +288,7 @@ def _download_patiently(url: str, target_path: Path, subject: str, remedy: str) 
             return download(url, target_path)
         except web.RemoteError as error:
             if pause is None or not error.is_transient:
-                reason = f"was refused by its server (HTTP {error.status}): " if error.status else f"{error}, or "
+                reason = f"cannot be downloaded (HTTP {error.status}): " if error.status else f"{error}, or "
                 raise AnsibleError(f"{subject} {reason}{remedy}") from None
         time.sleep(pause)
 

@@ -61,10 +61,12 @@ def _header(layers: int, width: int, kind: str) -> bytes:
         (name, shape, TENSOR_TYPES[kind if len(shape) == 2 else "f32"], _stored_bytes(shape, kind))
         for name, shape in known_answer.tensor_shapes(layers, width)
     ]
-    return header_of(known_answer.metadata(layers, width, kind), rows)
+    return pack_header(known_answer.metadata(layers, width, kind), rows)
 
 
-def header_of(keys: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]) -> bytes:
+def pack_header(
+    keys: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]
+) -> bytes:
     """Return the header of a GGUF file.
 
     :param keys: key, type and value of all metadata.

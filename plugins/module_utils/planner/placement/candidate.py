@@ -62,8 +62,8 @@ class Candidate(NamedTuple):
             auxiliary = self.layout.auxiliary_on(device)
             compute = self.layout.compute_on(device)
             maps_file = backends.BY_NAME[device.backend].maps_model_file and load_mode not in ("none", "mlock")
-            is_exact_size = not (device.worker.external if device.worker else maps_file)
-            exact_sizes = {"weights_mib": load.weights_exact and is_exact_size, "kv_mib": load.kv_exact}
+            has_exact_sizes = not (device.worker.external if device.worker else maps_file)
+            exact_sizes = {"weights_mib": load.weights_exact and has_exact_sizes, "kv_mib": load.kv_exact}
             entries.append(
                 DevicePlacement(
                     device=device.buffer,

@@ -334,11 +334,9 @@ def prompt_factor(parts: Sequence[ModelPart], tokens: int = PROMPT_TOKENS) -> fl
     """Return the factor by which prompts may be faster or slower than predicted."""
     costs = []
     for part in parts:
-        device_factor, costs_of_part = part.rate.factor**PROMPT_POWER, prompt_costs(part, tokens)
+        device_factor, part_costs = part.rate.factor**PROMPT_POWER, prompt_costs(part, tokens)
         attention_ms = 2 * tokens * part.attention_weights / part.rate.prompt_gflops / 1e6
-        costs += [
-            (ms, _link_factor(part) if kind == LINK_KIND else device_factor) for kind, ms in costs_of_part.items()
-        ]
+        costs += [(ms, _link_factor(part) if kind == LINK_KIND else device_factor) for kind, ms in part_costs.items()]
         costs += [(-attention_ms, device_factor), (attention_ms, device_factor * ATTENTION_FACTOR)]
     return _factor(costs)
 

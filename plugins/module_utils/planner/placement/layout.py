@@ -96,8 +96,11 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     overfull = layout.overloaded_devices()
     is_mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing_mib = _missing_on_head(site.facts, load, start, head_bytes, is_mapped)
-    cache, has_rest = server.prompt_cache_mib or 0, bool(start or overrides)
-    reasons = [*_head_excess(site.head, load, start, missing_mib, has_rest, cache), *_device_excess(overfull, fits)]
+    cache, keeps_weights = server.prompt_cache_mib or 0, bool(start or overrides)
+    reasons = [
+        *_head_excess(site.head, load, start, missing_mib, keeps_weights, cache),
+        *_device_excess(overfull, fits),
+    ]
     return layout._replace(
         reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
         missing_mib=missing_mib + sum(mib for _device, mib in overfull),
@@ -212,13 +215,13 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
 def _order_options(options: Sequence[DeviceOption], load: device_load.Load) -> list[DeviceOption]:
     """Return the devices in the order in which llama-server takes layers: workers, then the head's own, each with the fastest last. It gets
     the output, whose result then need not cross the network. With overrides the order is that of the layers on the devices."""
-    by_speed = sorted(options, key=lambda option: (option.device.worker is None, -option.place.group))
+    sorted_options = sorted(options, key=lambda option: (option.device.worker is None, -option.place.group))
     layers: dict[str, list[int]] = {}
     for unit, devices in load.override_targets.items():
         for buffer in devices:
             layers.setdefault(buffer, []).append(unit)
     middle_units = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
-    return sorted(by_speed, key=lambda option: middle_units.get(option.device.buffer, load.units))
+    return sorted(sorted_options, key=lambda option: middle_units.get(option.device.buffer, load.units))
 
 
 def _solve(
@@ -327,16 +330,16 @@ def _missing_on_head(facts: Facts, load: device_load.Load, start: int, head_byte
 
 
 def _head_excess(
-    name: str, load: device_load.Load, start: int, missing_mib: int, has_rest: bool, cache: int
+    name: str, load: device_load.Load, start: int, missing_mib: int, keeps_weights: bool, cache: int
 ) -> tuple[str, ...]:
     """Return a sentence if the layers before ``start`` do not fit into the head's memory.
 
-    :param has_rest: whether the operator leaves any of the model there.
+    :param keeps_weights: whether the operator leaves any of the model there.
     :param cache: MiB that the operator gives to conversations there.
     """
     if not missing_mib:
         return ()
-    if not has_rest:
+    if not keeps_weights:
         tables_note = f" for {load.on_head() // MIB} MiB of embedding tables"
         cached_bytes = sum(load.kv) - sum(load.device_kv)
         tables_note += f", {cached_bytes // MIB} MiB of KV cache because of --no-kv-offload" if cached_bytes else ""

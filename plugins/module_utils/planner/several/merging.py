@@ -108,7 +108,7 @@ def _merge_texts(
             models.setdefault(item, []).append(name)
 
     def concerns_all(item: Text, group: Sequence[str]) -> bool:
-        text = item if isinstance(item, str) else item.message
+        text = item if isinstance(item, str) else f"{item.message} {item.remedy}"
         return len(group) == len(model_names) and not any(name in text for name in own_variables)
 
     pairs = [(item, "" if concerns_all(item, group) else remedies.join_names(group)) for item, group in models.items()]
