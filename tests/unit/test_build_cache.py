@@ -14,7 +14,7 @@ from support import actions, builds
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 BUILD = builds.BUILD._replace(targets=("llama-server",))
-BY_WORKER = BUILD._replace(builder="worker1")
+BY_WORKER = BUILD._replace(builder="worker1", trusted_builder="worker1")
 
 
 @pytest.fixture(autouse=True)

@@ -521,13 +521,16 @@ def test_the_archive_of_what_is_installed_is_told(planned):
     assert planned.drift().archives == {}
 
 
-def test_a_build_of_another_host_than_planned_is_missing(planned):
-    """Its manifest names the host that compiled it."""
+def test_a_build_of_an_untrusted_builder_is_missing(planned):
+    """Its manifest names the host that compiled it. If the head moves, another host builds, but nothing is compiled again."""
     path = planned.prefix / "releases" / "here" / "manifest.json"
     manifest = json.loads(path.read_text())
     (build,) = planned.host.builds
     missing = {}
-    for received in (None, build.builder, "other"):
-        path.write_text(json.dumps({**manifest, "received": received}))
-        missing[received] = planned.drift().missing_builds
-    assert missing == {None: (), build.builder: (), "other": ("here",)}
+    for trusted in (None, "one"):
+        planned.change(builds=(build._replace(trusted_builder=trusted),))
+        for received in (None, "one", "other"):
+            path.write_text(json.dumps({**manifest, "received": received}))
+            missing[trusted, received] = planned.drift().missing_builds
+    assert missing.pop(("one", "other")) == ("here",)
+    assert set(missing.values()) == {()}

@@ -79,7 +79,7 @@ class Drift(NamedTuple):
     unplanned: tuple[PathText, ...]
     """names of defined services that are not planned"""
     missing_builds: tuple[PathText, ...]
-    """ids of planned builds that are missing, damaged or from another builder"""
+    """ids of planned builds that are missing, damaged or from an untrusted builder"""
     running_releases: tuple[PathText, ...]
     """ids of the releases whose programs are running"""
     changed_files: tuple[PathText, ...]

@@ -66,7 +66,7 @@ class ModelFilePlan(NamedTuple):
     bytes: Optional[Size] = None
     """size; null if unknown"""
     sha256: Optional[Sha256] = None
-    """SHA-256 according to its source; null if the source has none"""
+    """SHA-256 from its source; null without one"""
     revision: Optional[str] = None
     """commit of its repository; null without one"""
 
@@ -79,7 +79,7 @@ class AccountPlan(NamedTuple):
     groups: tuple[Word, ...]
     """groups that it joins"""
     home: str
-    """its home, which the run does not create"""
+    """its home; no run creates it"""
 
 
 class FolderPlan(NamedTuple):
@@ -112,7 +112,7 @@ class BuildPlan(NamedTuple):
     backend: Backend
     """backend for which it is compiled"""
     kind: str
-    """hash of all properties that hosts must share to use the same build"""
+    """hash of all properties that hosts with the same build share"""
     cmake_options: Mapping[str, str]
     """option of cmake → value"""
     environment: Mapping[str, str]
@@ -122,7 +122,9 @@ class BuildPlan(NamedTuple):
     packaged: Mapping[str, str]
     """program → path, from a distribution's package"""
     builder: str
-    """host that compiles it; this host, or another of its kind"""
+    """host of its kind that compiles it"""
+    trusted_builder: Optional[str]
+    """only other host whose build counts; null if any does"""
     archives: Absent[tuple[Word, ...]] = None
     """upstream's archives: programs first, then libraries"""
     ui: Absent[Annotated[str, ("auto", "true", "false")]] = None

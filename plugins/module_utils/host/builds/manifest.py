@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Manifest of an installed release: its origin, its files, and the features of its programs."""
+"""Manifest of an installed release: its origin, files and features."""
 
 import json
 import re
@@ -47,9 +47,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def installed_manifest(folder: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
-    """Return the manifest of an installed release if its files match the manifest, or None.
+    """Return the manifest of an installed release if its files match it, or None.
 
-    :param builder: planned builder; builds from other hosts do not count.
+    :param builder: only other host whose build counts; any does if None.
     """
     manifest = read_manifest(folder)
     if manifest is None or any(f"bin/{target}" not in manifest.files for target in targets):

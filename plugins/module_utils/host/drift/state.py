@@ -207,10 +207,10 @@ def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
 
 
 def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
-    """Return each planned build's manifest; None if it is missing, damaged or from another builder."""
+    """Return manifests of planned builds; None if missing, damaged or untrusted."""
     releases_folder = Path(plan.prefix) / "releases"
     return {
-        build.id: manifest.installed_manifest(releases_folder / build.id, build.targets, build.builder)
+        build.id: manifest.installed_manifest(releases_folder / build.id, build.targets, build.trusted_builder)
         for build in plan.builds
     }
 

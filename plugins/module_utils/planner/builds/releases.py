@@ -276,14 +276,15 @@ def plan_builds(
     host_builds: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped_hosts}
     for (name, backend), build in builds_of_kinds.items():
         sharing_hosts = hosts_by_kind.get(build.id, [])
-        host_builds[name][backend] = build._replace(
-            builder=_choose_builder(sharing_hosts) if equipped_hosts[name].host in sharing_hosts else name
-        )
+        named_builder = _named_builder(sharing_hosts) if equipped_hosts[name].host.share_builds else name
+        heads_first = sorted(sharing_hosts, key=lambda host: not host.is_head)
+        builder = named_builder or [*(host.name for host in heads_first), name][0]
+        host_builds[name][backend] = build._replace(builder=builder, trusted_builder=named_builder)
     return host_builds
 
 
-def _choose_builder(sharing_hosts: Sequence[Host]) -> str:
-    """Return the host that builds for the hosts that share a build: ``llama_build_host``, or the head, or the first of the inventory."""
+def _named_builder(sharing_hosts: Sequence[Host]) -> str | None:
+    """Return ``llama_build_host`` of the hosts that share a build."""
     names = [host.name for host in sharing_hosts]
     builders = sorted({str(host.build_host) for host in sharing_hosts if host.build_host in names})
     if len(builders) > 1:
@@ -291,7 +292,7 @@ def _choose_builder(sharing_hosts: Sequence[Host]) -> str:
             f"llama_build_host is {' and '.join(builders)} for hosts that share a build ({', '.join(names)}): name the same host for all of them, or set "
             "llama_build_share to false"
         )
-    return str([*builders, *(host.name for host in sharing_hosts if host.is_head), *names][0])
+    return builders[0] if builders else None
 
 
 def _shared_key(kind: BuildPlan) -> str:
@@ -359,6 +360,7 @@ def _build_kind(
         targets=(),
         packaged={},
         builder=host.name,
+        trusted_builder=None,
         archives=archives,
         ui=server.ui,
     )
