@@ -71,7 +71,7 @@ def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolv
         if unreadable_path and path not in readable_paths:
             return (
                 f"{files[path]} {path!r}, but the service account {options.account} cannot read {unreadable_path}: let the account's group read it, "
-                "with chgrp and chmod g+rX. A run without this variable creates the account"
+                "with chgrp and chmod g+rX. If there is no such account yet, run once without this variable"
             )
     return ""
 

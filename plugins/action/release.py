@@ -3,6 +3,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Copies sources and builds from the controller to hosts, and shows the progress of a build."""
 
+import functools
 import itertools
 import shlex
 from pathlib import Path
@@ -55,17 +56,21 @@ class ActionModule(Action):
 
     def _install_compiled(self, arguments: ReleaseArguments) -> dict:
         """Install a release that its builder compiles; other hosts receive it from the controller's cache."""
-        build = arguments.build
-        is_builder = build.builder == self.host
-        cached_build = build_cache.CachedBuild(str(arguments.cluster), build.builder, build.id)
+        build, is_builder = arguments.build, arguments.build.builder == self.host
+        cluster_build = functools.partial(build_cache.CachedBuild, str(arguments.cluster), build_id=build.id)
+        archives = {name: path for name in build.trusted_builders if (path := cluster_build(name).archive())}
+        packs = is_builder and arguments.share and not archives
+        if packs:  # only what it compiled itself, so that each host knows who compiled its programs
+            arguments = arguments._replace(build=build._replace(trusted_builders=(build.builder,)))
         result = self._install(arguments)
         if result.get("failed") or self.check_mode:
             return result
         if "manifest" not in result:
-            archive = cached_build.archive()
-            if archive:
+            if archives:
+                compiler, archive = next(iter(archives.items()))
                 packed_release = PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
-                result = self._install(arguments._replace(received=packed_release))
+                compiled_build = build._replace(builder=compiler)
+                result = self._install(arguments._replace(build=compiled_build, received=packed_release))
             elif is_builder:
                 result = self._build(arguments._replace(fetched_source=self._transfer_source(arguments)))
             else:
@@ -73,8 +78,8 @@ class ActionModule(Action):
                     f"{build.builder} has not built {build.id} for this host: fix the error on {build.builder}, or run without --limit if --limit "
                     f"excludes {build.builder}"
                 )
-        if is_builder and arguments.share and not result.get("failed") and not cached_build.archive():
-            self._fetch_packed(cached_build, arguments)
+        if packs and not result.get("failed"):
+            self._fetch_packed(cluster_build(build.builder), arguments)
         return result
 
     def _transfer_source(self, arguments: ReleaseArguments) -> Source:

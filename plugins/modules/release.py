@@ -141,7 +141,7 @@ def main():
     try:
         if arguments.pack:
             module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))
-        manifest_record = manifest.installed_manifest(target.release_folder, build.targets, build.trusted_builder)
+        manifest_record = manifest.installed_manifest(target.release_folder, build.targets, build.trusted_builders)
         changed = not manifest_record
         if changed and not module.check_mode:
             manifest_record = install(target, arguments)

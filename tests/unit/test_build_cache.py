@@ -14,7 +14,9 @@ from support import actions, builds
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
 BUILD = builds.BUILD._replace(targets=("llama-server",))
-BY_WORKER = BUILD._replace(builder="worker1", trusted_builder="worker1")
+MOVED = BUILD._replace(builder="worker1", trusted_builders=("worker1", "head"))
+"""The head moved to worker1."""
+BY_WORKER = BUILD._replace(builder="worker1", trusted_builders=("worker1",))
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +113,28 @@ def test_a_host_gets_what_its_builder_compiled(install, tmp_path):
     assert install("worker2", build=BY_WORKER)["changed"]
     assert "built by worker1" in program(tmp_path / "worker2")
     assert install("worker1", build=BY_WORKER, share=True)["changed"] is False
+
+
+def test_a_moved_head_compiles_nothing_and_hands_on_what_the_old_one_compiled(install, tmp_path):
+    install("head", share=True)
+    install("worker1")
+    assert not install("worker1", build=MOVED, share=True)["changed"]
+    shutil.rmtree(tmp_path / "worker1" / "prefix")
+    for name in ("worker1", "worker2"):
+        assert install(name, build=MOVED, share=True)["manifest"]["received"] == "head"
+    assert install.compiled == ["head"]
+    for name in ("worker1", "worker2"):
+        install(name, build=BY_WORKER, share=True)
+        assert "built by worker1" in program(tmp_path / name), "the old head is not trusted now"
+
+
+def test_a_builder_hands_on_nothing_that_it_received(install, tmp_path, controller):
+    install("head", share=True)
+    install("worker1")
+    shutil.rmtree(controller)
+    install("worker1", build=MOVED, share=True)
+    assert install("worker2", build=MOVED)["manifest"]["received"] == "worker1"
+    assert "built by worker1" in program(tmp_path / "worker2")
 
 
 def test_a_host_does_not_build_where_its_builder_did_not(install):

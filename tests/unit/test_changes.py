@@ -89,10 +89,11 @@ def test_a_host_that_is_named_builds_for_its_kind_alone(pair):
     assert builders(pair.plan()) == {"head": ["head"], "worker1": ["head"], "worker2": ["head"]}
     for host in pair.hosts.values():
         host["variables"]["llama_build_host"] = "worker2"
-    by_worker2 = {"head": ["worker2"], "worker1": ["worker2"], "worker2": ["worker2"]}
-    assert builders(pair.plan()) == builders(pair.plan(), "trusted_builder") == by_worker2
+    assert builders(pair.plan()) == {"head": ["worker2"], "worker1": ["worker2"], "worker2": ["worker2"]}
+    assert all(trusted == [["worker2"]] for trusted in builders(pair.plan(), "trusted_builders").values())
     pair.hosts["worker2"]["facts"]["cpu"]["features_id"] = "other"
     assert builders(pair.plan()) == {"head": ["head"], "worker1": ["head"], "worker2": ["worker2"]}
+    assert builders(pair.plan(), "trusted_builders")["worker1"] == [["head"]], "the operator trusts some hosts less"
 
 
 def test_where_the_head_is_of_another_kind_the_first_host_builds(pair):
@@ -107,7 +108,6 @@ def test_a_head_that_moves_to_a_card_compiles_nothing_for_it(pair):
     pair.hosts["worker1"]["facts"].update(card)
     built = {build["backend"]: build for build in pair.plan()["hosts"]["worker1"]["builds"]}["cuda"]
     assert built["targets"] == ["ggml-rpc-server", "llama-server"]
-    assert built["trusted_builder"] is None, "a build that another host compiled counts"
     pair.hosts["head"]["facts"].update(card)
     assert built["id"] in [build["id"] for build in pair.plan()["hosts"]["head"]["builds"]]
 
@@ -116,7 +116,8 @@ def test_a_host_that_shares_nothing_builds_for_itself(pair):
     pair.hosts["worker1"]["variables"]["llama_build_share"] = False
     plan = pair.plan()
     assert builders(plan) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["head"]}
-    assert builders(plan, "trusted_builder") == {"head": [None], "worker1": ["worker1"], "worker2": [None]}
+    shared = ["head", "worker2"]
+    assert builders(plan, "trusted_builders") == {"head": [shared], "worker1": [["worker1"]], "worker2": [shared]}
     found = drifts(plan)
     identity = plan["hosts"]["head"]["builds"][0]["id"]
     for drift in found.values():

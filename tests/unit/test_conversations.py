@@ -221,7 +221,7 @@ def test_a_truncated_file_is_never_offered(place):
     os.truncate(path, 100)
     step(place.start())
     assert (names(place), place.stub.asked) == ([], [])
-    assert place.logged == ["deleted the truncated file of a conversation, which cannot be restored"]
+    assert place.logged == ["deleted a truncated file: its conversation cannot be restored"]
 
 
 def test_a_file_with_which_llama_server_ends_is_tried_once(place):

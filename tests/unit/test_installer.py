@@ -237,11 +237,11 @@ def test_a_release_goes_to_another_host(tmp_path, built):
     expected = built[1]._replace(received="head")
     assert receive(tmp_path, pack(tmp_path)) == expected
     assert manifest.installed_manifest(release_of(tmp_path, "other")) == expected
-    assert manifest.installed_manifest(release_of(tmp_path, "other"), builder="head")
-    assert manifest.installed_manifest(release_of(tmp_path, "other"), builder="worker1") is None, (
+    assert manifest.installed_manifest(release_of(tmp_path, "other"), builders=["head"])
+    assert manifest.installed_manifest(release_of(tmp_path, "other"), builders=["worker1"]) is None, (
         "another host has to compile it"
     )
-    assert manifest.installed_manifest(built[0], builder="worker1"), "what a host compiled itself counts"
+    assert manifest.installed_manifest(built[0], builders=["worker1"]), "what a host compiled itself counts"
     assert manifest.installed_manifest(built[0], targets=["llama-bench"]) is None
 
 

@@ -268,7 +268,7 @@ def test_sizes_that_are_bounds_are_shown_and_do_not_fail(plan):
     check = checks(judged(plan, with_buffers(healthy(plan), WORKER, model=1.0, KV=2.0)), "buffers")[0]
     assert check.status == "passed"
     assert "KV 2.0 MiB" in check.evidence
-    assert "model planned up to" in check.evidence
+    assert "; model at most" in check.evidence
     check = checks(judged(plan, without_device(healthy(plan), WORKER)), "buffers")[0]
     assert (check.status, check.evidence[:30]) == ("failed", "model 0.0 MiB, planned up to 3")
 

@@ -840,7 +840,7 @@ def test_a_cache_has_a_whole_path_since_its_files_are_removed(local, folder):
 def test_names_that_no_environment_can_have(local):
     for name in ("A\nUser=root", "MY-VAR", "A B", "1A", 'A"B', "", "LLAMA_ARG_SPLIT_MODE=row", 1):
         local.hosts["here"]["variables"]["llama_server_environment"] = {name: "x"}
-        assert f"llama_server_environment has the name {str(name)!r}: use letters" in local.reason()
+        assert f"llama_server_environment names a variable {str(name)!r}: use letters" in local.reason()
 
 
 def mla(cluster, **cpu):

@@ -346,7 +346,7 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* cannot be downloaded \(H
             answer(200, b"<html>sign in</html>"),
             1,
             1,
-            r"\.tar\.gz, which cannot be read: the server may have sent other content\. Use",
+            r"\.tar\.gz, cannot be read: it may be incomplete, or a web page\. Use",
         ),
     ],
 )

@@ -815,7 +815,7 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     [
         ({}, {"proof": Proof(9, devices=(RIGHT,)), "remaining": 1}, "allowed 0.050), 9 s", None),
         ({}, {"proof": Proof(0, devices=(RIGHT,)), "remaining": 0}, "allowed 0.050), by an earlier run", None),
-        ({}, {"proof": Proof(0, untested="no room")}, None, "big is not proven on its devices: no room"),
+        ({}, {"proof": Proof(0, untested="no room")}, None, "the devices of big were not tested: no room"),
         ({"stage": "reference"}, {"proof": Proof(0)}, "80 of 80 layers of big for about", None),
         ({"prove": "never"}, {}, None, None),
         ({"check_mode": True}, {}, None, None),

@@ -55,7 +55,7 @@ NEUTRAL_OPTIONS = frozenset(
 class Limits(NamedTuple):
     mib: int
     """Size of all files."""
-    full_mib: int
+    context_mib: int
     """Size of a file whose context is full."""
     seconds: int
     """Time without any progress after which a save or restore counts as hung."""
@@ -256,7 +256,7 @@ class SlotStore:
                 self._save_slot(slot_id, tokens)
 
     def _save_slot(self, slot: int, tokens: int) -> None:
-        if not self._free_space(self.limits.full_mib * units.MIB * tokens * self.slots // self.context + units.MIB):
+        if not self._free_space(self.limits.context_mib * units.MIB * tokens * self.slots // self.context + units.MIB):
             self.log(f"a conversation of {tokens} tokens was not saved: {self.folder} is full")
             return
         new_path = self.folder / f"{self.key}-{slot}{NEW_SUFFIX}"
@@ -281,7 +281,7 @@ class SlotStore:
         is_complete = path.stem.endswith(f"-{path.stat().st_size}")
         if not is_complete:
             path.unlink()
-            self.log("deleted the truncated file of a conversation, which cannot be restored")
+            self.log("deleted a truncated file: its conversation cannot be restored")
         return is_complete
 
     def _paths(self, *suffixes: str) -> list[Path]:

@@ -105,7 +105,7 @@ class RateRow(NamedTuple):
     gb_per_s: float
     tflops: float
     family: str
-    least_mib: int = 0
+    min_mib: int = 0
     """Minimum memory of the device, if boards of one name differ."""
     spread: float = 1.0
     """Minimum uncertainty factor of the speed."""
@@ -351,7 +351,7 @@ def accelerator_row(architecture: str, name: str, memory_mib: int = 0) -> RateRo
     """Return the row of a device by its name, which identifies the memory best, or else by its architecture."""
     for text in (name, architecture):
         for row in ACCELERATORS:
-            if memory_mib >= row.least_mib and re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
+            if memory_mib >= row.min_mib and re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
                 return row
     return None
 

@@ -123,8 +123,8 @@ class BuildPlan(NamedTuple):
     """program → path, from a distribution's package"""
     builder: str
     """host of its kind that compiles it"""
-    trusted_builder: Optional[str]
-    """only other host whose build counts; null if any does"""
+    trusted_builders: tuple[str, ...]
+    """hosts whose build counts: the builder, then others"""
     archives: Absent[tuple[Word, ...]] = None
     """upstream's archives: programs first, then libraries"""
     ui: Absent[Annotated[str, ("auto", "true", "false")]] = None

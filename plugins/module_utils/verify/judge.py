@@ -459,7 +459,7 @@ def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[
     for kind, key, planned_mib in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):
         actual_mib = buffers.get(kind, 0.0)
         if key not in entry.exact:
-            bounds += f", {kind} planned up to {planned_mib} MiB"
+            bounds += f"; {kind} at most {planned_mib} MiB planned"
             if kind == "model" and planned_mib and not actual_mib:
                 faults.append(f"{kind} {actual_mib} MiB, planned up to {planned_mib}")
         elif abs(actual_mib - planned_mib) > ROUNDING_MIB + planned_mib / 1000:

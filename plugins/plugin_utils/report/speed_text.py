@@ -161,8 +161,8 @@ def shape_rows(plan: Plan) -> list[list[str]]:
     prompt = f"prompt of {estimate.prompt.tokens}" if estimate.prompt else "prompt"
     rows = [["shape", "fits", "free memory", "tokens/s", *users_titles, prompt]]
     for shape in estimate.shapes:
-        users_range = shape.users and shape.users.generation_range
-        speeds = [str(shape.generation_range or ""), *[str(users_range or "")][: len(users_titles)]]
+        shared_range = shape.users and shape.users.generation_range
+        speeds = [str(shape.generation_range or ""), *[str(shared_range or "")][: len(users_titles)]]
         memory_text = f"{shape.free_mib / 1024:.1f} GiB" if shape.fits else f"{-shape.free_mib / 1024:.1f} GiB missing"
         name = f"{_shape_name(shape)}{' (this plan)' if shape.chosen else ''}"
         rows.append(

@@ -223,7 +223,7 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
             pass
     except archives.DamagedError:
         raise AnsibleError(
-            f"llama_release has the archive {name or release.url or release.path}, which cannot be read: the server may have sent other content. Use a "
+            f"the archive of llama_release, {name or release.url or release.path}, cannot be read: it may be incomplete, or a web page. Use a "
             "complete tar archive, uncompressed or compressed with gzip, bzip2 or xz, or a zip archive with source: binary"
         ) from None
     return actual_checksum

@@ -9,7 +9,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 from support.hosts import build_plan, service_plan
 
-BUILD = build_plan("b1-cpu-1", "ggml-rpc-server", "llama-server")._replace(release="b1", builder="head")
+BUILD = build_plan("b1-cpu-1", "ggml-rpc-server", "llama-server")._replace(
+    release="b1", builder="head", trusted_builders=("head",)
+)
 SERVICE = service_plan((), "127.0.0.1:8080", name="llamacpp-server", kind="head")
 RELEASE = ReleasePlan(source="git", ref="b1", build=7, commit="abc1234def567", protocol=None, id="b1", member="")
 

@@ -55,7 +55,7 @@ def host_plan(**changes):
 
 
 def build_plan(identity, *targets):
-    return BuildPlan(identity, "r", "cpu", "k", {}, {}, targets, {}, "here", None)
+    return BuildPlan(identity, "r", "cpu", "k", {}, {}, targets, {}, "here", ("here",))
 
 
 def service_plan(argv, listens, **changes):

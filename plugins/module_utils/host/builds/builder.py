@@ -119,7 +119,9 @@ class Builder(Installer):
         if locks.is_held(lock):
             self._log(f"waiting for {locks.holders_text(lock)}")
         with locks.hold(lock, LOCK_SECONDS) as self._lock:
-            installed = manifest.installed_manifest(self.release_folder, self.build.targets, self.build.trusted_builder)
+            installed = manifest.installed_manifest(
+                self.release_folder, self.build.targets, self.build.trusted_builders
+            )
             return installed or self._build()
 
     def _build(self) -> Manifest:

@@ -46,15 +46,15 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     (folder / FILE_NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
 
 
-def installed_manifest(folder: Path, targets: Iterable[str] = (), builder: Optional[str] = None) -> Optional[Manifest]:
+def installed_manifest(folder: Path, targets: Iterable[str] = (), builders: Iterable[str] = ()) -> Optional[Manifest]:
     """Return the manifest of an installed release if its files match it, or None.
 
-    :param builder: only other host whose build counts; any does if None.
+    :param builders: hosts whose builds count; any does if empty.
     """
     manifest = read_manifest(folder)
     if manifest is None or any(f"bin/{target}" not in manifest.files for target in targets):
         return None
-    if builder and manifest.received not in (None, builder):
+    if builders and manifest.received not in (None, *builders):
         return None
     try:
         for name, digest in manifest.files.items():

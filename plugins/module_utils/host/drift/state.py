@@ -210,7 +210,7 @@ def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
     """Return manifests of planned builds; None if missing, damaged or untrusted."""
     releases_folder = Path(plan.prefix) / "releases"
     return {
-        build.id: manifest.installed_manifest(releases_folder / build.id, build.targets, build.trusted_builder)
+        build.id: manifest.installed_manifest(releases_folder / build.id, build.targets, build.trusted_builders)
         for build in plan.builds
     }
 

@@ -20,7 +20,7 @@ STRIX_HALO_KERNEL = (6, 18, 4)
 UNSUPPORTED_GFX = frozenset(("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036"))
 """Architectures without rocBLAS kernels in any ROCm. Programs for gfx1030 run on them."""
 OVERRIDE_VARIABLE = "HSA_OVERRIDE_GFX_VERSION"
-GFX906_ROCM = (6, 4)
+FIRST_ROCM_WITHOUT_GFX906 = (6, 4)
 """First ROCm whose rocBLAS has no kernels for this architecture."""
 
 
@@ -79,7 +79,7 @@ def rocm_without_kernels(context: AdvisoryContext) -> Cases:
     for name in dict.fromkeys(device.host for device in gfx906_devices):
         host = context.cluster.hosts.get(name)
         version = host and host.facts.toolchain.get("hipconfig")
-        if version and versions.parse(version) >= GFX906_ROCM:
+        if version and versions.parse(version) >= FIRST_ROCM_WITHOUT_GFX906:
             cases.append((name, {"where": f"{name} (ROCm {version})", "vulkan": _vulkan_alternative(context, name)}))
     return cases
 

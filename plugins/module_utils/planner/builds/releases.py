@@ -269,30 +269,30 @@ def plan_builds(
         )
         for (name, backend), kind in build_kinds.items()
     }
-    hosts_by_kind: dict[str, list[Host]] = {}
+    hosts_by_build: dict[str, list[Host]] = {}
     for (name, backend), build in builds_of_kinds.items():
         if equipped_hosts[name].host.share_builds and releases[backend].source in release_request.COMPILED_SOURCES:
-            hosts_by_kind.setdefault(build.id, []).append(equipped_hosts[name].host)
+            hosts_by_build.setdefault(build.id, []).append(equipped_hosts[name].host)
     host_builds: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped_hosts}
     for (name, backend), build in builds_of_kinds.items():
-        sharing_hosts = hosts_by_kind.get(build.id, [])
-        named_builder = _named_builder(sharing_hosts) if equipped_hosts[name].host.share_builds else name
-        heads_first = sorted(sharing_hosts, key=lambda host: not host.is_head)
-        builder = named_builder or [*(host.name for host in heads_first), name][0]
-        host_builds[name][backend] = build._replace(builder=builder, trusted_builder=named_builder)
+        sharing_hosts = hosts_by_build.get(build.id, [])
+        builders = _trusted_builders(sharing_hosts) if equipped_hosts[name].host in sharing_hosts else (name,)
+        host_builds[name][backend] = build._replace(builder=builders[0], trusted_builders=builders)
     return host_builds
 
 
-def _named_builder(sharing_hosts: Sequence[Host]) -> str | None:
-    """Return ``llama_build_host`` of the hosts that share a build."""
-    names = [host.name for host in sharing_hosts]
-    builders = sorted({str(host.build_host) for host in sharing_hosts if host.build_host in names})
-    if len(builders) > 1:
+def _trusted_builders(sharing_hosts: Sequence[Host]) -> tuple[str, ...]:
+    """Return the host that builds for the hosts that share a build: ``llama_build_host``, or the head, or the first of the inventory. Unless an operator names
+    the builder, the other hosts follow: what they compiled before the head moved still counts."""
+    names = [host.name for host in sorted(sharing_hosts, key=lambda host: not host.is_head)]
+    builders = sorted({host.build_host for host in sharing_hosts if host.build_host})
+    named_builders = [name for name in builders if name in names]
+    if len(named_builders) > 1:
         raise Refusal(
-            f"llama_build_host is {' and '.join(builders)} for hosts that share a build ({', '.join(names)}): name the same host for all of them, or set "
-            "llama_build_share to false"
+            f"llama_build_host is {' and '.join(named_builders)} for hosts that share a build ({', '.join(names)}): name the same host for all of them, or "
+            "set llama_build_share to false"
         )
-    return builders[0] if builders else None
+    return tuple([*named_builders, *names][:1] if builders else names)
 
 
 def _shared_key(kind: BuildPlan) -> str:
@@ -360,7 +360,7 @@ def _build_kind(
         targets=(),
         packaged={},
         builder=host.name,
-        trusted_builder=None,
+        trusted_builders=(),
         archives=archives,
         ui=server.ui,
     )

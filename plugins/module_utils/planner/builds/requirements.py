@@ -198,7 +198,7 @@ def _packages_to_install(host: Host, needs: BuildRequirements, packages: Mapping
     if unpackaged_tools:
         sources = sorted({toolkits.VENDORS[tool] for tool in unpackaged_tools if tool in toolkits.VENDORS})
         raise Refusal(
-            f"{host.name} lacks {', '.join(unpackaged_tools)}, for which the collection knows no {facts.distribution.id} package: install the missing tools "
+            f"{host.name} lacks {', '.join(unpackaged_tools)}, for which no {facts.distribution.id} package is known: install the missing tools "
             f"yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set another llama_backend for {host.name}"
         )
     problem = f"{host.name} lacks {', '.join(missing_tools)}"

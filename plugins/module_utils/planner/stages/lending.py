@@ -111,7 +111,7 @@ def _equip_host(
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
-                f"{host.name} already has an account {account} with the home {home}, but services run as {account}: rename the existing account"
+                f"{host.name} already has an account {account} with another home, {home}, but services need this account: rename the existing one"
             )
     manager = service_managers.MANAGERS[facts.service_manager]
     if not manager.host_settings and any(link.manage for link in host.links):
