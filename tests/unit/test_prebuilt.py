@@ -353,7 +353,7 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* cannot be downloaded \(H
 def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server, cache, fault, times, asked, said):
     server.faults[f"/assets/{NAME}"] = [fault] * times
     if said:
-        with pytest.raises(AnsibleError, match=f"(?s)llama_release .*{said}"):
+        with pytest.raises(AnsibleError, match=f"(?s)llama_release.*{said}"):
             sources.fetch(release, [NAME])
         assert kept(cache) == []
     else:

@@ -283,7 +283,7 @@ def read_environment(place: str, variables: Mapping[str, Any] | None) -> dict[st
     values = {}
     for name, value in (variables or {}).items():
         if not re.fullmatch(VARIABLE_NAME, str(name), re.ASCII):
-            raise Refusal(f"{place} names a variable {str(name)!r}: use letters, digits and _, no digit first")
+            raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, no digit first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{place} has {name}: {value!r}: use a text, a number, true or false, or remove it")
         _check_no_secret(place, str(name), str(value))
