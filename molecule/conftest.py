@@ -11,6 +11,7 @@ WORK = Path(os.environ["LLAMA_TEST_WORK"])
 INVENTORY = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"]) / "inventory" / "hosts.yml"
 HOSTS = yaml.safe_load(INVENTORY.read_text())["test_hosts"]["hosts"]
 PLAN = json.loads((WORK / "plan.json").read_text())
+os.environ["ANSIBLE_FORCE_COLOR"] = "false"  # molecule sets it, and tests read what playbooks print
 
 
 def on(name):

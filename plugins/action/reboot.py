@@ -36,6 +36,6 @@ class ActionModule(Action):
         threading.Thread(target=show_progress, daemon=True).start()
         try:
             command = {"boot_time_command": arguments.boot_time_command} if arguments.boot_time_command else {}
-            return self.action("ansible.builtin.reboot", reboot_timeout=LIMIT_SECONDS, **command)
+            return self.run_action("ansible.builtin.reboot", reboot_timeout=LIMIT_SECONDS, **command)
         finally:
             has_returned.set()

@@ -81,11 +81,12 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
 
 def test_a_run_that_waits_for_a_host_shows_progress(monkeypatch):
     plugin, display = actions.made(action), mock.Mock()
-    plugin.action = mock.Mock(side_effect=lambda *_arguments, **_more: time.sleep(0.2) or {"rebooted": True})
+    reboot = mock.Mock(side_effect=lambda *_arguments, **_more: time.sleep(0.2) or {"rebooted": True})
+    monkeypatch.setattr(plugin, "run_action", reboot)
     monkeypatch.setattr(action, "display", display)
     monkeypatch.setattr(action, "PROGRESS_SECONDS", 0.05)
     assert plugin.run(task_vars={"inventory_hostname": "one"}) == {"rebooted": True}
-    plugin.action.assert_called_once_with("ansible.builtin.reboot", reboot_timeout=1800)
+    reboot.assert_called_once_with("ansible.builtin.reboot", reboot_timeout=1800)
     lines = [call.args[0] for call in display.display.call_args_list]
     assert 2 <= len(lines) <= 4
     assert lines[0] == "  [one] reboot: waiting for the host for 0 of at most 1800 s"
