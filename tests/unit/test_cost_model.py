@@ -25,8 +25,9 @@ def rate(pair, device, accelerators=(), model="test"):
     pair.hosts["worker1"]["facts"].update(
         accelerators=list(accelerators), cpu={"model": model, "cores": 64, "features_id": "f"}
     )
-    facts = cluster_inputs.read_cluster("test", pair.hosts).hosts["worker1"].facts
-    return site.rate_of(Device("worker1", "vulkan", device, device, 1, {}), facts)
+    host = cluster_inputs.read_cluster("test", pair.hosts).hosts["worker1"]
+    own = Device("worker1", "vulkan", device, device, 1, {}, accelerator=host.facts.accelerator_of(device))
+    return site.rate_of(own, host)
 
 
 def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):

@@ -20,6 +20,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 
+VULKAN_MEMORY = "vulkan-shared-memory"
+"""Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
+
 
 class WorkerRequest(NamedTuple):
     """An entry of ``llama_worker_endpoints``; None for keys that it does not set."""
@@ -318,6 +321,11 @@ class Cluster(NamedTuple):
     """Summaries of the other models."""
 
     @property
+    def has_memory_limits(self) -> bool:
+        """Return whether devices hold no more than their drivers show as their own."""
+        return VULKAN_MEMORY not in self.accepted
+
+    @property
     def all_hosts(self) -> dict[str, Host]:
         """Return all hosts, also those of external workers."""
         return {**self.hosts, **self.external_hosts}
@@ -407,6 +415,17 @@ class Device(NamedTuple):
     environment: Mapping[str, str]
     """Environment of the program that drives it."""
     worker: Worker | None = None
+    accelerator: Accelerator | None = None
+    """Its properties; None for a processor."""
+
+    @property
+    def shares_memory(self) -> bool:
+        """Return whether it uses the memory of its host's processor."""
+        return not self.accelerator or self.accelerator.unified
+
+    @property
+    def architecture(self) -> str:
+        return self.accelerator.architecture if self.accelerator else ""
 
     @property
     def endpoint(self) -> str | None:
@@ -432,3 +451,5 @@ class EquippedHost(NamedTuple):
     """Tool → package."""
     optional_tools: Mapping[str, str]
     workers: tuple[Worker, ...]
+    devices: tuple[Device, ...]
+    """Devices that llama-server itself drives there; empty unless it is the head."""

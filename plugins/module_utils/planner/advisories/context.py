@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Host, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Device, Host, Server
 
 Cases = list[tuple[Any, dict[str, Any]]]
 """Host (or None) and values for message and remedies, for each case of a condition. ``where`` names the place if it is more than the host;
@@ -35,9 +34,9 @@ class AdvisoryContext(NamedTuple):
         return self.candidate.summary
 
     @property
-    def loaded_devices(self) -> Sequence[devices.LoadedDevice]:
+    def devices(self) -> Sequence[Device]:
         """Return the devices that hold a part of the model."""
-        return self.candidate.loaded_devices()
+        return self.candidate.layout.devices
 
     @property
     def server(self) -> Server:
@@ -46,11 +45,6 @@ class AdvisoryContext(NamedTuple):
     @property
     def head(self) -> Host:
         return self.cluster.hosts[self.cluster.head]
-
-    @property
-    def head_devices(self) -> list[devices.LoadedDevice]:
-        """Devices of the head's host that get layers."""
-        return [device for device in self.loaded_devices if device.host == self.cluster.head]
 
     def variables_of(self, release: str) -> list[str]:
         """Return the variables that set a release, for all backends that use it."""

@@ -74,7 +74,7 @@ def broken_drivers(context: AdvisoryContext) -> Cases:
 def rocm_without_kernels(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     gfx906_devices = [
-        device for device in context.loaded_devices if (device.backend, device.architecture) == ("hip", "gfx906")
+        device for device in context.devices if (device.backend, device.architecture) == ("hip", "gfx906")
     ]
     for name in dict.fromkeys(device.host for device in gfx906_devices):
         host = context.cluster.hosts.get(name)
@@ -89,8 +89,7 @@ def rocblas_without_kernels(context: AdvisoryContext) -> Cases:
     cases: dict[str, dict[str, str | None]] = {}
     for device in context.candidate.layout.devices:
         host = context.cluster.hosts.get(device.host)
-        card = host.facts.accelerator_of(device.name) if host else None
-        name = card.architecture.partition(":")[0] if card and device.backend == backends.HIP.name else ""
+        name = device.architecture.partition(":")[0] if host and device.backend == backends.HIP.name else ""
         if name in UNSUPPORTED_GFX and OVERRIDE_VARIABLE not in device.environment:
             builds = context.plan.hosts[device.host].builds
             is_compiled = any(build.cmake_options for build in builds if build.backend == device.backend)
@@ -116,20 +115,20 @@ def sycl_workers(context: AdvisoryContext) -> Cases:
                 "sycl": "sycl" if device.host == head and has_other_backends else None,
             },
         )
-        for device in context.loaded_devices
+        for device in context.devices
         if device.endpoint and device.backend == "sycl"
     ]
 
 
 def metal_prediction(context: AdvisoryContext) -> Cases:
     """Return workers with Metal if the model predicts several tokens at once."""
-    metal_devices = [device for device in context.loaded_devices if device.endpoint and device.backend == "metal"]
+    metal_devices = [device for device in context.devices if device.endpoint and device.backend == "metal"]
     return [(device.host, {}) for device in metal_devices if speculation.DRAFT_MTP in context.plan.head.argv]
 
 
 def _strix_halo_hosts(context: AdvisoryContext) -> list[tuple[str, Facts]]:
     """Return name and facts of the hosts whose Strix Halo graphics get layers."""
-    names = dict.fromkeys(device.host for device in context.loaded_devices if device.architecture == STRIX_HALO)
+    names = dict.fromkeys(device.host for device in context.devices if device.architecture == STRIX_HALO)
     return [(name, context.cluster.hosts[name].facts) for name in names if name in context.cluster.hosts]
 
 

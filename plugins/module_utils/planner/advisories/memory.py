@@ -13,30 +13,31 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     Candidate,
     attempt_placement,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import STEP_MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 
 
-def _mapped_devices(context: AdvisoryContext) -> list[devices.LoadedDevice]:
-    """Return the head's devices whose weights come from mapped pages. By default ik_llama.cpp maps the file for all devices, llama.cpp for those with
-    their own memory. Workers on other hosts get their tensors by RPC and map nothing."""
+def _mapped_shares(context: AdvisoryContext) -> list[DeviceShare]:
+    """Return the shares of the head's devices whose weights come from mapped pages. By default ik_llama.cpp maps the file for all devices, llama.cpp for
+    those with their own memory. Workers on other hosts get their tensors by RPC and map nothing."""
     mode, mainline = context.plan.head.load_mode, context.release.mainline
+    shares = [share for share in context.candidate.layout.shares() if share.device.host == context.cluster.head]
     if mode in ("mmap", "mmap+mlock"):
-        return context.head_devices
-    return [
-        device for device in context.head_devices if mode in (None, "auto") and not (mainline and device.is_unified)
-    ]
+        return shares
+    return [share for share in shares if mode in (None, "auto") and not (mainline and share.device.shares_memory)]
 
 
 def mmap_hangs(context: AdvisoryContext) -> Cases:
     values = {"limit": devices.MMAP_LIMIT_MIB, "mode": devices.unmapped_mode(context.release)}
-    sizes = [(devices.weights_mib(program), program) for program in devices.hip_uploads(_mapped_devices(context))]
+    sizes = [(devices.weights_mib(program), program) for program in devices.hip_uploads(_mapped_shares(context))]
     return [
         (
-            program[0].host,
+            context.cluster.head,
             {
                 **values,
-                "where": f"{round(size)} MiB for {remedies.join_names(device.name for device in program)} on {program[0].host}",
+                "where": f"{round(size)} MiB for {remedies.join_names(share.device.name for share in program)} on {context.cluster.head}",
             },
         )
         for size, program in sizes
@@ -46,11 +47,11 @@ def mmap_hangs(context: AdvisoryContext) -> Cases:
 
 def metal_mappings(context: AdvisoryContext) -> Cases:
     """Return a head with Metal and workers on which the operator turned mmap on."""
-    workers = any(device.endpoint for device in context.loaded_devices)
+    mapped_devices = [share.device for share in _mapped_shares(context)] if context.candidate.layout.workers() else []
     return [
         (device.host, {"where": device.host})
-        for device in _mapped_devices(context)
-        if workers and not device.endpoint and device.backend == "metal"
+        for device in mapped_devices
+        if not device.worker and device.backend == "metal"
     ]
 
 
@@ -59,7 +60,7 @@ def split_cache(context: AdvisoryContext) -> Cases:
     if not context.plan.head.prompt_cache_mib:
         return []
     split_cache_backends = context.candidate.layout.load.split_cache_backends
-    split_cache_devices = [device for device in context.loaded_devices if device.backend in split_cache_backends]
+    split_cache_devices = [device for device in context.devices if device.backend in split_cache_backends]
     return [(device.host, {"where": f"{device.name} on {device.host}"}) for device in split_cache_devices]
 
 
@@ -74,8 +75,8 @@ def displacing_cache(context: AdvisoryContext) -> Cases:
         return attempt_placement(candidate.workload._replace(server=server), candidate.site)
 
     def head_units(variant: Candidate) -> int:
-        shares = zip(variant.layout.devices, variant.layout.shares())
-        return sum(share.layers + share.output for device, share in shares if device.host == candidate.site.head)
+        head_shares = [share for share in variant.layout.shares() if share.device.host == candidate.site.head]
+        return sum(share.layers + share.output for share in head_shares)
 
     without_cache = with_size(0)
     moved_layers = head_units(without_cache) - head_units(candidate)
@@ -91,14 +92,14 @@ def displacing_cache(context: AdvisoryContext) -> Cases:
 
 def vulkan_memory(context: AdvisoryContext) -> Cases:
     """Return devices that get more memory than their driver reports, or could do so if the model does not fit."""
-    affected_devices: list[tuple[devices.LoadedDevice, str]] = []
-    for device in context.loaded_devices:
-        reported_text = f"{device.visible_mib} MiB reported"
-        accelerator = context.cluster.all_hosts[device.host].facts.accelerator_of(device.name)
-        if context.plan.fits and (planned_mib := round(device.held_mib)) > device.visible_mib:
-            affected_devices.append((device, f"{planned_mib} MiB planned, {reported_text}"))
-        elif not context.plan.fits and accelerator and device.visible_mib < accelerator.memory_mib:
-            affected_devices.append((device, f"{accelerator.memory_mib} MiB in total, {reported_text}"))
+    affected_devices: list[tuple[Device, str]] = []
+    for share in context.candidate.layout.shares():
+        device, limit_mib = share.device, devices.limit_mib(share.device)
+        if context.plan.fits and (planned_mib := round(share.held_mib)) > limit_mib:
+            affected_devices.append((device, f"{planned_mib} MiB planned, {limit_mib} MiB reported"))
+        elif not context.plan.fits and device.accelerator and limit_mib < device.accelerator.memory_mib:
+            total_mib = device.accelerator.memory_mib
+            affected_devices.append((device, f"{total_mib} MiB in total, {limit_mib} MiB reported"))
     hosts = context.cluster.hosts
     hosts_with_hip = {name for name, host in hosts.items() if host.facts.accelerators_of(backends.HIP.name)}
     return [

@@ -41,9 +41,7 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
     is_compiled = context.release.source in release_request.COMPILED_SOURCES
     variables = None if is_compiled else remedies.join_names(context.variables_of(context.release.id))
     cases: Cases = []
-    for name in dict.fromkeys(
-        device.host for device in context.loaded_devices if backends.BY_NAME[device.backend].all_quants
-    ):
+    for name in dict.fromkeys(device.host for device in context.devices if backends.BY_NAME[device.backend].all_quants):
         builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
         options = {
             option: build.cmake_options.get(option, "OFF")
@@ -128,7 +126,7 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
     """Return devices whose backend cannot multiply the model's tensors: a worker crashes, the head falls back to its processor."""
     model_types = {row.type for row in context.summary.named_tensors}
     cases: Cases = []
-    for name, backend in dict.fromkeys((device.host, device.backend) for device in context.loaded_devices):
+    for name, backend in dict.fromkeys((device.host, device.backend) for device in context.devices):
         types = sorted(model_types & backends.BY_NAME[backend].unsupported_types)
         host = context.cluster.hosts.get(name)
         if types and context.release.mainline:

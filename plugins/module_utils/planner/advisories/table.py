@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Cases,
     Finding,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import VULKAN_MEMORY
 
 ISSUE = "ggml-org/llama.cpp#{}"
 
@@ -110,7 +110,7 @@ ADVISORIES = (
         ISSUE.format(19745),
     ),
     Advisory(
-        devices.VULKAN_MEMORY,
+        VULKAN_MEMORY,
         "error",
         memory.vulkan_memory,
         "Mesa's Vulkan driver reports two thirds of the memory shared with the processor: {where}. "

@@ -13,12 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
-    cost_model,
-    device_load,
-    devices,
-    layout,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load, layout
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
@@ -50,17 +45,12 @@ class Candidate(NamedTuple):
     def release(self) -> ReleasePlan:
         return self.workload.release
 
-    def loaded_devices(self) -> list[devices.LoadedDevice]:
-        """Return the devices that hold a part of the model."""
-        return devices.loaded_devices_of(self.layout, self.site.hosts)
-
     def placement(self) -> tuple[DevicePlacement, ...]:
         """Return the plan's entry for each device."""
         load_mode, load, workload = self.layout.load_mode, self.layout.load, self.workload
         entries = []
-        for device, share, reason in zip(self.layout.devices, self.layout.shares(), self.layout.why):
-            auxiliary = self.layout.auxiliary_on(device)
-            compute = self.layout.compute_on(device)
+        for share, reason in zip(self.layout.shares(), self.layout.why):
+            device = share.device
             maps_file = backends.BY_NAME[device.backend].maps_model_file and load_mode not in ("none", "mlock")
             has_exact_sizes = not (device.worker.external if device.worker else maps_file)
             exact_sizes = {"weights_mib": load.weights_exact and has_exact_sizes, "kv_mib": load.kv_exact}
@@ -72,15 +62,17 @@ class Candidate(NamedTuple):
                     endpoint=device.endpoint,
                     layers=share.layers,
                     output=share.output,
-                    weights_mib=round(share.weights / MIB, 2),
+                    weights_mib=share.weights_mib,
                     kv_mib=round(share.kv / MIB, 2),
-                    compute_mib=round(compute / MIB, 2),
-                    auxiliary_mib=round(auxiliary / MIB, 2),
-                    total_mib=round((share.weights + share.kv + compute + auxiliary) / MIB, 2),
+                    compute_mib=round(share.compute / MIB, 2),
+                    auxiliary_mib=round(share.auxiliary / MIB, 2),
+                    total_mib=round(share.total / MIB, 2),
                     capacity_mib=device.capacity_mib,
                     reason=reason,
                     exact=tuple(
-                        size for size, is_sure in exact_sizes.items() if is_sure and workload.is_exact and not auxiliary
+                        size
+                        for size, is_sure in exact_sizes.items()
+                        if is_sure and workload.is_exact and not share.auxiliary
                     ),
                     without=workload.uncounted_items,
                 )

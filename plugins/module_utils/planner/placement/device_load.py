@@ -112,6 +112,37 @@ class Share(NamedTuple):
     kv: int
 
 
+class DeviceShare(NamedTuple):
+    """Share of a device in the model, with the bytes that it holds in addition."""
+
+    device: Device
+    layers: int
+    output: bool
+    weights: int
+    kv: int
+    compute: int
+    """Upper bound of the compute buffer."""
+    auxiliary: int
+    """Size of auxiliary models."""
+
+    @property
+    def model_bytes(self) -> int:
+        return self.weights + self.kv
+
+    @property
+    def total(self) -> int:
+        return self.model_bytes + self.compute + self.auxiliary
+
+    @property
+    def weights_mib(self) -> float:
+        return round(self.weights / MIB, 2)
+
+    @property
+    def held_mib(self) -> float:
+        """Return the size of weights and KV caches."""
+        return self.weights_mib + round(self.kv / MIB, 2) + round(self.auxiliary / MIB, 2)
+
+
 def _unique_parts(parts: Iterable[Part]) -> list[Part]:
     """Tensors without duplicates of a name: the token embedding, and the output that is tied to it."""
     return list({part.name or index: part for index, part in enumerate(parts)}.values())
@@ -286,10 +317,6 @@ class Layout(NamedTuple):
     load_mode: str | None = None
     """How llama-server reads the model; None is its default."""
 
-    def auxiliary_on(self, device: Device) -> int:
-        """Return the bytes of auxiliary models on a device."""
-        return sum(model.total_on(device) for model in self.auxiliary)
-
     def workers(self) -> list[Worker]:
         return [device.worker for device in self.devices if device.worker]
 
@@ -310,9 +337,14 @@ class Layout(NamedTuple):
         owners = assign_units(self.load.layers, self.gpu_layers, self.split if self.devices else ())
         return [CPU if owner is None else self.devices[owner].buffer for owner in owners]
 
-    def shares(self) -> list[Share]:
+    def shares(self) -> list[DeviceShare]:
         return [
-            self.load.share(self.units_of(index), device.backend, device.buffer)
+            DeviceShare(
+                device,
+                *self.load.share(self.units_of(index), device.backend, device.buffer),
+                compute=self.load.compute_on(device, self.load.units - self.gpu_layers),
+                auxiliary=sum(model.total_on(device) for model in self.auxiliary),
+            )
             for index, device in enumerate(self.devices)
         ]
 
@@ -321,17 +353,10 @@ class Layout(NamedTuple):
         head_kv = self.load.head_kv_bytes(sum(unit < self.load.layers for unit in units))
         return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units), kv=head_kv)
 
-    def compute_on(self, device: Device) -> int:
-        """Upper bound of the compute buffer of one of the devices."""
-        return self.load.compute_on(device, self.load.units - self.gpu_layers)
-
     def overloaded_devices(self) -> list[tuple[Device, int]]:
         """Return the devices that get more than they hold, and the MiB that are missing on each."""
-        missing_sizes = [
-            -(-(share.weights + share.kv) // MIB) - device.capacity_mib
-            for device, share in zip(self.devices, self.shares())
-        ]
-        return [(device, mib) for device, mib in zip(self.devices, missing_sizes) if mib > 0]
+        sizes = [(share.device, -(-share.model_bytes // MIB) - share.device.capacity_mib) for share in self.shares()]
+        return [(device, mib) for device, mib in sizes if mib > 0]
 
 
 def check_split(load: Load, gpu_layers: int, units: Sequence[int]) -> None:

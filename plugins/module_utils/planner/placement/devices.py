@@ -7,34 +7,25 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Size of the weights of one program's HIP devices from which mapped pages were seen to hang (#19745, #5402, #15018)."""
-VULKAN_MEMORY = "vulkan-shared-memory"
-"""Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
 GB10 = "12.1"
 """Compute capability of NVIDIA's GB10 (DGX Spark)."""
 MIN_PROCESSOR_MIB = 2048
 """Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
 
 
-def shares_memory(device: Device, facts: Facts) -> bool:
-    """Return whether the device uses the memory of the host's processor."""
-    accelerator = facts.accelerator_of(device.name)
-    return accelerator.unified if accelerator else True
-
-
-def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str, str]) -> float:
-    """How much of a device's memory its driver shows as the device's own; no bound where the size of that memory is not known.
+def visible_mib(accelerator: Accelerator, environment: Mapping[str, str]) -> float:
+    """Return how much of a device's memory its driver shows as the device's own; no bound if the size of that memory is not known.
 
     Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too as one heap and the rest as another, or with UNIFIED_HEAP
     all of it as one (radv_physical_device_init_mem_types, the same in Mesa 22.3.6, 25.0.7 and 26.1). It lends more than a heap has to
@@ -43,25 +34,18 @@ def visible_mib(backend: str, accelerator: Accelerator, environment: Mapping[str
     total_mib = accelerator.memory_mib
     if not total_mib:
         return math.inf
-    is_split = backend == "vulkan" and accelerator.has_amdgpu_limit
+    is_split = accelerator.backend == "vulkan" and accelerator.has_amdgpu_limit
     if not is_split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
         return total_mib
     return total_mib * 2 // 3
 
 
-def _is_limited(device: Device) -> bool:
-    """Return whether a device holds no more than its driver shows: heap_of_head makes the driver of the head's own devices show all, unless the operator
-    says what it shows."""
-    return device.worker is not None or backends.UNIFIED_HEAP in device.environment
-
-
-def with_visible_memory(device: Device, facts: Facts) -> Device:
-    """Return the device with no more capacity than its driver shows as its own."""
-    accelerator = facts.accelerator_of(device.name)
-    if not accelerator or not _is_limited(device):
-        return device
-    visible_size = visible_mib(device.backend, accelerator, device.environment)
-    return device._replace(capacity_mib=int(min(device.capacity_mib, visible_size)))
+def limit_mib(device: Device) -> float:
+    """Return the memory that the driver shows of a device that holds no more. There is no limit for the head's own devices, whose driver shows all because
+    of heap_of_head, unless the operator says what it shows."""
+    if not device.accelerator or not (device.worker or backends.UNIFIED_HEAP in device.environment):
+        return math.inf
+    return visible_mib(device.accelerator, device.environment)
 
 
 def reserve_mib(total_mib: int, shared: bool) -> int:
@@ -111,7 +95,7 @@ def capacities_of(
         device = accelerators.get(name)
         if device and device.unified:
             environment = environments.get(name)
-            shown_mib = math.inf if environment is None else visible_mib(device.backend, device, environment)
+            shown_mib = math.inf if environment is None else visible_mib(device, environment)
             largest_mib = int(min(capacities[name], shown_mib))
             shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), largest_mib)
     requested_mib = [mib for name, mib in lent if name == backends.CPU.device]
@@ -131,20 +115,18 @@ def capacities_of(
     return {**capacities, **unified_mib, backends.CPU.device: remaining_mib}
 
 
-def lent_devices(workers: Iterable[Worker]) -> list[Device]:
-    """Return the devices that workers lend."""
-    return [
-        Device(
-            host=worker.host,
-            backend=worker.backend,
-            name=worker.device,
-            buffer=capabilities.BUFFER_NAME.format(endpoint=worker.endpoint),
-            capacity_mib=worker.capacity_mib,
-            environment=worker.environment,
-            worker=worker,
-        )
-        for worker in workers
-    ]
+def lent_device(worker: Worker, host: Host) -> Device:
+    """Return the device that a worker lends."""
+    return Device(
+        host=worker.host,
+        backend=worker.backend,
+        name=worker.device,
+        buffer=capabilities.BUFFER_NAME.format(endpoint=worker.endpoint),
+        capacity_mib=worker.capacity_mib,
+        environment=worker.environment,
+        worker=worker,
+        accelerator=host.facts.accelerator_of(worker.device),
+    )
 
 
 def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
@@ -198,7 +180,7 @@ def head_devices(
 ) -> list[Device]:
     """Return the devices that llama-server itself drives."""
     return [
-        Device(head.name, accelerator.backend, name, name, capacities[name], environment)
+        Device(head.name, accelerator.backend, name, name, capacities[name], environment, accelerator=accelerator)
         for name, accelerator in driven
     ]
 
@@ -217,12 +199,12 @@ def single_host_devices(host: Host, backend: str, server: Server | None = None) 
     return head_devices(host, driven, capacities_of(host, [], device_names, {}, limits), {})
 
 
-def without_host_memory(all_devices: Sequence[Device], size: int, head: str, facts: Facts) -> list[Device]:
+def without_host_memory(all_devices: Sequence[Device], size: int, head: Host) -> list[Device]:
     """Return the devices with the capacity that so many bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
     the largest device that shares it."""
-    sharing_devices = [device for device in all_devices if device.host == head and shares_memory(device, facts)]
+    sharing_devices = [device for device in all_devices if device.host == head.name and device.shares_memory]
     largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
-    free_mib = usable_mib(facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
+    free_mib = usable_mib(head.facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
     missing_mib = max(0, -(-size // MIB) - max(0, free_mib))
     return [
         device._replace(capacity_mib=max(0, device.capacity_mib - missing_mib)) if device is largest_device else device
@@ -251,104 +233,49 @@ def environment_of_head(
     return environment
 
 
-def heap_of_head(
-    loaded_devices: Sequence[LoadedDevice], facts: Facts, environment: Mapping[str, str]
-) -> dict[str, str]:
+def heap_of_head(shares: Iterable[DeviceShare]) -> dict[str, str]:
     """Return the variable that makes Mesa report enough memory, if llama-server drives a device that holds more than is reported otherwise."""
-    for device in loaded_devices:
-        accelerator = None if device.endpoint else facts.accelerator_of(device.name)
-        if (
-            accelerator
-            and device.held_mib > visible_mib(device.backend, accelerator, environment) < accelerator.memory_mib
-        ):
+    for share in shares:
+        accelerator = None if share.device.worker else share.device.accelerator
+        if accelerator and share.held_mib > visible_mib(accelerator, share.device.environment) < accelerator.memory_mib:
             return {backends.UNIFIED_HEAP: "true"}
     return {}
 
 
-class LoadedDevice(NamedTuple):
-    """A device with layers. ``endpoint`` is None where llama-server drives it itself; sizes are in MiB, ``held_mib`` is weights and KV
-    cache."""
-
-    host: str
-    name: str
-    endpoint: str | None
-    backend: str
-    architecture: str
-    is_unified: bool
-    weights_mib: float
-    held_mib: float
-    visible_mib: float
-    host_memory_mib: int
-
-    @property
-    def is_gb10(self) -> bool:
-        """Whether it is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
-        Spark (#27742, comment of 26 August 2026)."""
-        return self.backend == "cuda" and self.is_unified and self.architecture == GB10
+def _is_gb10(device: Device) -> bool:
+    """Return whether a device is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
+    Spark (#27742, comment of 26 August 2026)."""
+    return device.backend == "cuda" and device.shares_memory and device.architecture == GB10
 
 
-def loaded_devices_of(layout: Layout, hosts: Mapping[str, Host]) -> list[LoadedDevice]:
-    """Return the devices that hold a part of the model."""
-    return [
-        _loaded_device(
-            device,
-            hosts[device.host].facts,
-            round(share.weights / MIB, 2),
-            round(share.kv / MIB, 2) + round(layout.auxiliary_on(device) / MIB, 2),
-        )
-        for device, share in zip(layout.devices, layout.shares())
-    ]
-
-
-def _loaded_device(device: Device, facts: Facts, weights_mib: float, kv_mib: float) -> LoadedDevice:
-    accelerator = facts.accelerator_of(device.name)
-    backend = accelerator.backend if accelerator else backends.CPU.name
-    return LoadedDevice(
-        host=device.host,
-        name=device.name,
-        endpoint=device.endpoint,
-        backend=backend,
-        architecture=accelerator.architecture if accelerator else "",
-        is_unified=bool(accelerator and accelerator.unified),
-        weights_mib=weights_mib,
-        held_mib=weights_mib + kv_mib,
-        visible_mib=visible_mib(backend, accelerator, device.environment)
-        if accelerator and _is_limited(device)
-        else math.inf,
-        host_memory_mib=facts.memory_mib,
-    )
-
-
-def hip_uploads(head_devices: Iterable[LoadedDevice]) -> list[list[LoadedDevice]]:
-    """Return the HIP devices of each program on the head that copies weights from mapped pages. A worker gets its weights by RPC, so its device counts
-    only if it shares the memory of these pages."""
-    programs: dict[str | None, list[LoadedDevice]] = {}
-    for device in head_devices:
-        if device.backend == backends.HIP.name and (device.is_unified or not device.endpoint):
-            programs.setdefault(device.endpoint, []).append(device)
+def hip_uploads(shares: Iterable[DeviceShare]) -> list[list[DeviceShare]]:
+    """Return the shares of HIP devices for each program on the head that copies weights from mapped pages. A worker gets its weights by RPC, so its device
+    counts only if it shares the memory of these pages."""
+    programs: dict[str | None, list[DeviceShare]] = {}
+    for share in shares:
+        device = share.device
+        if device.backend == backends.HIP.name and (device.shares_memory or not device.worker):
+            programs.setdefault(device.endpoint, []).append(share)
     return list(programs.values())
 
 
-def weights_mib(loaded_devices: Iterable[LoadedDevice]) -> float:
-    return sum(device.weights_mib for device in loaded_devices)
+def weights_mib(shares: Iterable[DeviceShare]) -> float:
+    return sum(share.weights_mib for share in shares)
 
 
-def load_mode_of(release: ReleasePlan, loaded_devices: Sequence[LoadedDevice], head: str) -> str | None:
+def load_mode_of(release: ReleasePlan, shares: Sequence[DeviceShare], head: Host) -> str | None:
     """Return how the model is read unless the operator says it: not by mmap if HIP or a GB10 was seen to hang or crawl on it, nor by a head whose
     Metal would hold nearly the whole file beside workers (ggml-org/llama.cpp#27667). None is llama-server's default.
     """
-    head_devices = [device for device in loaded_devices if device.host == head]
-    has_workers = any(device.endpoint for device in loaded_devices)
-    driven = [device for device in head_devices if not device.endpoint]
+    head_shares = [share for share in shares if share.device.host == head.name]
+    has_workers = any(share.device.worker for share in shares)
+    driven = [share.device for share in head_shares if not share.device.worker]
     if has_workers and any(backends.BY_NAME[device.backend].maps_model_file for device in driven):
         return "none"
-    if any(device.is_gb10 for device in head_devices):
+    if any(_is_gb10(share.device) for share in head_shares):
         return "none"
-    hangs_or_is_slow = any(
-        weights_mib(program) > min(MMAP_LIMIT_MIB, program[0].host_memory_mib / 2)
-        for program in hip_uploads(head_devices)
-    )
-    return unmapped_mode(release) if hangs_or_is_slow else None
+    limit = min(MMAP_LIMIT_MIB, head.facts.memory_mib / 2)
+    return unmapped_mode(release) if any(weights_mib(program) > limit for program in hip_uploads(head_shares)) else None
 
 
 def unmapped_mode(release: ReleasePlan) -> str:

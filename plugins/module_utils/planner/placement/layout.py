@@ -21,9 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import (
     load_mode_of,
-    loaded_devices_of,
     reserve_mib,
-    shares_memory,
     without_host_memory,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
@@ -82,7 +80,7 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     table_bytes = max(0, load.on_head(range(start)) - reserved_bytes)
     head_kv = sum(load.kv) - sum(load.device_kv)
     head_bytes_used = table_bytes + layers_on_processor + head_bytes + head_kv
-    devices = tuple(without_host_memory(devices, head_bytes_used, site.head, site.facts))
+    devices = tuple(without_host_memory(devices, head_bytes_used, site.head_host))
     uses_all = workload.placement == ALL or (workload.placement is None and workload.model.known_answer is not None)
     if server.tensor_split:
         layout, fits = _with_split(server.tensor_split, devices, load, gpu_layers), True
@@ -91,8 +89,8 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
         layout, fits = _fastest_layout(options, load, start, uses_all)
     _check_device_count(layout.devices, bool(server.tensor_split))
     # auto maps nothing where a device of the head shares its memory
-    copies = any(not device.worker and shares_memory(device, site.facts) for device in devices)
-    mode = server.load_mode or load_mode_of(workload.release, loaded_devices_of(layout, site.hosts), site.head)
+    copies = any(not device.worker and device.shares_memory for device in devices)
+    mode = server.load_mode or load_mode_of(workload.release, layout.shares(), site.head_host)
     overfull = layout.overloaded_devices()
     is_mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing_mib = _missing_on_head(site.facts, load, start, head_bytes, is_mapped)

@@ -104,10 +104,11 @@ def _free_mib(candidate: Candidate) -> int:
     on_head, load = layout.on_head(), layout.load
     size = on_head.weights + on_head.kv + (load.compute if on_head.layers else 0)
     size += sum(model.head_bytes for model in layout.auxiliary)
-    for device, share in zip(layout.devices, layout.shares()):
-        if device.host == candidate.site.head and devices.shares_memory(device, facts):
-            size += share.weights + share.kv + layout.compute_on(device)
-            size += layout.auxiliary_on(device)
+    size += sum(
+        share.total
+        for share in layout.shares()
+        if share.device.host == candidate.site.head and share.device.shares_memory
+    )
     return max(0, devices.usable_mib(facts.memory_mib) - -(-size // MIB))
 
 
@@ -115,8 +116,8 @@ def _move_s(candidate: Candidate) -> float:
     """Return the seconds that a conversation of the longest context takes over the network, there and back."""
     cache, seconds = candidate.workload.cache, 0.0
     slots = 1 if cache.unified else cache.parallel
-    for device, share in zip(candidate.layout.devices, candidate.layout.shares()):
-        link = candidate.site.links.get(device.buffer)
+    for share in candidate.layout.shares():
+        link = candidate.site.links.get(share.device.buffer)
         if link:
             seconds += 2 * 8 * share.kv / slots / link.gbit / 1e9
     return seconds

@@ -101,10 +101,7 @@ def _fits_beside_layers(candidate: Candidate, cache: kv_cache.CacheSettings) -> 
     """Return whether each device holds its layers with the compute buffer and windows of these settings."""
     load = device_load.load_of(candidate.summary, cache, candidate.release.build, ())
     layout = candidate.layout._replace(load=load)
-    return all(
-        share.weights + share.kv + layout.compute_on(device) + layout.auxiliary_on(device) <= device.capacity_mib * MIB
-        for device, share in zip(layout.devices, layout.shares())
-    )
+    return all(share.total <= share.device.capacity_mib * MIB for share in layout.shares())
 
 
 def is_pipelined(candidate: Candidate) -> bool:

@@ -41,11 +41,12 @@ class Site(NamedTuple):
     """Host of the inventory → the backend whose llama-server would run there."""
 
     @property
-    def facts(self) -> Facts:
-        return self.hosts[self.head].facts
+    def head_host(self) -> Host:
+        return self.hosts[self.head]
 
-    def facts_of(self, device: Device) -> Facts:
-        return self.hosts[device.host].facts
+    @property
+    def facts(self) -> Facts:
+        return self.head_host.facts
 
     def without_workers(self, workers: Collection[Worker]) -> Site:
         """Return the site while these workers are away."""
@@ -61,7 +62,7 @@ def site_of(
     server_backends: Mapping[str, str],
 ) -> Site:
     """Return the site with the rate of each device for models of an architecture, and the links to workers."""
-    rates = {device.buffer: rate_of(device, hosts[device.host].facts, architecture) for device in site_devices}
+    rates = {device.buffer: rate_of(device, hosts[device.host], architecture) for device in site_devices}
     rates[device_load.CPU] = processor_rate(hosts[head].facts)
     links = {
         device.buffer: _link(device, hosts[device.host], hosts[head].facts) for device in site_devices if device.worker
@@ -69,10 +70,11 @@ def site_of(
     return Site(head, hosts, tuple(site_devices), rates, links, server_backends)
 
 
-def rate_of(device: Device, facts: Facts, architecture: str = "") -> device_rates.Rate:
+def rate_of(device: Device, host: Host, architecture: str = "") -> device_rates.Rate:
     """Return the rate of a device for models of an architecture."""
-    accelerator = facts.accelerator_of(device.name)
-    return device_rates.accelerator_rate(*accelerator, architecture) if accelerator else processor_rate(facts)
+    if device.accelerator:
+        return device_rates.accelerator_rate(*device.accelerator, architecture)
+    return processor_rate(host.facts)
 
 
 def processor_rate(facts: Facts) -> device_rates.Rate:

@@ -23,7 +23,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Worker, WorkerRequest
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    EquippedHost,
+    Host,
+    Worker,
+    WorkerRequest,
+)
 
 FIRST_PORT = 50052
 SPIN_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
@@ -270,30 +275,22 @@ def workers_of(host: Host, entries: Sequence[DeclaredWorker], head: str, capacit
     return workers
 
 
-def head_options(
-    workers: Sequence[Worker],
-    order: Sequence[str],
-    preferred_backends: Collection[str],
-    canonical: Mapping[str, str],
-    driven_names: Collection[str],
-) -> list[Worker]:
-    """The workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
+def head_options(entry: EquippedHost, order: Sequence[str], preferred_backends: Collection[str]) -> list[Worker]:
+    """Return the workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
 
     :param order: backends, the preferred ones first.
     :param preferred_backends: backends whose release is of the head's source.
-    :param driven_names: names of the devices that llama-server itself drives there.
     """
-    used_devices = {canonical[name] for name in driven_names}
-    worker_names = set()
-    for worker in sorted(
-        (worker for worker in workers if worker.build in preferred_backends),
-        key=lambda worker: order.index(worker.build),
-    ):
-        device = canonical.get(worker.device)
+    canonical_names = entry.host.facts.canonical_names
+    used_devices = {canonical_names[device.name] for device in entry.devices}
+    chosen_workers = set()
+    usable_workers = [worker for worker in entry.workers if worker.build in preferred_backends]
+    for worker in sorted(usable_workers, key=lambda worker: order.index(worker.build)):
+        device = canonical_names.get(worker.device)
         if device is None or device not in used_devices:
-            worker_names.add(worker.name)
+            chosen_workers.add(worker.name)
             used_devices |= {device} if device else set()
-    return [worker for worker in workers if worker.name in worker_names]
+    return [worker for worker in entry.workers if worker.name in chosen_workers]
 
 
 def argv_of(worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str) -> list[str]:

@@ -94,18 +94,18 @@ def _launcher_words(
 
 def _environment(installation: Installation, candidates: Sequence[Candidate]) -> dict[str, str]:
     """Return the environment in which llama-server uses the devices of all candidates as planned."""
-    facts, server = installation.head.host.facts, candidates[0].workload.server
+    facts = installation.head.host.facts
     lent_names = [worker.device for worker in installation.head.workers]
     driven_names = {device.name for candidate in candidates for device in _driven_devices(candidate)}
     has_workers = any(candidate.layout.workers() for candidate in candidates)
     auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
-    loaded_devices = [holder for candidate in candidates for holder in candidate.loaded_devices()]
+    shares = [share for candidate in candidates for share in candidate.layout.shares()]
     return {
         **devices.environment_of_head(
             facts, lent_names, installation.programs.serving_backend, driven_names, has_workers
         ),
         **next(filter(None, auxiliary), {}),
-        **devices.heap_of_head(loaded_devices, facts, server.environment),
+        **devices.heap_of_head(shares),
     }
 
 

@@ -22,7 +22,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     EquippedHost,
     Host,
-    Server,
     Worker,
 )
 
@@ -32,36 +31,18 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
 
     :raises Refusal: a host cannot run what it declares, or workers do not go together.
     """
-    head, server = cluster.hosts[cluster.head], cluster.server
-    # Who accepts the advisory lets devices hold more than their drivers show.
-    within_shown_memory = devices.VULKAN_MEMORY not in cluster.accepted
-    declared_workers = {name: _declare_workers(cluster, host, programs) for name, host in cluster.hosts.items()}
-    lent_names = [entry.device.device for entry in declared_workers[head.name]]
-    driven_devices = devices.driven_devices(head.facts, lent_names, programs.serving_backend)
-    capacities = {
-        name: _capacities_of(host, declared_workers[name], driven_devices, server, within_shown_memory)
-        for name, host in cluster.hosts.items()
-    }
-    equipped_hosts = {
-        name: _equip_host(
-            host, programs, catalogue, workers.workers_of(host, declared_workers[name], cluster.head, capacities[name])
-        )
-        for name, host in cluster.hosts.items()
-    }
+    equipped_hosts = {name: _equip_host(cluster, host, programs, catalogue) for name, host in cluster.hosts.items()}
     consistency.check_consistency(cluster, equipped_hosts, programs.release)
-    usable_workers = _layer_workers(
-        cluster, _usable_workers(cluster, programs, equipped_hosts, [name for name, _device in driven_devices])
-    )
+    usable_workers = _layer_workers(cluster, _usable_workers(cluster, programs, equipped_hosts))
     if cluster.layer_hosts is None and not usable_workers:
         _check_common_release(cluster, programs, equipped_hosts)
     usable_workers += _layer_workers(cluster, [external.worker for external in cluster.external])
-    site_devices = [
-        *devices.lent_devices(usable_workers),
-        *devices.head_devices(head, driven_devices, capacities[head.name], server.environment),
-    ]
-    if within_shown_memory:
+    site_devices = [devices.lent_device(worker, cluster.all_hosts[worker.host]) for worker in usable_workers]
+    site_devices += equipped_hosts[cluster.head].devices
+    if cluster.has_memory_limits:
         site_devices = [
-            devices.with_visible_memory(device, cluster.all_hosts[device.host].facts) for device in site_devices
+            device._replace(capacity_mib=int(min(device.capacity_mib, devices.limit_mib(device))))
+            for device in site_devices
         ]
     architecture = cluster.model.summary.architecture if cluster.model.summary else ""
     return equipped_hosts, site_of(
@@ -69,44 +50,9 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
     )
 
 
-def _declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[workers.DeclaredWorker]:
-    """Return the workers of a host, of each of which is decided whether it has a cache."""
-    if not host.is_worker:
-        return []
-    models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
-    serving_backend = programs.serving_backend if host.is_head else None
-    return [
-        entry._replace(request=cache_prefill.decide_cache(entry.request, host.facts, models))
-        for entry in workers.declare_workers(host, programs.built_backends[host.name], serving_backend)
-    ]
-
-
-def _capacities_of(
-    host: Host,
-    declared_workers: Sequence[workers.DeclaredWorker],
-    driven_devices: Sequence[tuple[str, Accelerator]],
-    server: Server,
-    within_shown_memory: bool,
-) -> dict[str, int]:
-    """Return the MiB that each device of a host may hold.
-
-    :param driven_devices: the head's devices that llama-server itself drives, with their names.
-    :param within_shown_memory: whether devices hold no more than their drivers show as their own.
-    """
-    lent = [(entry.device.device, entry.request.memory_mib) for entry in declared_workers]
-    driven_names = [name for name, _device in driven_devices] if host.is_head else []
-    environments = {entry.device.device: entry.request.environment for entry in declared_workers}
-    if backends.UNIFIED_HEAP in server.environment:  # else the head's own devices show all they have
-        environments.update(dict.fromkeys(driven_names, server.environment))
-    limits = devices.limits_of_head(driven_devices, server) if host.is_head else {}
-    return devices.capacities_of(host, lent, driven_names, environments if within_shown_memory else {}, limits)
-
-
-def _equip_host(
-    host: Host, programs: Programs, catalogue: Catalogue, declared_workers: Sequence[Worker]
-) -> EquippedHost:
+def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Catalogue) -> EquippedHost:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
-    facts, built_backends, releases_by_backend = host.facts, programs.built_backends[host.name], programs.releases
+    facts, built_backends, server = host.facts, programs.built_backends[host.name], cluster.server
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
@@ -119,35 +65,65 @@ def _equip_host(
             f"llama_links for {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
             "set manage: false"
         )
+    entries = _declare_workers(cluster, host, programs) if host.is_worker else []
+    driven_devices = (
+        devices.driven_devices(facts, [entry.device.device for entry in entries], programs.serving_backend)
+        if host.is_head
+        else []
+    )
+    capacities = _capacities_of(cluster, host, entries, driven_devices)
     return EquippedHost(
         host=host,
         backends=built_backends,
-        tools=requirements.tools_of(host, built_backends, catalogue, releases_by_backend, programs.tls_backend),
+        tools=requirements.tools_of(host, built_backends, catalogue, programs.releases, programs.tls_backend),
         optional_tools=requirements.optional_tools_of(
-            host, catalogue, {releases_by_backend[backend].source for backend in built_backends}
+            host, catalogue, {programs.releases[backend].source for backend in built_backends}
         ),
-        workers=tuple(declared_workers),
+        workers=tuple(workers.workers_of(host, entries, cluster.head, capacities)),
+        devices=tuple(devices.head_devices(host, driven_devices, capacities, server.environment)),
     )
 
 
-def _usable_workers(
-    cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost], driven: Sequence[str]
-) -> list[Worker]:
-    """The workers that the head may use: those of its own source, and of those that lend the same device one.
+def _declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[workers.DeclaredWorker]:
+    """Return the workers of a host, of each of which is decided whether it has a cache."""
+    models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
+    serving_backend = programs.serving_backend if host.is_head else None
+    return [
+        entry._replace(request=cache_prefill.decide_cache(entry.request, host.facts, models))
+        for entry in workers.declare_workers(host, programs.built_backends[host.name], serving_backend)
+    ]
 
-    :param driven: names of the head's devices that llama-server itself drives.
+
+def _capacities_of(
+    cluster: Cluster,
+    host: Host,
+    entries: Sequence[workers.DeclaredWorker],
+    driven_devices: Sequence[tuple[str, Accelerator]],
+) -> dict[str, int]:
+    """Return the MiB that each device of a host may hold.
+
+    :param driven_devices: the devices that llama-server itself drives, with their names.
     """
-    preferred_backend, usable_backends = cluster.server.backend or programs.serving_backend, programs.usable_backends
+    driven_names = [name for name, _device in driven_devices]
+    environments = {entry.device.device: entry.request.environment for entry in entries}
+    if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
+        environments.update(dict.fromkeys(driven_names, cluster.server.environment))
+    return devices.capacities_of(
+        host,
+        [(entry.device.device, entry.request.memory_mib) for entry in entries],
+        driven_names,
+        environments if cluster.has_memory_limits else {},
+        devices.limits_of_head(driven_devices, cluster.server) if host.is_head else {},
+    )
+
+
+def _usable_workers(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost]) -> list[Worker]:
+    """Return the workers that the head may use: those of its own source, and of those that lend the same device one."""
+    preferred_backend = cluster.server.backend or programs.serving_backend
     return [
         worker
-        for name, entry in equipped_hosts.items()
-        for worker in workers.head_options(
-            entry.workers,
-            (preferred_backend, *entry.backends),
-            usable_backends,
-            entry.host.facts.canonical_names,
-            driven if name == cluster.head else (),
-        )
+        for entry in equipped_hosts.values()
+        for worker in workers.head_options(entry, (preferred_backend, *entry.backends), programs.usable_backends)
     ]
 
 

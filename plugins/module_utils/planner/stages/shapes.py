@@ -99,8 +99,7 @@ def _free_mib(candidate: Candidate) -> int:
     layout, facts = candidate.layout, candidate.site.facts
     if not layout.devices:
         return devices.usable_mib(facts.memory_mib) - -(-(layout.on_head().weights + layout.on_head().kv) // MIB)
-    pairs = zip(layout.devices, layout.shares())
-    return int(sum(device.capacity_mib - (share.weights + share.kv) / MIB for device, share in pairs))
+    return int(sum(share.device.capacity_mib - share.model_bytes / MIB for share in layout.shares()))
 
 
 def _replicas(singles: Sequence[SingleHost], users: int) -> ShapeEstimate:
@@ -187,10 +186,7 @@ def _single_hosts(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[Singl
     server = candidate.workload.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
     workload, layout = candidate.workload._replace(server=server, placement=FASTEST), candidate.layout
     bound = -(-layout.load.compute // MIB)
-    is_full = any(
-        share.weights + share.kv > (device.capacity_mib - bound) * MIB
-        for device, share in zip(layout.devices, layout.shares())
-    )
+    is_full = any(share.model_bytes > (share.device.capacity_mib - bound) * MIB for share in layout.shares())
     kinds: dict[tuple[Any, ...], list[Host]] = {}
     for host in hosts:
         kind = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators)
