@@ -169,6 +169,14 @@ class Facts(NamedTuple):
         """Return the accelerators that this backend drives, in the order of their numbers."""
         return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
 
+    def toolkits_of(self, backend: str) -> list[Toolchain]:
+        """Return the installed toolkits of a backend, the oldest first."""
+        return [toolchain for toolchain in self.toolchains or () if toolchain.backend == backend]
+
+    def lacks_tool(self, name: str) -> bool:
+        """Return whether the host lacks a tool or library. A host on paper has all that its facts do not list."""
+        return self.toolchain.get(name, "") is None
+
     @property
     def named_accelerators(self) -> tuple[tuple[str, Accelerator], ...]:
         """Return the accelerators with their names in llama.cpp."""

@@ -442,14 +442,36 @@ class Device(NamedTuple):
         return f"{self.endpoint or self.name} ({self.host})"
 
 
+class BuildTools(NamedTuple):
+    """The tools with which a host compiles for a backend."""
+
+    prefix: str | None
+    """Prefix of the toolkit; None without a toolkit, or if it is unknown."""
+    version: str | None
+    """Version of the toolkit, or of the system's compiler; None if it is unknown."""
+    compiler: str | None
+    """Version of the system's compiler, or path of the compiler that the operator names; None if it is unknown."""
+    environment: Mapping[str, str]
+    """Environment of the build."""
+    libraries: tuple[str, ...]
+    """Libraries that the build needs."""
+    missing_libraries: tuple[str, ...]
+
+
 class EquippedHost(NamedTuple):
     """A host with its backends, the tools that their builds need, and its workers."""
 
     host: Host
-    backends: tuple[str, ...]
+    build_tools: Mapping[str, BuildTools | None]
+    """Backend of a build → the tools that compile it; None for compiled programs."""
     tools: Mapping[str, str]
     """Tool → package."""
     optional_tools: Mapping[str, str]
     workers: tuple[Worker, ...]
     devices: tuple[Device, ...]
     """Devices that llama-server itself drives there; empty unless it is the head."""
+
+    @property
+    def backends(self) -> tuple[str, ...]:
+        """Return the backends for which the host has builds."""
+        return tuple(self.build_tools)

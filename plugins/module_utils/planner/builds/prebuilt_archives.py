@@ -108,7 +108,5 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
 
 def _toolkit(facts: Facts, backend: str) -> tuple[str, str] | None:
     """Return version and prefix of the newest toolkit of a backend."""
-    versions_and_prefixes = [
-        (str(kit.version), str(kit.prefix)) for kit in facts.toolchains or () if kit.backend == backend
-    ]
+    versions_and_prefixes = [(str(kit.version), str(kit.prefix)) for kit in facts.toolkits_of(backend)]
     return max(versions_and_prefixes, key=lambda kit: versions.parse(kit[0]), default=None)

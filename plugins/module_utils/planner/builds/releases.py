@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -335,16 +335,12 @@ def _build_kind(
     cmake_options: Mapping[str, str] = {}
     environment: Mapping[str, str] = {}
     archives: tuple[str, ...] | None = None
-    if release.source in release_request.COMPILED_SOURCES:
-        tools = toolchains.choose_toolchain(host.name, backend, facts, host.toolchain)
-        toolkit = tools["toolkit"]
+    tools = equipped_host.build_tools[backend]
+    if tools:
         kind.update(
-            cpu=facts.cpu.features_id,
-            toolchain=tools["compiler"],
-            accelerators=tools["version"],
-            toolkit=(toolkit.prefix or None) if toolkit else None,
+            cpu=facts.cpu.features_id, toolchain=tools.compiler, accelerators=tools.version, toolkit=tools.prefix
         )
-        cmake_options, environment = _build_options(host, backend, release, server, tls), tools["environment"]
+        cmake_options, environment = _build_options(host, backend, release, server, tls), tools.environment
     else:
         kind["programs"] = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
     if release.source == "prebuilt":

@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, MAINLINE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import BuildTools, Catalogue, Host
 
 
 def backends_of(host: Host, sources: Mapping[str, str], packaged_backends: Collection[str]) -> tuple[str, ...]:
@@ -88,21 +87,13 @@ def _best_backend(facts: Facts, sources: Mapping[str, str], packaged_backends: C
 
 def _is_usable(facts: Facts, backend: str, sources: Mapping[str, str], packaged_backends: Collection[str]) -> bool:
     """Return whether the host has devices of this backend, and the tools for its programs."""
-    tools = toolkits.tools(backend)[len(toolkits.BUILD_TOOLS) :]
-    is_buildable = all(facts.toolchain.get(tool) for tool in tools) and not _missing_libraries(facts, backend)
     if not facts.accelerators_of(backend):
         return False
     if sources[backend] == "prebuilt":
         return prebuilt_archives.has_archive(facts, backend)
-    return {"package": backend in packaged_backends, "binary": False}.get(sources[backend], is_buildable)
-
-
-def _missing_libraries(facts: Facts, backend: str, fork: str = MAINLINE) -> list[str]:
-    """Return the missing libraries of a backend, for its most complete toolkit. Empty if the facts do not list libraries."""
-    installed_toolkits = [toolkit for toolkit in facts.toolchains or () if toolkit.backend == backend]
-    if backend in toolkits.SIDE_BY_SIDE and installed_toolkits:
-        return min(map(toolchains.missing_libraries, installed_toolkits), key=len)
-    return [name for name in toolkits.libraries(backend, fork) if _lacks_tool(facts, name)]
+    if sources[backend] in ("package", "binary"):
+        return sources[backend] == "package" and backend in packaged_backends
+    return toolchains.can_build(facts, backend)
 
 
 def unused_accelerators(host: Host, backend_names: Collection[str]) -> list[str]:
@@ -116,41 +107,34 @@ def unused_accelerators(host: Host, backend_names: Collection[str]) -> list[str]
     return sorted({device.name for name, device in devices if host.is_worker and names[name] not in used_names})
 
 
-class BuildRequirements(NamedTuple):
-    """Tools and packages that a host needs for a build, by name, and the missing tools and packages among them."""
-
-    tools: list[str]
-    missing_names: set[str]
-
-
 def tools_of(
-    host: Host, builds: Collection[str], catalogue: Catalogue, releases: Mapping[str, ReleasePlan], tls: str | None
+    host: Host,
+    build_tools: Mapping[str, BuildTools | None],
+    catalogue: Catalogue,
+    releases: Mapping[str, ReleasePlan],
+    tls: str | None,
 ) -> dict[str, str]:
     """Return the package of each tool that this host needs for its backends. Packages of llama.cpp itself are tools too.
 
+    :param build_tools: backend → tools that build for it; None for compiled programs.
     :param tls: backend whose llama-server speaks TLS.
-    :raises Refusal: a tool is missing and this run cannot install it, or it is too old.
+    :raises Refusal: a tool is missing and this run cannot install it.
     """
     facts, packages = host.facts, catalogue.tools.get(host.facts.distribution.family, {})
     root_tools = ["useradd", *["setfacl"] * bool(host.metrics), *["curl"] * host.is_head] * (facts.scope == "system")
     service_tools = [
         *service_managers.MANAGERS[facts.service_manager].tools,
-        *(name for name in root_tools if name in packages and _lacks_tool(facts, name)),
+        *(name for name in root_tools if name in packages and facts.lacks_tool(name)),
         *[names.STUNNEL] * (host.transport == names.STUNNEL),
         *[toolkits.IBVERBS.name] * host.rdma,
     ]
     tools: dict[str, str] = {}
-    for backend in builds:
-        needs = _requirements(host, backend, catalogue, releases[backend])
-        compiles_tls = backend == tls and releases[backend].source in release_request.COMPILED_SOURCES
-        common_tools = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
-        missing_names = needs.missing_names | {name for name in common_tools if _lacks_tool(facts, name)}
-        release_packages = {name: name for name in needs.tools if releases[backend].source == "package"}
-        tools.update(
-            _packages_to_install(
-                host, BuildRequirements([*needs.tools, *common_tools], missing_names), {**release_packages, **packages}
-            )
-        )
+    for backend, compiling_tools in build_tools.items():
+        needs = _needed_tools(host, backend, compiling_tools, catalogue, releases[backend])
+        release_packages = {name: name for name in needs if releases[backend].source == "package"}
+        common_tools = [*service_tools, *[toolkits.OPENSSL.name] * bool(backend == tls and compiling_tools)]
+        needs.update((name, needs.get(name) or facts.lacks_tool(name)) for name in common_tools)
+        tools.update(_packages_to_install(host, needs, {**release_packages, **packages}))
     if facts.python is None:
         raise Refusal(
             f"{host.name} has no Python 3.9 or newer that is readable by the services' accounts: install the distribution's python3"
@@ -158,13 +142,15 @@ def tools_of(
     return tools
 
 
-def _lacks_tool(facts: Facts, tool: str) -> bool:
-    """Return whether a host lacks a tool. A host on paper has every tool that its facts do not list."""
-    return facts.toolchain.get(tool, "") is None
-
-
-def _requirements(host: Host, backend: str, catalogue: Catalogue, release: ReleasePlan) -> BuildRequirements:
+def _needed_tools(
+    host: Host, backend: str, compiling_tools: BuildTools | None, catalogue: Catalogue, release: ReleasePlan
+) -> dict[str, bool]:
+    """Return tools and packages that a host needs for a build → whether they are missing."""
     facts = host.facts
+    if compiling_tools:
+        needs = {tool: not facts.toolchain.get(tool) for tool in toolkits.tools(backend)}
+        needs.update((name, name in compiling_tools.missing_libraries) for name in compiling_tools.libraries)
+        return {**needs, **({"patch": not facts.toolchain.get("patch")} if release.patches else {})}
     if release.source == "package":
         llama = catalogue.llama.get(facts.distribution.family)
         if llama is None:
@@ -174,26 +160,17 @@ def _requirements(host: Host, backend: str, catalogue: Catalogue, release: Relea
             )
         programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
         packages = [*llama["libraries"][backend], *(llama["programs"][program]["package"] for program in programs)]
-        return BuildRequirements(packages, set(packages) - set(facts.packaged.installed if facts.packaged else ()))
-    if release.source in release_request.COMPILED_SOURCES:
-        needed_libraries = toolkits.libraries(backend, release.fork)
-        toolkit = toolchains.choose_toolchain(host.name, backend, facts, host.toolchain)["toolkit"]
-        missing_libraries = (
-            toolchains.missing_libraries(toolkit) if toolkit else _missing_libraries(facts, backend, release.fork)
-        )
-        tools, patch = toolkits.tools(backend), ["patch"] * bool(release.patches)
-        missing_tools = {tool for tool in (*tools, *patch) if not facts.toolchain.get(tool)}
-        return BuildRequirements([*tools, *needed_libraries, *patch], {*missing_tools, *missing_libraries})
+        return {name: not facts.packaged or name not in facts.packaged.installed for name in packages}
     libraries = prebuilt_archives.runtime_libraries(facts, backend) if release.source == "prebuilt" else []
-    return BuildRequirements(libraries, {name for name in libraries if _lacks_tool(facts, name)})
+    return {name: facts.lacks_tool(name) for name in libraries}
 
 
-def _packages_to_install(host: Host, needs: BuildRequirements, packages: Mapping[str, str]) -> dict[str, str]:
+def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mapping[str, str]) -> dict[str, str]:
     """Return the package of each needed tool.
 
     :raises Refusal: a tool is missing that this run cannot install.
     """
-    facts, missing_tools = host.facts, [tool for tool in needs.tools if tool in needs.missing_names]
+    facts, missing_tools = host.facts, [name for name, is_missing in needs.items() if is_missing]
     unpackaged_tools = [tool for tool in missing_tools if tool not in packages]
     if unpackaged_tools:
         sources = sorted({toolkits.VENDORS[tool] for tool in unpackaged_tools if tool in toolkits.VENDORS})
@@ -212,7 +189,7 @@ def _packages_to_install(host: Host, needs: BuildRequirements, packages: Mapping
             f"{problem}, and this run has no root access to that host: set llama_host_scope to system and use --ask-become-pass, or ask an administrator to "
             f"install {', '.join(missing_packages)}"
         )
-    return {tool: packages[tool] for tool in needs.tools if tool in packages}
+    return {tool: packages[tool] for tool in needs if tool in packages}
 
 
 def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]) -> dict[str, str]:

@@ -4,22 +4,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, versions
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Toolchain
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import BuildTools, Host
 
 MINIMUM_COMPILER = "9"
 """First GCC whose standard library holds std::filesystem, which llama.cpp uses."""
 
 
-def missing_libraries(toolkit: Toolchain) -> list[str]:
-    """Return the missing libraries of a toolkit; empty if its libraries are unknown."""
-    if toolkit.libraries is None:
-        return []
-    return [name for name in toolkits.libraries(toolkit.backend) if name not in toolkit.libraries]
+def can_build(facts: Facts, backend: str) -> bool:
+    """Return whether a host has the toolkit and the libraries of a backend."""
+    toolkit = toolkits.TOOLKITS.get(backend)
+    has_command = not toolkit or bool(facts.toolchain.get(toolkit.command))
+    installed_toolkits = facts.toolkits_of(backend) if backend in toolkits.SIDE_BY_SIDE else [None]
+    return has_command and not all(
+        _missing_libraries(facts, toolkit, toolkits.libraries(backend)) for toolkit in installed_toolkits or [None]
+    )
+
+
+def _missing_libraries(facts: Facts, toolkit: Toolchain | None, libraries: Sequence[str]) -> list[str]:
+    """Return the libraries that a toolkit lacks, or that a host without such a toolkit lacks; empty if facts do not list them."""
+    if not toolkit:
+        return [name for name in libraries if facts.lacks_tool(name)]
+    return [name for name in libraries if toolkit.libraries is not None and name not in toolkit.libraries]
 
 
 def vulkan_choice(facts: Facts) -> str | None:
@@ -83,64 +94,53 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
     return [Toolchain(backend, prefix or "", (), version, compiler)]
 
 
-def _newest_suitable(
-    name: str, candidates: list[Toolchain], facts: Facts, architectures: list[str]
-) -> Toolchain | None:
+def _newest_suitable(host: Host, candidates: list[Toolchain], libraries: Sequence[str]) -> Toolchain | None:
     """Return the newest toolkit that fits and has its libraries, or else the distribution's, whose libraries are packages; None without a
     toolkit."""
     if not candidates:
         return None
-    alternative = f"or set llama_backend to {other_backends(facts, candidates[0].backend)} for {name}"
-    matches = [toolkit for toolkit in candidates if not _unsuitable_reason(toolkit, architectures)]
+    facts, backend = host.facts, candidates[0].backend
+    alternative = f"or set llama_backend to {other_backends(facts, backend)} for {host.name}"
+    reasons = [_unsuitable_reason(toolkit, facts.architectures(backend)) for toolkit in candidates]
+    matches = [toolkit for toolkit, reason in zip(candidates, reasons) if not reason]
     if not matches:
-        raise Refusal(f"{name} has {_unsuitable_reason(candidates[-1], architectures)}, {alternative}")
-    complete_toolkits = [toolkit for toolkit in matches if not missing_libraries(toolkit)]
+        raise Refusal(f"{host.name} has {reasons[-1]}, {alternative}")
+    complete_toolkits = [toolkit for toolkit in matches if not _missing_libraries(facts, toolkit, libraries)]
     complete_toolkits = complete_toolkits or [toolkit for toolkit in matches if toolkit.prefix == names.SYSTEM]
     if not complete_toolkits:
-        choice = matches[-1]
-        title = toolkits.SIDE_BY_SIDE[choice.backend].title
+        choice, title = matches[-1], toolkits.SIDE_BY_SIDE[backend].title
         raise Refusal(
-            f"{name} has {title} {choice.version} in {choice.prefix} without {', '.join(missing_libraries(choice))}: install the development packages for "
-            f"that {title}, set llama_build_toolchain to a complete {title}, {alternative}"
+            f"{host.name} has {title} {choice.version} in {choice.prefix} without {', '.join(_missing_libraries(facts, choice, libraries))}: install the "
+            f"development packages for that {title}, set llama_build_toolchain to a complete {title}, {alternative}"
         )
     return complete_toolkits[-1]
 
 
-def choose_toolchain(name: str, backend: str, facts: Facts, prefix: str | None) -> dict[str, Any]:
+def choose_tools(host: Host, backend: str, fork: str) -> BuildTools:
     """Return the tools of a host's build: the toolkit that the operator names, or else the newest that fits the devices and has its libraries.
 
-    :param facts: facts of the host; ``toolchains`` is None if it was not contacted.
-    :returns: ``toolkit`` (a toolchain, or None), its ``version``, ``compiler`` (the system's version, or the path of a named compiler; None if unknown),
-        and ``environment`` of the build.
-    :raises Refusal: no toolkit fits.
+    :raises Refusal: no toolkit fits, or the compiler is too old.
     """
-    prefix_toolchains, toolkit = _toolchains_at(prefix, facts, backend) if prefix else {}, None
-    compiler = prefix_toolchains.get(backends.CPU.name)
+    facts, libraries, toolkit = host.facts, toolkits.libraries(backend, fork), None
+    prefix_toolchains = _toolchains_at(host.toolchain, facts, backend) if host.toolchain else {}
     if backend in toolkits.SIDE_BY_SIDE:
-        toolchains = [toolchain for toolchain in facts.toolchains or [] if toolchain.backend == backend]
-        candidates = (
-            [prefix_toolchains[backend]]
-            if backend in prefix_toolchains
-            else toolchains or _declared_toolkit(backend, facts, None)
-        )
-        toolkit = _newest_suitable(name, candidates, facts, facts.architectures(backend))
-    system_compiler = facts.toolchain.get("c++")
-    if not compiler:
-        _check_compiler(name, facts, system_compiler)
-    return {
-        "toolkit": toolkit,
-        "version": toolkit.version if toolkit else facts.toolchain.get(toolkits.command(backend)),
-        "compiler": compiler.compiler if compiler else system_compiler,
-        "environment": {**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
-    }
-
-
-def _check_compiler(name: str, facts: Facts, version: str | None) -> None:
-    if version and facts.system == "Linux" and versions.parse(version) < versions.parse(MINIMUM_COMPILER):
+        named_toolkits = [prefix_toolchains[backend]] if backend in prefix_toolchains else facts.toolkits_of(backend)
+        toolkit = _newest_suitable(host, named_toolkits or _declared_toolkit(backend, facts, None), libraries)
+    compiler, version = prefix_toolchains.get(backends.CPU.name), facts.toolchain.get("c++")
+    is_checked = not compiler and facts.system == "Linux"
+    if version and is_checked and versions.parse(version) < versions.parse(MINIMUM_COMPILER):
         raise Refusal(
-            f"{name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MINIMUM_COMPILER} or newer, or "
-            "use source: binary or package"
+            f"{host.name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MINIMUM_COMPILER} or "
+            "newer, or use source: binary or package"
         )
+    return BuildTools(
+        prefix=(toolkit.prefix or None) if toolkit else None,
+        version=toolkit.version if toolkit else facts.toolchain.get(toolkits.command(backend)),
+        compiler=compiler.compiler if compiler else version,
+        environment={**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
+        libraries=tuple(libraries),
+        missing_libraries=tuple(_missing_libraries(facts, toolkit, libraries)),
+    )
 
 
 def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str, str]:

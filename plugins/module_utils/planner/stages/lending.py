@@ -11,8 +11,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import consistency
@@ -52,7 +53,7 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
 
 def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Catalogue) -> EquippedHost:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
-    facts, built_backends, server = host.facts, programs.built_backends[host.name], cluster.server
+    facts, sources = host.facts, {programs.releases[name].source for name in programs.built_backends[host.name]}
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
@@ -65,6 +66,12 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
             f"llama_links for {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
             "set manage: false"
         )
+    build_tools = {
+        backend: toolchains.choose_tools(host, backend, programs.releases[backend].fork)
+        if programs.releases[backend].source in release_request.COMPILED_SOURCES
+        else None
+        for backend in programs.built_backends[host.name]
+    }
     entries = _declare_workers(cluster, host, programs) if host.is_worker else []
     driven_devices = (
         devices.driven_devices(facts, [entry.device.device for entry in entries], programs.serving_backend)
@@ -74,13 +81,11 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     capacities = _capacities_of(cluster, host, entries, driven_devices)
     return EquippedHost(
         host=host,
-        backends=built_backends,
-        tools=requirements.tools_of(host, built_backends, catalogue, programs.releases, programs.tls_backend),
-        optional_tools=requirements.optional_tools_of(
-            host, catalogue, {programs.releases[backend].source for backend in built_backends}
-        ),
+        build_tools=build_tools,
+        tools=requirements.tools_of(host, build_tools, catalogue, programs.releases, programs.tls_backend),
+        optional_tools=requirements.optional_tools_of(host, catalogue, sources),
         workers=tuple(workers.workers_of(host, entries, cluster.head, capacities)),
-        devices=tuple(devices.head_devices(host, driven_devices, capacities, server.environment)),
+        devices=tuple(devices.head_devices(host, driven_devices, capacities, cluster.server.environment)),
     )
 
 
