@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, cast
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc_upload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     header_summary,
     known_answer,
@@ -193,13 +194,14 @@ def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
     )
 
 
-def as_plan(model: Model, large_tensor_bytes: Sequence[int]) -> ModelPlan:
+def as_plan(model: Model) -> ModelPlan:
+    large_tensor_bytes = {row.bytes for row in model.summary.named_tensors if row.bytes > rpc_upload.CACHE_THRESHOLD}
     return ModelPlan(
         path=model.path,
         name=model.summary.name,
         architecture=model.summary.architecture,
         layers=model.summary.layers,
-        large_tensor_bytes=tuple(large_tensor_bytes),
+        large_tensor_bytes=tuple(sorted(large_tensor_bytes)),
         known_answer=model.known_answer,
         source=model.source,
         revision=model.revision,

@@ -14,6 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import DeclaredWorker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
 
 MMAP_LIMIT_MIB = 30 * 1024
@@ -69,36 +70,38 @@ def usable_mib(memory_mib: int) -> int:
 
 def capacities_of(
     host: Host,
-    lent: Sequence[tuple[str, int | None]],
-    driven_names: Collection[str],
-    environments: Mapping[str, Mapping[str, str]],
-    limits: Mapping[str, int],
+    workers: Sequence[DeclaredWorker],
+    driven: Sequence[tuple[str, Accelerator]],
+    server: Server | None,
+    has_memory_limits: bool = False,
 ) -> dict[str, int]:
-    """Return the MiB that each device may hold; CPU stands for each worker on the processor.
+    """Return the MiB that each device of a host may hold; CPU stands for each worker on the processor.
 
     The host's memory is one. Accelerators that share it come first, since they read it faster; processors have what these leave.
 
-    :param lent: name of each worker's device, and the MiB that the operator lets it hold.
-    :param driven_names: names of the accelerators that llama-server itself drives.
-    :param environments: device that holds no more than its driver shows as its own → environment of the program that drives it.
-    :param limits: MiB that some of these may hold, where the operator says so.
+    :param driven: names and accelerators of the devices that llama-server itself drives.
+    :param server: variables of the server on the head; None for another host.
+    :param has_memory_limits: whether devices hold no more than their drivers show as their own.
     """
     canonical, memory_mib = host.facts.canonical_names, host.facts.memory_mib
     accelerators = dict(host.facts.named_accelerators)
-    limits = {**{name: mib for name, mib in lent if mib}, **limits}
+    limits = {worker.device.device: worker.request.memory_mib for worker in workers if worker.request.memory_mib}
+    limits.update(_limits_of_head(driven, server) if server else {})
+    environments = {worker.device.device: worker.request.environment for worker in workers}
+    if server and backends.UNIFIED_HEAP in server.environment:  # else the head's own devices show all they have
+        environments.update(dict.fromkeys(dict(driven), server.environment))
     capacities = {
         name: limits.get(name, usable_by_device(device.memory_mib, device.unified, memory_mib))
         for name, device in accelerators.items()
     }
     shared_mib: dict[str, int] = {}
-    for name in [*driven_names, *(name for name, _mib in lent)]:
+    for name in [*dict(driven), *(worker.device.device for worker in workers)]:
         device = accelerators.get(name)
         if device and device.unified:
-            environment = environments.get(name)
-            shown_mib = math.inf if environment is None else visible_mib(device, environment)
-            largest_mib = int(min(capacities[name], shown_mib))
-            shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), largest_mib)
-    requested_mib = [mib for name, mib in lent if name == backends.CPU.device]
+            is_limited = has_memory_limits and name in environments
+            shown_mib = visible_mib(device, environments[name]) if is_limited else math.inf
+            shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), int(min(capacities[name], shown_mib)))
+    requested_mib = [worker.request.memory_mib for worker in workers if worker.device.device == backends.CPU.device]
     remaining_mib = usable_mib(memory_mib)
     if len(shared_mib) + len(requested_mib) >= 2:
         cpu_workers = sum(not mib for mib in requested_mib)
@@ -152,7 +155,7 @@ def driven_devices(facts: Facts, lent_names: Collection[str], backend: str) -> l
     return discrete or ([] if lends_discrete else sized_devices[:1])
 
 
-def limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
+def _limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
     """Return name of a device that llama-server drives → MiB that the operator lets it hold."""
     accelerators = dict(driven)
     for name, mib in server.memory_mib.items():
@@ -186,17 +189,15 @@ def head_devices(
 
 
 def single_host_devices(host: Host, backend: str, server: Server | None = None) -> list[Device]:
-    """The devices of a backend that would be used if this host served alone.
+    """Return the devices of a backend that would be used if this host served alone.
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
     """
     driven = driven_devices(host.facts, (), backend)
-    device_names = [name for name, _accelerator in driven]
-    limits: Mapping[str, int] = {}
     if server:
-        memory_mib = {name: mib for name, mib in server.memory_mib.items() if name in device_names}
-        limits = limits_of_head(driven, server._replace(memory_mib=memory_mib))
-    return head_devices(host, driven, capacities_of(host, [], device_names, {}, limits), {})
+        memory_mib = {name: mib for name, mib in server.memory_mib.items() if name in dict(driven)}
+        server = server._replace(memory_mib=memory_mib)
+    return head_devices(host, driven, capacities_of(host, [], driven, server), {})
 
 
 def without_host_memory(all_devices: Sequence[Device], size: int, head: Host) -> list[Device]:

@@ -11,19 +11,23 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     backends,
     capabilities,
     fast_load,
     options,
     rpc,
+    rpc_upload,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Cluster,
     EquippedHost,
     Host,
     Worker,
@@ -35,6 +39,9 @@ SPIN_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
 itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
+DISK_DIVISOR = 2
+"""A worker's disk has at least this multiple of the size of a model's large tensors. Assumed: the rest is for the system and older models."""
+GIB = 1024 * MIB
 
 
 class LendableDevice(NamedTuple):
@@ -175,16 +182,17 @@ def _endpoints(host: Host, entry: DeclaredWorker, address: str) -> tuple[str, st
 
 
 def _default_workers(
-    host: Host, builds: Collection[str], devices: Sequence[LendableDevice], serving_backend: str | None
+    host: Host, builds: Collection[str], devices: Sequence[LendableDevice], serving_backend: str
 ) -> list[LendableDevice]:
     """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
 
     A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
 
-    :param serving_backend: on the head, the backend of its llama-server.
+    :param serving_backend: backend of the head's llama-server.
     """
     canonical = host.facts.canonical_names
-    kept_devices = [device.device for device in devices if device.backend == serving_backend] if len(builds) > 1 else []
+    keeps_devices = host.is_head and len(builds) > 1
+    kept_devices = [device.device for device in devices if keeps_devices and device.backend == serving_backend]
     used_devices = {canonical[name] for name in kept_devices if name in canonical}
     chosen_devices = []
     for device in devices:
@@ -197,11 +205,46 @@ def _default_workers(
     return chosen_devices
 
 
-def declare_workers(host: Host, builds: Collection[str], serving_backend: str | None) -> list[DeclaredWorker]:
-    """The workers of a host, those that it asks for or those that it has by default.
+def _cached_tensor_bytes(summary: ModelSummary) -> int:
+    """Return the total bytes of the tensors that caches keep; an upper bound if the summary has no ``tensors``."""
+    if summary.tensors is not None:
+        return sum(row.bytes * row.tensor_count for row in summary.tensors if row.bytes > rpc_upload.CACHE_THRESHOLD)
+    largest_bytes = summary.largest_tensor_bytes
+    if largest_bytes is not None and largest_bytes <= rpc_upload.CACHE_THRESHOLD:
+        return 0
+    return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
-    :param serving_backend: on the head, the backend of its llama-server; None elsewhere.
+
+def _with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> WorkerRequest:
+    """Return the request with ``cache`` and ``cache_why``. Unless the inventory sets ``cache``, the models and the size of the disk decide.
+
+    :param models: known served models, without models that only prove a release.
     """
+    if request.cache is not None:
+        return request._replace(cache_why="set in llama_worker_endpoints")
+    cached_bytes = sum(map(_cached_tensor_bytes, models))
+    if not cached_bytes:
+        reason = f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
+    elif facts.disk_gib is None:
+        reason = "the size of the host's disk is unknown"
+    elif facts.disk_gib * GIB < DISK_DIVISOR * cached_bytes:
+        needed_gib = 1 << (-(-DISK_DIVISOR * cached_bytes // GIB) - 1).bit_length()
+        reason = f"the host's disk is smaller than {needed_gib} GiB, the size required for this model"
+    else:
+        return request._replace(cache=True, cache_why="the host's disk is large enough")
+    return request._replace(cache=False, cache_why=reason)
+
+
+def declare_workers(
+    cluster: Cluster, host: Host, builds: Collection[str], serving_backend: str
+) -> list[DeclaredWorker]:
+    """Return the workers of a host, those that it asks for or those that it has by default.
+
+    :param serving_backend: backend of the head's llama-server.
+    """
+    if not host.is_worker:
+        return []
+    models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
     devices = lendable_devices(host, builds)
     defaults = _default_workers(host, builds, devices, serving_backend)
     requests: Sequence[WorkerRequest] = host.worker_requests or [
@@ -215,7 +258,8 @@ def declare_workers(host: Host, builds: Collection[str], serving_backend: str | 
         _check_numbers(place, request, port, {entry.port for entry in entries})
         suffix = str(index) if len(requests) > 1 and device.device == "CPU" else ""
         name = _name_of(place, request, device.device.lower() + suffix, {entry.name for entry in entries})
-        entries.append(DeclaredWorker(name, request, device, port, _tunnel(place, host, request.tunnel)))
+        tunnel = _tunnel(place, host, request.tunnel)
+        entries.append(DeclaredWorker(name, _with_cache(request, host.facts, models), device, port, tunnel))
     return entries
 
 

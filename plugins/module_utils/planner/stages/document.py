@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Plan, UncountedModel
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, proof_plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
@@ -31,7 +31,7 @@ def compose_plan(installation: Installation, candidate: Candidate) -> Plan:
             for entry in installation.equipped_hosts.values()
             for release in (installation.programs.releases[backend] for backend in entry.backends)
         },
-        model=model_source.as_plan(model, cache_prefill.cached_tensor_sizes(model.summary)),
+        model=model_source.as_plan(model),
         hosts={
             name: hosts.plan_of_host(installation, entry, candidate)
             for name, entry in installation.equipped_hosts.items()

@@ -4,15 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements, toolchains
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
@@ -72,53 +69,23 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
         else None
         for backend in programs.built_backends[host.name]
     }
-    entries = _declare_workers(cluster, host, programs) if host.is_worker else []
-    driven_devices = (
-        devices.driven_devices(facts, [entry.device.device for entry in entries], programs.serving_backend)
-        if host.is_head
-        else []
+    declared_workers = workers.declare_workers(
+        cluster, host, programs.built_backends[host.name], programs.serving_backend
     )
-    capacities = _capacities_of(cluster, host, entries, driven_devices)
+    driven_devices = []
+    if host.is_head:
+        lent_names = [worker.device.device for worker in declared_workers]
+        driven_devices = devices.driven_devices(facts, lent_names, programs.serving_backend)
+    capacities = devices.capacities_of(
+        host, declared_workers, driven_devices, cluster.server if host.is_head else None, cluster.has_memory_limits
+    )
     return EquippedHost(
         host=host,
         build_tools=build_tools,
         tools=requirements.tools_of(host, build_tools, catalogue, programs.releases, programs.tls_backend),
         optional_tools=requirements.optional_tools_of(host, catalogue, sources),
-        workers=tuple(workers.workers_of(host, entries, cluster.head, capacities)),
+        workers=tuple(workers.workers_of(host, declared_workers, cluster.head, capacities)),
         devices=tuple(devices.head_devices(host, driven_devices, capacities, cluster.server.environment)),
-    )
-
-
-def _declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[workers.DeclaredWorker]:
-    """Return the workers of a host, of each of which is decided whether it has a cache."""
-    models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
-    serving_backend = programs.serving_backend if host.is_head else None
-    return [
-        entry._replace(request=cache_prefill.decide_cache(entry.request, host.facts, models))
-        for entry in workers.declare_workers(host, programs.built_backends[host.name], serving_backend)
-    ]
-
-
-def _capacities_of(
-    cluster: Cluster,
-    host: Host,
-    entries: Sequence[workers.DeclaredWorker],
-    driven_devices: Sequence[tuple[str, Accelerator]],
-) -> dict[str, int]:
-    """Return the MiB that each device of a host may hold.
-
-    :param driven_devices: the devices that llama-server itself drives, with their names.
-    """
-    driven_names = [name for name, _device in driven_devices]
-    environments = {entry.device.device: entry.request.environment for entry in entries}
-    if backends.UNIFIED_HEAP in cluster.server.environment:  # else the head's own devices show all they have
-        environments.update(dict.fromkeys(driven_names, cluster.server.environment))
-    return devices.capacities_of(
-        host,
-        [(entry.device.device, entry.request.memory_mib) for entry in entries],
-        driven_names,
-        environments if cluster.has_memory_limits else {},
-        devices.limits_of_head(driven_devices, cluster.server) if host.is_head else {},
     )
 
 
