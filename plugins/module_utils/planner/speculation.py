@@ -94,11 +94,14 @@ def spec_type(model: Model, server: Server, release: ReleasePlan) -> str:
     return methods.get(model.draft.architecture if model.draft else "", "draft-simple")
 
 
-def uncounted_memory(model: Model, server: Server, release: ReleasePlan) -> list[str]:
+def uncounted_memory(model: Model, server: Server, planned_type: str) -> list[str]:
     """Return memory that is not counted: states of a recurrent model whose draft tokens may be rolled back (need_n_rs_seq in build 11063), and buffers of
-    layers that predict further tokens."""
+    layers that predict further tokens.
+
+    :param planned_type: result of spec_type.
+    """
     argument = server.argument(options.SPECULATION)
-    spec_types = set(argument[1].split(",")) if argument else {spec_type(model, server, release)}
+    spec_types = set(argument[1].split(",")) if argument else {planned_type}
     is_recurrent = model.summary.architecture in kv_cache.RECURRENT_ARCHITECTURES | kv_cache.HYBRID_ARCHITECTURES
     return [
         *["states of tokens that may be rolled back"] * bool(is_recurrent and spec_types & STATEFUL_TYPES),

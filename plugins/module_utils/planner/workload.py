@@ -105,13 +105,18 @@ def plan_workload(
     """
     if users is not None and users < 1:
         raise Refusal(f"llama_users is {users}: use 1 or more, or remove it")
-    server = _with_model_switch(server, model.summary)
+    if model.summary.switch and "every_output" not in _memory_arguments(server.extra_args):
+        server = server._replace(extra_args=(*server.extra_args, model.summary.switch))
     cache = cache_settings(server, model.summary, release.fork)
+    context_per_request = _context_per_request(server, model.summary, cache)
+    if cache.every_output and not server.micro_batch:  # a micro-batch as long as an input, which is computed at once
+        server = server._replace(micro_batch=min(cache.batch, context_per_request))
+        cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
     uncounted_items = [_description(model, role) for role in uncounted_models]
-    uncounted_items += speculation.uncounted_memory(model, server, release)
     spec_type = speculation.spec_type(model, server, release)
+    uncounted_items += speculation.uncounted_memory(model, server, spec_type)
     unplanned_args = unplanned_options(server, counts_draft)
     return Workload(
         server=server,
@@ -120,24 +125,13 @@ def plan_workload(
         model=model,
         release=release,
         cache=cache,
-        context_per_request=_context_per_request(server, model.summary, cache),
+        context_per_request=context_per_request,
         requested_batches=(server.batch, server.micro_batch),
         speculation=spec_type,
         uncounted_models=uncounted_models,
         uncounted_items=(*uncounted_items, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
         is_exact=release.mainline and not unplanned_args and not uncounted_items,
     )
-
-
-def _with_model_switch(server: Server, summary: ModelSummary) -> Server:
-    """Return the server with the switch for this kind of model. Embeddings need a micro-batch as long as an input, which is computed at once."""
-    cache = cache_settings(server, summary)
-    if summary.switch and not cache.every_output:
-        server = server._replace(extra_args=(*server.extra_args, summary.switch))
-        cache = cache_settings(server, summary)
-    if server.micro_batch or server.parallel < 1 or not cache.every_output:
-        return server
-    return server._replace(micro_batch=min(cache.batch, _context_per_request(server, summary, cache)))
 
 
 def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.CacheSettings:

@@ -19,7 +19,7 @@ cases with the same other values become one advisory."""
 
 
 class AdvisoryContext(NamedTuple):
-    """A plan, and the cluster and candidate of which it was made."""
+    """A plan, its cluster, and a candidate: the planned one, or that of a fallback."""
 
     plan: Plan
     cluster: Cluster

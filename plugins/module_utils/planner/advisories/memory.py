@@ -8,21 +8,24 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    cost_model,
+    devices,
+    prompt_cache,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import STEP_MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 
 
 def _mapped_shares(context: AdvisoryContext) -> list[DeviceShare]:
     """Return the shares of the head's devices whose weights come from mapped pages. By default ik_llama.cpp maps the file for all devices, llama.cpp for
     those with their own memory. Workers on other hosts get their tensors by RPC and map nothing."""
-    mode, mainline = context.plan.head.load_mode, context.release.mainline
+    mode, mainline = context.candidate.layout.load_mode, context.release.mainline
     shares = [share for share in context.candidate.layout.shares() if share.device.host == context.cluster.head]
     if mode in ("mmap", "mmap+mlock"):
         return shares
@@ -57,10 +60,10 @@ def metal_mappings(context: AdvisoryContext) -> Cases:
 
 def split_cache(context: AdvisoryContext) -> Cases:
     """Return devices whose KV cache llama-server cannot fetch, if the operator turned the prompt cache on."""
-    if not context.plan.head.prompt_cache_mib:
-        return []
     split_cache_backends = context.candidate.layout.load.split_cache_backends
     split_cache_devices = [device for device in context.devices if device.backend in split_cache_backends]
+    if not split_cache_devices or not prompt_cache.prompt_cache(context.candidate).mib:
+        return []
     return [(device.host, {"where": f"{device.name} on {device.host}"}) for device in split_cache_devices]
 
 
@@ -83,10 +86,17 @@ def displacing_cache(context: AdvisoryContext) -> Cases:
     if moved_layers <= 0 or not cost_model.is_likely_faster(without_cache.parts, candidate.parts):
         return []
     steps = remedies.largest_fitting(
-        size // STEP_MIB, lambda count: head_units(with_size(count * STEP_MIB)) == head_units(without_cache)
+        size // prompt_cache.STEP_MIB,
+        lambda count: head_units(with_size(count * prompt_cache.STEP_MIB)) == head_units(without_cache),
     )
     ranges = [str(generation_figures(variant)["generation_range"]) for variant in (candidate, without_cache)]
-    values = {"size": size, "moved": moved_layers, "now": ranges[0], "without": ranges[1], "largest": steps * STEP_MIB}
+    values = {
+        "size": size,
+        "moved": moved_layers,
+        "now": ranges[0],
+        "without": ranges[1],
+        "largest": steps * prompt_cache.STEP_MIB,
+    }
     return [(context.cluster.head, values)]
 
 

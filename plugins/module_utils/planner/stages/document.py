@@ -18,7 +18,7 @@ def compose_plan(installation: Installation, candidate: Candidate) -> Plan:
     """Return the plan without fallbacks, services and advisories."""
     cluster, model = installation.cluster, candidate.workload.model
     predicted_estimate = estimate(candidate, *shapes.compare_shapes(candidate))
-    head_plan = head.plan_of_head(installation, [candidate], predicted_estimate.load_s)
+    head_plan = head.plan_of_head(installation, candidate, predicted_estimate.load_s)
     return Plan(
         schema=SCHEMA,
         cluster=cluster.name,

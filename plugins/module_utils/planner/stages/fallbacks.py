@@ -14,14 +14,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     NoFallback,
     Plan,
 )
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import advice
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import plan_of_head
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import serve_candidates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
@@ -47,21 +49,17 @@ def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> P
     }
     candidates, fallbacks, failures = [main], [], []
     for absence in absences:
-        endpoint = absence.workers[0].endpoint
         candidate, missing_mib, reason = _attempt(workload, main.site, absence)
         if candidate:
-            head = plan_of_head(installation, [candidate], plan.estimate.load_s)
-            variant = plan._replace(head=head, placement=candidate.placement())
-            findings = advice.findings(installation, candidate, variant)
+            findings = advice.findings(installation, candidate, plan)
             errors = [item for item in findings if item.advisory.severity == "error"]
             reason = next((item.message.rstrip(".") for item in errors if item.advisory.id not in ignored_ids), "")
         if candidate and not reason:
             candidates.append(candidate)
-            fallbacks.append(_fallback_plan(absence, candidate, variant))
+            fallbacks.append(_fallback_plan(absence, candidate, installation.serving_build.id))
         else:
-            failures.append(NoFallback(absence.name, endpoint, missing_mib, reason))
-    candidates_to_try = candidates if server.fallback else [main]
-    head = plan_of_head(installation, candidates_to_try, plan.estimate.load_s)._replace(proof=plan.head.proof)
+            failures.append(NoFallback(absence.name, absence.workers[0].endpoint, missing_mib, reason))
+    head = serve_candidates(plan.head, installation, candidates) if server.fallback else plan.head
     return plan._replace(head=head, fallbacks=tuple(fallbacks), no_fallback=tuple(failures))
 
 
@@ -94,12 +92,12 @@ def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidat
     return (candidate, None, "") if candidate.fits else (None, missing_mib, f"needs {missing_mib} MiB more memory")
 
 
-def _fallback_plan(absence: Absence, candidate: Candidate, plan: Plan) -> FallbackPlan:
+def _fallback_plan(absence: Absence, candidate: Candidate, build_id: str) -> FallbackPlan:
     return FallbackPlan(
         without=absence.name,
         endpoint=absence.workers[0].endpoint,
-        placement=plan.placement,
-        head=FallbackHead(plan.head.argv),
+        placement=candidate.placement(),
+        head=FallbackHead(llama_server.argv_of(candidate, prompt_cache(candidate), build_id)),
         workers=tuple(worker.endpoint for worker in candidate.layout.workers()),
         **generation_figures(candidate),
     )

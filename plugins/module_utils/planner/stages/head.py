@@ -24,22 +24,17 @@ LOAD_FACTOR, START_LIMITS = 5, (900, 86400)
 most so many seconds."""
 
 
-def plan_of_head(installation: Installation, candidates: Sequence[Candidate], load_s: float | None) -> HeadPlan:
-    """Return the head's part of the plan.
-
-    :param candidates: the planned one, then those of fallbacks: one environment serves all that may run.
-    """
-    candidate, host = candidates[0], installation.head.host
-    workload, layout = candidate.workload, candidate.layout
+def plan_of_head(installation: Installation, candidate: Candidate, load_s: float | None) -> HeadPlan:
+    """Return the head's part of the plan."""
+    host, workload, layout = installation.head.host, candidate.workload, candidate.layout
     server, cache, on_head = workload.server, prompt_cache(candidate), layout.on_head()
     scheme = "https" if server.tls else "http"
     own_url = f"{scheme}://{'127.0.0.1' if server.host == names.ANY_ADDRESS else server.host}:{server.port}"
-    build = installation.builds[host.name][installation.programs.serving_backend]
     runtime = installation.runtime_folder(host.facts.prefix)
-    return HeadPlan(
+    head = HeadPlan(
         host=host.name,
         service=names.SERVER,
-        argv=llama_server.argv_of(candidate, cache, build.id),
+        argv=llama_server.argv_of(candidate, cache, installation.serving_build.id),
         launcher=(
             str(host.facts.python),
             f"{runtime}/runtime.py",
@@ -47,11 +42,7 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
             *_launcher_words(candidate, cache.on_disk, host, own_url),
         ),
         runtime=runtime,
-        environment={
-            **backends.service_environment(build.backend, build.environment, not build.archives),
-            **_environment(installation, candidates),
-            **server.environment,
-        },
+        environment={},
         url=f"{scheme}://{_address_for_clients(server, host)}:{server.port}",
         own_url=own_url,
         address=server.host,
@@ -67,12 +58,27 @@ def plan_of_head(installation: Installation, candidates: Sequence[Candidate], lo
         context_per_request=workload.context_per_request,
         load_mode=candidate.layout.load_mode,
         devices=tuple(device.name for device in layout.head_devices()),
-        backends=tuple(sorted({device.backend for item in candidates for device in _driven_devices(item)})),
+        backends=(),
         cpu=HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
         prompt_cache_mib=cache.mib,
         checkpoints_mib=cache.checkpoints_mib,
         idle_seconds=server.idle_seconds,
         conversations=cache.on_disk,
+    )
+    return serve_candidates(head, installation, [candidate])
+
+
+def serve_candidates(head: HeadPlan, installation: Installation, candidates: Sequence[Candidate]) -> HeadPlan:
+    """Return the head's part of the plan with the environment in which llama-server serves any of these candidates."""
+    build = installation.serving_build
+    driven_backends = {device.backend for candidate in candidates for device in _driven_devices(candidate)}
+    return head._replace(
+        backends=tuple(sorted(driven_backends)),
+        environment={
+            **backends.service_environment(build.backend, build.environment, not build.archives),
+            **_environment(installation, candidates),
+            **installation.cluster.server.environment,
+        },
     )
 
 

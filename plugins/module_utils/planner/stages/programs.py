@@ -57,6 +57,11 @@ class Installation(NamedTuple):
     def head(self) -> EquippedHost:
         return self.equipped_hosts[self.cluster.head]
 
+    @property
+    def serving_build(self) -> BuildPlan:
+        """Return the build whose llama-server serves."""
+        return self.builds[self.cluster.head][self.programs.serving_backend]
+
     def without_workers(self, workers: Collection[Worker]) -> Installation:
         """Return the installation without these workers."""
         equipped_hosts = {
