@@ -34,8 +34,6 @@ class WorkerRequest(NamedTuple):
     threads: int | None = None
     cache: bool | None = None
     cache_mib: int = 0
-    cache_why: str = ""
-    """Why it has a cache or not; empty until that is decided."""
     memory_mib: int | None = None
     environment: Mapping[str, str] = {}
     tunnel: str | None = None

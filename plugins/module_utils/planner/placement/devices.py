@@ -14,7 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.workers import DeclaredWorker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
 
 MMAP_LIMIT_MIB = 30 * 1024
@@ -70,7 +69,7 @@ def usable_mib(memory_mib: int) -> int:
 
 def capacities_of(
     host: Host,
-    workers: Sequence[DeclaredWorker],
+    workers: Sequence[Worker],
     driven: Sequence[tuple[str, Accelerator]],
     server: Server | None,
     has_memory_limits: bool = False,
@@ -79,15 +78,16 @@ def capacities_of(
 
     The host's memory is one. Accelerators that share it come first, since they read it faster; processors have what these leave.
 
+    :param workers: its workers, with the capacity that the operator sets.
     :param driven: names and accelerators of the devices that llama-server itself drives.
     :param server: variables of the server on the head; None for another host.
     :param has_memory_limits: whether devices hold no more than their drivers show as their own.
     """
     canonical, memory_mib = host.facts.canonical_names, host.facts.memory_mib
     accelerators = dict(host.facts.named_accelerators)
-    limits = {worker.device.device: worker.request.memory_mib for worker in workers if worker.request.memory_mib}
+    limits = {worker.device: worker.capacity_mib for worker in workers if worker.capacity_mib}
     limits.update(_limits_of_head(driven, server) if server else {})
-    environments = {worker.device.device: worker.request.environment for worker in workers}
+    environments = {worker.device: worker.environment for worker in workers}
     if server and backends.UNIFIED_HEAP in server.environment:  # else the head's own devices show all they have
         environments.update(dict.fromkeys(dict(driven), server.environment))
     capacities = {
@@ -95,17 +95,17 @@ def capacities_of(
         for name, device in accelerators.items()
     }
     shared_mib: dict[str, int] = {}
-    for name in [*dict(driven), *(worker.device.device for worker in workers)]:
+    for name in [*dict(driven), *(worker.device for worker in workers)]:
         device = accelerators.get(name)
         if device and device.unified:
             is_limited = has_memory_limits and name in environments
             shown_mib = visible_mib(device, environments[name]) if is_limited else math.inf
             shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), int(min(capacities[name], shown_mib)))
-    requested_mib = [worker.request.memory_mib for worker in workers if worker.device.device == backends.CPU.device]
+    requested_mib = [worker.capacity_mib for worker in workers if worker.device == backends.CPU.device]
     remaining_mib = usable_mib(memory_mib)
     if len(shared_mib) + len(requested_mib) >= 2:
         cpu_workers = sum(not mib for mib in requested_mib)
-        remaining_mib -= sum(mib or 0 for mib in requested_mib)
+        remaining_mib -= sum(requested_mib)
         accelerator_mib, total = max(0, remaining_mib - MIN_PROCESSOR_MIB * cpu_workers), sum(shared_mib.values())
         if total > accelerator_mib:
             shared_mib = {name: size * accelerator_mib // total for name, size in shared_mib.items()}

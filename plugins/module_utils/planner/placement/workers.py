@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, validation
@@ -136,17 +136,6 @@ def _name_of(place: str, request: WorkerRequest, default: str, used_names: Colle
     return name
 
 
-class DeclaredWorker(NamedTuple):
-    """A worker that is asked for, with its device and all that the inventory may leave out."""
-
-    name: str
-    request: WorkerRequest
-    device: LendableDevice
-    port: int
-    tunnel: str | None
-    """Where one of the operator's ends on the head."""
-
-
 def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     """Where a tunnel ends on the head: an address of the head's loopback."""
     if text is None:
@@ -166,19 +155,20 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     return f"{address}:{port}"
 
 
-def _endpoints(host: Host, entry: DeclaredWorker, address: str) -> tuple[str, str, str | None]:
-    """Where a worker listens, where the head dials it, and what is open to the head on a network. The tunnel of ``llama_transport`` ends on the
+def _endpoints(host: Host, port: int, tunnel: str | None, address: str) -> tuple[str, str, str | None]:
+    """Return where a worker listens, where the head dials it, and what is open to the head on a network. The tunnel of ``llama_transport`` ends on the
     head at an address of loopback that follows from the worker's, at the worker's port: so tunnels need no ports of their own.
 
+    :param tunnel: the head's end of a tunnel of the operator.
     :param address: of the host on the network that joins it with the head.
     """
-    loopback_endpoint, direct_endpoint = f"{LOOPBACK}:{entry.port}", f"{address}:{entry.port}"
-    if entry.tunnel:
-        return loopback_endpoint, entry.tunnel, None
+    loopback_endpoint, direct_endpoint = f"{LOOPBACK}:{port}", f"{address}:{port}"
+    if tunnel:
+        return loopback_endpoint, tunnel, None
     if host.transport != names.STUNNEL or host.is_head:
         return direct_endpoint, direct_endpoint, direct_endpoint
     octets = address.split(".")
-    return loopback_endpoint, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{entry.port}", direct_endpoint
+    return loopback_endpoint, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{port}", direct_endpoint
 
 
 def _default_workers(
@@ -215,30 +205,26 @@ def _cached_tensor_bytes(summary: ModelSummary) -> int:
     return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
 
-def _with_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> WorkerRequest:
-    """Return the request with ``cache`` and ``cache_why``. Unless the inventory sets ``cache``, the models and the size of the disk decide.
+def _decide_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> tuple[bool, str]:
+    """Return whether a worker has a cache, and why. Unless the inventory sets ``cache``, the models and the size of the disk decide.
 
     :param models: known served models, without models that only prove a release.
     """
     if request.cache is not None:
-        return request._replace(cache_why="set in llama_worker_endpoints")
+        return request.cache, "set in llama_worker_endpoints"
     cached_bytes = sum(map(_cached_tensor_bytes, models))
     if not cached_bytes:
-        reason = f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
-    elif facts.disk_gib is None:
-        reason = "the size of the host's disk is unknown"
-    elif facts.disk_gib * GIB < DISK_DIVISOR * cached_bytes:
+        return False, f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
+    if facts.disk_gib is None:
+        return False, "the size of the host's disk is unknown"
+    if facts.disk_gib * GIB < DISK_DIVISOR * cached_bytes:
         needed_gib = 1 << (-(-DISK_DIVISOR * cached_bytes // GIB) - 1).bit_length()
-        reason = f"the host's disk is smaller than {needed_gib} GiB, the size required for this model"
-    else:
-        return request._replace(cache=True, cache_why="the host's disk is large enough")
-    return request._replace(cache=False, cache_why=reason)
+        return False, f"the host's disk is smaller than {needed_gib} GiB, the size required for this model"
+    return True, "the host's disk is large enough"
 
 
-def declare_workers(
-    cluster: Cluster, host: Host, builds: Collection[str], serving_backend: str
-) -> list[DeclaredWorker]:
-    """Return the workers of a host, those that it asks for or those that it has by default.
+def declare_workers(cluster: Cluster, host: Host, builds: Collection[str], serving_backend: str) -> list[Worker]:
+    """Return the workers of a host, those that it asks for or those that it has by default. Their capacity is 0 unless the operator sets it.
 
     :param serving_backend: backend of the head's llama-server.
     """
@@ -250,73 +236,61 @@ def declare_workers(
     requests: Sequence[WorkerRequest] = host.worker_requests or [
         WorkerRequest(device=device.device) for device in defaults
     ]
-    entries: list[DeclaredWorker] = []
+    has_direct_endpoint = any(request.tunnel is None for request in requests) and not host.is_head
+    address = addresses.common_address(host, cluster.head) if has_direct_endpoint else LOOPBACK
+    workers: list[Worker] = []
     for index, request in enumerate(requests):
         place = f"llama_worker_endpoints[{index}] for {host.name}"
-        device = _device_of(place, request, devices, {entry.device.device for entry in entries})
+        device = _device_of(place, request, devices, {worker.device for worker in workers})
         port = FIRST_PORT + index if request.port is None else request.port
-        _check_numbers(place, request, port, {entry.port for entry in entries})
+        _check_numbers(place, request, port, {names.port_of(worker.listens) for worker in workers})
         suffix = str(index) if len(requests) > 1 and device.device == "CPU" else ""
-        name = _name_of(place, request, device.device.lower() + suffix, {entry.name for entry in entries})
-        tunnel = _tunnel(place, host, request.tunnel)
-        entries.append(DeclaredWorker(name, _with_cache(request, host.facts, models), device, port, tunnel))
-    return entries
+        name = _name_of(place, request, device.device.lower() + suffix, {worker.name for worker in workers})
+        listens, endpoint, open_endpoint = _endpoints(host, port, _tunnel(place, host, request.tunnel), address)
+        has_cache, cache_why = _decide_cache(request, host.facts, models)
+        worker = Worker(
+            name=name,
+            host=host.name,
+            listens=listens,
+            endpoint=endpoint,
+            open=open_endpoint,
+            backend=device.backend,
+            build=device.build,
+            device=device.device,
+            threads=request.threads,
+            cache=has_cache,
+            cache_mib=request.cache_mib,
+            cache_why=cache_why,
+            shared=device.shared,
+            capacity_mib=request.memory_mib or 0,
+            environment=request.environment,
+            rdma=host.rdma and not host.is_head,
+        )
+        workers.append(worker._replace(environment=_environment_of(host, worker)))
+    processor_workers = [worker for worker in workers if worker.backend == backends.CPU.name]
+    threads = max(1, host.facts.cpu.cores // max(1, len(processor_workers)))
+    return [
+        worker._replace(threads=worker.threads or threads) if worker in processor_workers else worker
+        for worker in workers
+    ]
 
 
-def _environment_of(host: Host, entry: DeclaredWorker) -> dict[str, str]:
+def _environment_of(host: Host, worker: Worker) -> dict[str, str]:
     """Return the environment of a worker's process, as far as its release does not matter."""
-    environment = {
-        **(SPIN_ENVIRONMENT if entry.device.device == backends.CPU.device else {}),
-        **entry.request.environment,
-    }
-    bus_order = backends.BY_NAME[entry.device.backend].bus_order
-    if bus_order and len({accelerator.name for accelerator in host.facts.accelerators_of(entry.device.backend)}) > 1:
+    environment = {**(SPIN_ENVIRONMENT if worker.device == backends.CPU.device else {}), **worker.environment}
+    bus_order = backends.BY_NAME[worker.backend].bus_order
+    if bus_order and len({accelerator.name for accelerator in host.facts.accelerators_of(worker.backend)}) > 1:
         environment.setdefault(*bus_order)
-    if entry.request.cache:
+    if worker.cache:
         release = host.releases["llama_release"]
         cache_suffix = fast_load.CACHE_SUFFIX if release and release.fast_load else ""
-        environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{entry.name}{cache_suffix}")
+        environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{worker.name}{cache_suffix}")
         if not environment["LLAMA_CACHE"].startswith("/"):
             raise Refusal(
-                f"LLAMA_CACHE for the worker {entry.name} on {host.name} is {environment['LLAMA_CACHE']!r}: use the absolute path of a folder, "
+                f"LLAMA_CACHE for the worker {worker.name} on {host.name} is {environment['LLAMA_CACHE']!r}: use the absolute path of a folder, "
                 "or remove it"
             )
     return environment
-
-
-def workers_of(host: Host, entries: Sequence[DeclaredWorker], head: str, capacities: Mapping[str, int]) -> list[Worker]:
-    """:param capacities: device → MiB that it may hold."""
-    has_direct_endpoint = any(entry.tunnel is None for entry in entries) and not host.is_head
-    address = addresses.common_address(host, head) if has_direct_endpoint else LOOPBACK
-    cpu_workers = sum(entry.device.backend == "cpu" for entry in entries)
-    workers = []
-    for entry in entries:
-        request, device = entry.request, entry.device
-        threads = request.threads
-        if device.backend == "cpu" and threads is None:
-            threads = max(1, host.facts.cpu.cores // cpu_workers)
-        listen_endpoint, endpoint_address, open_address = _endpoints(host, entry, address)
-        workers.append(
-            Worker(
-                name=entry.name,
-                host=host.name,
-                listens=listen_endpoint,
-                endpoint=endpoint_address,
-                open=open_address,
-                backend=device.backend,
-                build=device.build,
-                device=device.device,
-                threads=threads,
-                cache=bool(request.cache),
-                cache_mib=request.cache_mib,
-                cache_why=request.cache_why,
-                shared=device.shared,
-                capacity_mib=request.memory_mib or capacities[device.device],
-                environment=_environment_of(host, entry),
-                rdma=host.rdma and not host.is_head,
-            )
-        )
-    return workers
 
 
 def head_options(entry: EquippedHost, order: Sequence[str], preferred_backends: Collection[str]) -> list[Worker]:

@@ -74,7 +74,7 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     )
     driven_devices = []
     if host.is_head:
-        lent_names = [worker.device.device for worker in declared_workers]
+        lent_names = [worker.device for worker in declared_workers]
         driven_devices = devices.driven_devices(facts, lent_names, programs.serving_backend)
     capacities = devices.capacities_of(
         host, declared_workers, driven_devices, cluster.server if host.is_head else None, cluster.has_memory_limits
@@ -84,7 +84,10 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
         build_tools=build_tools,
         tools=requirements.tools_of(host, build_tools, catalogue, programs.releases, programs.tls_backend),
         optional_tools=requirements.optional_tools_of(host, catalogue, sources),
-        workers=tuple(workers.workers_of(host, declared_workers, cluster.head, capacities)),
+        workers=tuple(
+            worker._replace(capacity_mib=worker.capacity_mib or capacities[worker.device])
+            for worker in declared_workers
+        ),
         devices=tuple(devices.head_devices(host, driven_devices, capacities, cluster.server.environment)),
     )
 
