@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import functools
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,8 +15,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
-
-LAYER_TENSOR = re.compile(r"blk\.(\d+)\.")
 
 
 class Candidate(NamedTuple):
@@ -89,73 +85,16 @@ def attempt_placement(workload: Workload, site: Site) -> Candidate:
     return Candidate(workload, site, solution, () if solution.reasons else _parts(workload, site, solution))
 
 
-class _Share(NamedTuple):
-    """A device's share of the model, in the numbers of cost_model.Work."""
-
-    read_bytes: float = 0
-    weights: int = 0
-    multiplied_weights: float = 0
-    expert_read_bytes: float = 0
-    dense_weights: float = 0
-    experts: float = 0
-    nodes: float = 0
-    visits: int = 0
-
-
-@functools.lru_cache(maxsize=64)
-def _shares(
-    load: device_load.Load, gpu_layers: int, split: tuple[float, ...], buffers: tuple[str, ...]
-) -> dict[int | None, _Share]:
-    """Return index of a used device → its share; None is the head's processor."""
-    indices = {buffer: index for index, buffer in enumerate(buffers)}
-    owners = device_load.assign_units(load.layers, gpu_layers, split if buffers else ())
-    shares = {index: _Share() for index in (None, *indices.values())}
-    overridden: list[list[int | None]] = [[] for _unit in range(load.units)]
-    nodes = cost_model.nodes_per_layer(load)
-    for part, cost in zip(load.parts, cost_model.part_costs(load)):
-        layer = LAYER_TENSOR.match(part.name)
-        if part.unit is None and not part.device and not layer:
-            continue
-        owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
-        share = shares[owner]
-        shares[owner] = share._replace(
-            weights=share.weights + part.bytes,
-            **{name: getattr(share, name) + number for name, number in cost._asdict().items()},
-        )
-        if layer and part.unit is None:
-            overridden[int(layer[1])].append(owner)
-    return _with_visits(shares, owners, overridden, nodes)
-
-
-def _with_visits(
-    shares: dict[int | None, _Share],
-    owners: Sequence[int | None],
-    overridden: Sequence[Sequence[int | None]],
-    nodes: float,
-) -> dict[int | None, _Share]:
-    """Return the shares with nodes and visits: follow a token through the units, on their devices and those of overrides."""
-    last_owner: object = ""
-    for unit, unit_owner in enumerate(owners):
-        visited_owners = list(dict.fromkeys([unit_owner, *overridden[unit]]))
-        for owner in visited_owners:
-            share = shares[owner]
-            visits = share.visits + (owner != last_owner)
-            unit_nodes = nodes / len(visited_owners) if unit < len(owners) - 1 else 0
-            shares[owner] = share._replace(visits=visits, nodes=share.nodes + unit_nodes)
-            last_owner = owner
-    return shares
-
-
 def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list[cost_model.ModelPart]:
     """Return the parts of the model: that of the head's processor if it has layers, then those of the devices in their order."""
     buffers = tuple(device.buffer for device in solution.devices)
-    shares = _shares(solution.load, solution.gpu_layers, solution.split, buffers)
+    works = cost_model.work_by_device(solution.load, solution.owners, buffers)
     processor = Device(site.head, backends.CPU.name, "", device_load.CPU, 0, {})
-    used_devices = [pair for pair in ((None, processor), *enumerate(solution.devices)) if shares[pair[0]].visits]
+    used_devices = [pair for pair in ((None, processor), *enumerate(solution.devices)) if works[pair[0]].visits]
     summary, parts = workload.summary, []
     for index, device in used_devices:
         link, is_last = site.links.get(device.buffer), index == used_devices[-1][0]
-        visits = shares[index].visits
+        visits = works[index].visits
         part = cost_model.ModelPart(
             host=device.host,
             device=device.buffer,
@@ -165,7 +104,7 @@ def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list
             # Only the last token's result comes back from the device with the output.
             network_bytes=4.0 * summary.width * (2 * visits - is_last) if link else 0.0,
             output=4.0 * summary.vocabulary if link and is_last else 0.0,
-            **shares[index]._asdict(),
+            **works[index]._asdict(),
         )
         parts.append(part)
     return parts

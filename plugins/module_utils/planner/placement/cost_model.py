@@ -21,7 +21,8 @@ EXPERTS = re.compile(r"_(?:ch)?exps\b")
 
 ASSUMED_BITS = 4.85
 """Bits of a weight, if the summary has no number of weights: those of Q4_K_M."""
-LAYER = re.compile(r"^blk\.\d+\.")
+LAYER_NUMBER = re.compile(r"^blk\.(\d+)\.")
+"""Beginning of the name of a layer's tensor."""
 LATENT_MATRICES, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
 """Matrices that open a compressed cache, one of each head, take so many times as long to read: 18 times on an H200, 8 on an M3 Ultra."""
 
@@ -61,7 +62,7 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
             experts = part.bytes
         elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
             experts = summary.expert_bytes[part.unit]
-        row = rows.get((LAYER.sub("blk.*.", part.name), part.bytes))
+        row = rows.get((LAYER_NUMBER.sub("blk.*.", part.name), part.bytes))
         costs.append(_part_cost(part.bytes, experts, active_fraction, row, average))
     return tuple(costs)
 
@@ -112,6 +113,65 @@ def generation_ms(rate: device_rates.Rate, read_bytes: float, nodes: float, weig
     :param weights: number of weights that the token is multiplied with.
     """
     return max(read_bytes / rate.gb_per_s, weights / rate.weights_per_s) / 1e6 + nodes * rate.node_us / 1e3
+
+
+@functools.lru_cache(maxsize=64)
+def model_ms(load: device_load.Load, rate: device_rates.Rate) -> tuple[float, list[float]]:
+    """Return the milliseconds of a token on a device that holds the whole model, and those of each unit."""
+    unit_bytes, nodes = bytes_read_by_unit(load), nodes_per_layer(load)
+    size = sum(unit_bytes)
+    weights = sum(cost.dense_weights + cost.experts for cost in part_costs(load)) / size
+    unit_ms = [
+        generation_ms(rate, unit_size, nodes * (unit < load.layers), weights * unit_size)
+        for unit, unit_size in enumerate(unit_bytes)
+    ]
+    return generation_ms(rate, size, nodes * load.layers, weights * size), unit_ms
+
+
+class DeviceWork(NamedTuple):
+    """The work of a device for a token: sums of PartCost, and more."""
+
+    read_bytes: float = 0
+    weights: int = 0
+    multiplied_weights: float = 0
+    expert_read_bytes: float = 0
+    dense_weights: float = 0
+    experts: float = 0
+    nodes: float = 0
+    visits: int = 0
+
+
+@functools.lru_cache(maxsize=64)
+def work_by_device(
+    load: device_load.Load, owners: tuple[int | None, ...], buffers: tuple[str, ...]
+) -> dict[int | None, DeviceWork]:
+    """Return index of a used device → its work; None is the head's processor. A token goes through the units, on their devices and those of overrides.
+
+    :param owners: device of each unit.
+    """
+    indices = {buffer: index for index, buffer in enumerate(buffers)}
+    works = {index: DeviceWork() for index in (None, *indices.values())}
+    unit_owners = [{owner: None} for owner in owners]
+    for part, cost in zip(load.parts, part_costs(load)):
+        layer = LAYER_NUMBER.match(part.name)
+        if part.unit is None and not part.device and not layer:
+            continue
+        owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
+        work = works[owner]
+        works[owner] = work._replace(
+            weights=work.weights + part.bytes,
+            **{name: getattr(work, name) + number for name, number in cost._asdict().items()},
+        )
+        if layer and part.unit is None:
+            unit_owners[int(layer[1])].setdefault(owner)
+    last_owner: object = ""
+    for unit, visited_owners in enumerate(unit_owners):
+        nodes = nodes_per_layer(load) / len(visited_owners) if unit < load.layers else 0
+        for owner in visited_owners:
+            work = works[owner]
+            works[owner] = work._replace(visits=work.visits + (owner != last_owner), nodes=work.nodes + nodes)
+            last_owner = owner
+    return works
 
 
 VISIT_MS = 0.9

@@ -323,19 +323,18 @@ class Layout(NamedTuple):
     def head_devices(self) -> list[Device]:
         return [device for device in self.devices if not device.worker]
 
+    @property
+    def owners(self) -> tuple[int | None, ...]:
+        """Return the index of the device of each unit; None is the head's processor."""
+        return assign_units(self.load.layers, self.gpu_layers, self.split if self.devices else ())
+
     def units_of(self, device: int | None) -> list[int]:
-        """The units of one of the devices, or of the head's processor."""
-        shares = self.split if self.devices else ()
-        return [
-            unit
-            for unit, owner in enumerate(assign_units(self.load.layers, self.gpu_layers, shares))
-            if owner == device
-        ]
+        """Return the units of one of the devices, or of the head's processor."""
+        return [unit for unit, owner in enumerate(self.owners) if owner == device]
 
     def buffer_of_layers(self) -> list[str]:
-        """The device of each layer, and of the output; CPU is the head's processor."""
-        owners = assign_units(self.load.layers, self.gpu_layers, self.split if self.devices else ())
-        return [CPU if owner is None else self.devices[owner].buffer for owner in owners]
+        """Return the device of each layer, and of the output; CPU is the head's processor."""
+        return [CPU if owner is None else self.devices[owner].buffer for owner in self.owners]
 
     def shares(self) -> list[DeviceShare]:
         return [

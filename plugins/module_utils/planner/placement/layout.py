@@ -160,21 +160,13 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
     """Return the devices as the solver needs them. Devices that are alike cost the same, even if one is the head's and one a worker's: their
     memory then decides which layers they get, and the worker's cost whether they get any."""
     rates = [site.rates[device.buffer] for device in site.devices]
-    unit_bytes, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load)
-    weights = sum(cost.dense_weights + cost.experts for cost in cost_model.part_costs(load)) / sum(unit_bytes)
-    token_ms = [
-        cost_model.generation_ms(rate, sum(unit_bytes), nodes * load.layers, weights * sum(unit_bytes))
-        for rate in rates
-    ]
+    times = [cost_model.model_ms(load, rate) for rate in rates]
+    token_ms = [ms for ms, _unit_ms in times]
     groups = solver.groups_of([1 / ms for ms in token_ms])
-    unit_costs: dict[int, list[int]] = {}
+    unit_costs = {}
     for group in set(groups):
         fastest_index = min((ms, index) for index, ms in enumerate(token_ms) if groups[index] == group)[1]
-        ms = [
-            cost_model.generation_ms(rates[fastest_index], size, nodes * (unit < load.layers), weights * size)
-            for unit, size in enumerate(unit_bytes)
-        ]
-        unit_costs[group] = [solver.cost_of(time) for time in ms]
+        unit_costs[group] = [solver.cost_of(ms) for ms in times[fastest_index][1]]
     visits = {
         device.buffer: [cost_model.worker_ms(link, rate, count) if link else 0 for count in (1, 2)]
         for device, rate in zip(site.devices, rates)
