@@ -160,24 +160,12 @@ def _predictions(plan: Plan) -> dict[str, Mapping[str, Any]]:
 def _predicted_metrics(estimate: Estimate) -> dict[str, float | None]:
     full_context = estimate.at_context[-1] if estimate.at_context else None
     metrics: dict[str, float | None] = {}
-    for kind, expected_speed, bounds, full_context_speed in (
-        (
-            "generation",
-            estimate.generation_tokens_per_s,
-            estimate.generation_range,
-            full_context and full_context.generation_tokens_per_s,
-        ),
-        (
-            "prompt",
-            estimate.prompt_tokens_per_s,
-            estimate.prompt_range,
-            full_context and full_context.prompt_tokens_per_s,
-        ),
-    ):
-        metrics[f"planned_{kind}_tokens_per_second"] = expected_speed
+    for kind in ("generation", "prompt"):
+        speed, bounds = f"{kind}_tokens_per_s", getattr(estimate, f"{kind}_range")
+        metrics[f"planned_{kind}_tokens_per_second"] = getattr(estimate, speed)
         metrics[f"planned_{kind}_lowest_tokens_per_second"] = bounds and bounds.low
         metrics[f"planned_{kind}_highest_tokens_per_second"] = bounds and bounds.high
-        metrics[f"planned_{kind}_full_tokens_per_second"] = full_context_speed
+        metrics[f"planned_{kind}_full_tokens_per_second"] = full_context and getattr(full_context, speed)
     return metrics
 
 

@@ -211,23 +211,20 @@ def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
             [entry.host, entry.worker or entry.device, entry.capacity_mib, rates],
             program,
         ]
-    return Side(_proof_id(plan, details), name, argv)
-
-
-def _proof_id(plan: Plan, details: Any) -> str:
-    """Return an id of the model's files, the layers and further details."""
-    files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    hashed_values = [plan.model.path, plan.model.revision, files, plan.head.proof and plan.head.proof.layers, details]
-    hashed_values.append(dict(plan.head.environment))
-    return hashlib.sha256(json.dumps(hashed_values, sort_keys=True).encode()).hexdigest()[:16]
+    proven_layers = plan.head.proof and plan.head.proof.layers
+    return Side(_digest(plan, proven_layers, details, dict(plan.head.environment)), name, argv)
 
 
 def _reading_id(plan: Plan) -> str:
     """Return an id of everything that changes how well the model reads, except the release and the devices, which the check tests."""
+    return _digest(plan, [pair for pair in _planned_options(plan) if pair[0] not in IRRELEVANT_OPTIONS])
+
+
+def _digest(plan: Plan, *details: Any) -> str:
+    """Return an id of the model's files and further details."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
-    relevant_options = [pair for pair in _planned_options(plan) if pair[0] not in IRRELEVANT_OPTIONS]
-    hashed_values = [plan.model.path, plan.model.revision, files, relevant_options]
-    return hashlib.sha256(json.dumps(hashed_values, sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps([plan.model.path, plan.model.revision, files, *details], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _planned_options(plan: Plan) -> list[tuple[str, list[str]]]:

@@ -171,12 +171,6 @@ def _head_peers(plan: Plan) -> list[str]:
     return sorted({"localhost", *head_address, *(endpoint.rsplit(":", 1)[0] for endpoint in endpoints), *head.allowed})
 
 
-def _worker_sources(host: HostPlan, worker: WorkerPlan) -> list[str]:
-    """Return the sources for which the firewall opens a worker's port. Clients of a server on the same host are not among them."""
-    address = (worker.tunnel or worker.listens).rsplit(":", 1)[0]
-    return [source for rule in host.firewall if rule.address == address for source in rule.sources]
-
-
 def with_services(plan: Plan) -> Plan:
     """Return the plan with the services of each host."""
     hosts = {name: host._replace(services=_host_services(plan, name)) for name, host in plan.hosts.items()}
@@ -191,7 +185,8 @@ def _host_services(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
 
 
 def _worker_service(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
-    address = (worker.tunnel or worker.listens).rsplit(":", 1)[0]
+    address = names.address_of(worker.tunnel or worker.listens)
+    sources = [source for rule in plan.hosts[host].firewall if rule.address == address for source in rule.sources]
     return ServicePlan(
         name=names.service(f"worker-{worker.name}"),
         kind="worker",
@@ -207,7 +202,8 @@ def _worker_service(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
         after=(),
         credentials={},
         devices=(*backends.device_files(worker.backend), *(backends.RDMA_DEVICES if worker.rdma else ())),
-        allow=tuple(sorted({"localhost", address, *_worker_sources(plan.hosts[host], worker)})),
+        # Clients of a server on the same host are not among the sources of its rules.
+        allow=tuple(sorted({"localhost", address, *sources})),
     )
 
 

@@ -46,11 +46,7 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
     workers: list[ExternalWorker] = []
     for index, values in enumerate(entries):
         place = f"{VARIABLE}[{index}]"
-        endpoint, backend, memory_mib = (
-            _endpoint(place, values.get("endpoint")),
-            _backend(place, values),
-            values["memory_mib"],
-        )
+        endpoint, backend = _endpoint(place, values.get("endpoint")), _backend(place, values)
         host = str(values.get("host") or names.address_of(endpoint))
         _check_entry(place, host, values, hosts)
         if any(endpoint == other.worker.endpoint for other in workers):
@@ -67,10 +63,10 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
             backend=backend,
             build="",
             device=backends.device_name(backend, device_number),
-            capacity_mib=memory_mib,
+            capacity_mib=values["memory_mib"],
         )
         name, architecture = values.get("device") or UNNAMED_DEVICE, values.get("architecture") or ""
-        accelerator = Accelerator(backend, name, architecture, memory_mib, False)
+        accelerator = Accelerator(backend, name, architecture, values["memory_mib"], False)
         workers.append(
             ExternalWorker(worker, values.get("protocol"), None if backend == backends.CPU.name else accelerator)
         )

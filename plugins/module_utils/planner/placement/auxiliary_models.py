@@ -90,25 +90,6 @@ def without_buffers(models: Sequence[AuxiliaryModel]) -> tuple[AuxiliaryModel, .
     return tuple(model._replace(compute=0) for model in models)
 
 
-def remaining_capacity(all_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> list[Device] | None:
-    """Return the devices with the capacity that the models leave; None if one of them holds less."""
-    remaining_devices = []
-    for device in all_devices:
-        size = sum(model.total_on(device) for model in models)
-        if size > device.capacity_mib * MIB:
-            return None
-        remaining_devices.append(device._replace(capacity_mib=max(0, device.capacity_mib - -(-size // MIB))))
-    return remaining_devices
-
-
-def restore_capacity(used_devices: Sequence[Device], models: Sequence[AuxiliaryModel]) -> tuple[Device, ...]:
-    """Return the devices with the capacity that these models took added again."""
-    return tuple(
-        device._replace(capacity_mib=device.capacity_mib - -sum(model.total_on(device) for model in models) // MIB)
-        for device in used_devices
-    )
-
-
 def arguments(workload: Workload, models: Sequence[AuxiliaryModel]) -> list[tuple[str, str]]:
     """Return the options of llama-server for the place of the models and the use of a draft model, with values."""
     pairs = [(options.SPECULATION, workload.speculation)]

@@ -414,7 +414,7 @@ def load_cost(release: ReleasePlan, work: ModelPart) -> tuple[str, float]:
     """Return the limit of the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
     s_per_gb = {"disk of": 1 / DISK_GB_PER_S}
     if work.link:
-        s_per_gb["link to"] = 8 / work.link.gbit
+        s_per_gb[LINK_KIND] = 8 / work.link.gbit
         s_per_gb["RPC on"] = SEND_S_PER_GB[release.loads_fast] if release.mainline else 0.0
     kind = max(s_per_gb, key=s_per_gb.__getitem__)
     return kind, s_per_gb[kind] * work.weights / 1e9

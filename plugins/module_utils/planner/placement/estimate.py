@@ -52,19 +52,19 @@ def _limit_of_generation(parts: Sequence[cost_model.ModelPart]) -> str:
 
 
 def _limit_of_prompts(candidate: Candidate) -> str:
-    costs = []
-    for part in candidate.parts:
-        cost = cost_model.prompt_costs(part, _short_prompt(candidate))
-        costs += [(f"{kind} {{}}", part.host, ms) for kind, ms in cost.items()]
-    return _largest_cause(costs)
+    return _largest_cause(
+        (f"{kind} {{}}", part.host, ms)
+        for part in candidate.parts
+        for kind, ms in cost_model.prompt_costs(part, _short_prompt(candidate)).items()
+    )
 
 
 def _limit_of_load(candidate: Candidate) -> str:
-    costs = []
-    for part in candidate.parts:
-        kind, seconds = cost_model.load_cost(candidate.release, part)
-        costs.append((f"{kind} {{}}", part.host if kind == "link to" else candidate.site.head, seconds))
-    return _largest_cause(costs)
+    costs = [(part.host, *cost_model.load_cost(candidate.release, part)) for part in candidate.parts]
+    return _largest_cause(
+        (f"{kind} {{}}", host if kind == cost_model.LINK_KIND else candidate.site.head, seconds)
+        for host, kind, seconds in costs
+    )
 
 
 class Speeds(NamedTuple):

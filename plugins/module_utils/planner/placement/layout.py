@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -41,12 +41,15 @@ def lay_out(workload: Workload, site: Site) -> Layout:
     failures = []
     prompt_cache = (workload.server.prompt_cache_mib or 0) * MIB
     for place, reserve in [*zip(places, places), *without_buffers]:
-        devices = auxiliary_models.remaining_capacity(site.devices, reserve)
-        if devices is None:
+        reserved_mib = {
+            device.buffer: -(-sum(model.total_on(device) for model in reserve) // MIB) for device in site.devices
+        }
+        devices = _change_capacities(site.devices, {buffer: -size for buffer, size in reserved_mib.items()})
+        if any(device.capacity_mib < 0 for device in devices):
             continue
         head_bytes = sum(model.head_bytes for model in reserve) + prompt_cache
-        layout = _with_head_bytes(workload, site._replace(devices=tuple(devices)), head_bytes)
-        layout = layout._replace(devices=auxiliary_models.restore_capacity(layout.devices, reserve), auxiliary=place)
+        layout = _with_head_bytes(workload, site._replace(devices=devices), head_bytes)
+        layout = layout._replace(devices=_change_capacities(layout.devices, reserved_mib), auxiliary=place)
         if not layout.reasons:
             return layout
         failures.append(layout)
@@ -54,6 +57,10 @@ def lay_out(workload: Workload, site: Site) -> Layout:
     return closest_layout._replace(
         reasons=(*closest_layout.reasons, *auxiliary_models.memory_sentences(closest_layout.auxiliary, site.head))
     )
+
+
+def _change_capacities(devices: Sequence[Device], added_mib: Mapping[str, int]) -> tuple[Device, ...]:
+    return tuple(device._replace(capacity_mib=device.capacity_mib + added_mib[device.buffer]) for device in devices)
 
 
 def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:

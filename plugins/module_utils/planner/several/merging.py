@@ -49,10 +49,8 @@ def merge_plans(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Ref
 
     :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
     """
-    model_names, own_variables = (
-        [entry.name for entry in cluster.model_entries],
-        {name for entry in cluster.model_entries for name in entry.server_variables},
-    )
+    model_names = [entry.name for entry in cluster.model_entries]
+    own_variables = {name for entry in cluster.model_entries for name in entry.server_variables}
     reasons = tuple(
         _sentence(model, text)
         for text, model in _merge_texts(model_names, [plan.reasons for plan in plans], own_variables)
