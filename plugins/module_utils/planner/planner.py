@@ -77,13 +77,11 @@ def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) ->
     """
     selection = programs.choose_programs(cluster, catalogue)
     equipped_hosts, site = lending.equip_hosts(cluster, selection, catalogue)
-    builds = releases.plan_builds(
-        equipped_hosts, selection.releases, cluster.server, catalogue, selection.tls_backend, cluster.builds_benchmark
-    )
+    equipped_hosts = releases.with_builds(cluster, equipped_hosts, selection, catalogue)
     release_variable = releases.variable_of(selection.serving_backend, cluster.releases)
     workload = workload_of(cluster, equipped_hosts[cluster.head], selection.release, release_variable)
     candidate = prompts.best_batches(attempt_placement(workload, site))
-    installation = Installation(cluster, selection, equipped_hosts, builds, runtime_id)
+    installation = Installation(cluster, selection, equipped_hosts, runtime_id)
     if cluster.has_other_models or not candidate.fits or "unprotected-worker" in cluster.accepted:
         return installation, candidate
     unused_workers = hosts.exposed_workers(equipped_hosts, candidate)

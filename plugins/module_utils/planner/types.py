@@ -13,11 +13,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    BuildPlan,
     KnownAnswerPlan,
     LinkPlan,
     ModelFilePlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 
 VULKAN_MEMORY = "vulkan-shared-memory"
@@ -440,6 +441,28 @@ class Device(NamedTuple):
         return f"{self.endpoint or self.name} ({self.host})"
 
 
+class Programs(NamedTuple):
+    """The builds of each host, and the release of each backend."""
+
+    built_backends: Mapping[str, tuple[str, ...]]
+    """Host → backends."""
+    releases: Mapping[str, ReleasePlan]
+    """Backend → release."""
+    serving_backend: str
+    """The backend whose llama-server runs on the head."""
+    server_backends: Mapping[str, str]
+    """Host → the backend whose llama-server would run there."""
+    usable_backends: frozenset[str]
+    """Backends whose workers llama-server can use."""
+    tls_backend: str | None
+    """The backend whose llama-server speaks TLS; None without TLS."""
+
+    @property
+    def release(self) -> ReleasePlan:
+        """Return the release of llama-server."""
+        return self.releases[self.serving_backend]
+
+
 class BuildTools(NamedTuple):
     """The tools with which a host compiles for a backend."""
 
@@ -468,6 +491,8 @@ class EquippedHost(NamedTuple):
     workers: tuple[Worker, ...]
     devices: tuple[Device, ...]
     """Devices that llama-server itself drives there; empty unless it is the head."""
+    builds: Mapping[str, BuildPlan] = {}
+    """Backend → build."""
 
     @property
     def backends(self) -> tuple[str, ...]:

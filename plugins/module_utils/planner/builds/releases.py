@@ -27,8 +27,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
+    Cluster,
     EquippedHost,
     Host,
+    Programs,
     ReleaseRequest,
     Server,
 )
@@ -232,53 +234,34 @@ def _tree_of(release: ReleasePlan) -> tuple[str, int, set[str]]:
     return release.fork, release.build, {patch.sha256 for patch in release.patches}
 
 
-def plan_builds(
-    equipped_hosts: Mapping[str, EquippedHost],
-    releases: Mapping[str, ReleasePlan],
-    server: Server,
-    catalogue: Catalogue,
-    tls_backend: str | None,
-    builds_benchmark: bool = False,
-) -> dict[str, dict[str, BuildPlan]]:
-    """Return the build of each host and backend. Hosts of one kind with the same options share a build with the programs of all of them. What is
-    compiled for accelerators takes longest, so these builds have all programs, and hosts may change their roles.
-
-    :param tls_backend: backend whose llama-server speaks TLS. It is built so on all hosts, since hosts of one kind share a build.
-    """
-    build_kinds = {
-        (name, backend): _build_kind(host, backend, releases[backend], server, backend == tls_backend)
-        for name, host in equipped_hosts.items()
-        for backend in host.backends
+def with_builds(
+    cluster: Cluster, equipped_hosts: Mapping[str, EquippedHost], programs: Programs, catalogue: Catalogue
+) -> dict[str, EquippedHost]:
+    """Return the hosts with their builds. Hosts of one kind with the same options share a build with the programs of all of them. What is
+    compiled for accelerators takes longest, so these builds have all programs, and hosts may change their roles."""
+    builds = {
+        (name, backend): _build_kind(cluster, entry, backend, programs)
+        for name, entry in equipped_hosts.items()
+        for backend in entry.backends
     }
-    programs: dict[str, set[str]] = {}
-    for (name, backend), kind in build_kinds.items():
-        host, release, targets = (
-            equipped_hosts[name].host,
-            releases[backend],
-            programs.setdefault(_shared_key(kind), set()),
-        )
-        has_all_programs = release.source in release_request.COMPILED_SOURCES and backend != backends.CPU.name
-        if host.is_worker or has_all_programs:
-            targets.add(capabilities.WORKER_BINARY[release.fork])
-        if host.is_head or has_all_programs:
-            targets.add(options.SERVER)
-            targets.update([options.BENCH] if builds_benchmark and release.mainline else [])
-    builds_of_kinds = {
-        (name, backend): _with_programs(
-            kind, releases[backend], equipped_hosts[name].host, sorted(programs[_shared_key(kind)]), catalogue
-        )
-        for (name, backend), kind in build_kinds.items()
+    targets: dict[str, set[str]] = {}
+    for build in builds.values():
+        targets.setdefault(_shared_key(build), set()).update(build.targets)
+    sharing_hosts: dict[str, list[Host]] = {}
+    for (name, backend), build in builds.items():
+        host, release = equipped_hosts[name].host, programs.releases[backend]
+        build = _with_programs(build, release, host, sorted(targets[_shared_key(build)]), catalogue)
+        builds[name, backend] = build
+        if host.share_builds and equipped_hosts[name].build_tools[backend]:
+            sharing_hosts.setdefault(build.id, []).append(host)
+    for (name, backend), build in builds.items():
+        peers = sharing_hosts.get(build.id, [])
+        builders = _trusted_builders(peers) if equipped_hosts[name].host in peers else (name,)
+        builds[name, backend] = build._replace(builder=builders[0], trusted_builders=builders)
+    return {
+        name: entry._replace(builds={backend: builds[name, backend] for backend in entry.backends})
+        for name, entry in equipped_hosts.items()
     }
-    hosts_by_build: dict[str, list[Host]] = {}
-    for (name, backend), build in builds_of_kinds.items():
-        if equipped_hosts[name].host.share_builds and releases[backend].source in release_request.COMPILED_SOURCES:
-            hosts_by_build.setdefault(build.id, []).append(equipped_hosts[name].host)
-    host_builds: dict[str, dict[str, BuildPlan]] = {name: {} for name in equipped_hosts}
-    for (name, backend), build in builds_of_kinds.items():
-        sharing_hosts = hosts_by_build.get(build.id, [])
-        builders = _trusted_builders(sharing_hosts) if equipped_hosts[name].host in sharing_hosts else (name,)
-        host_builds[name][backend] = build._replace(builder=builders[0], trusted_builders=builders)
-    return host_builds
 
 
 def _trusted_builders(sharing_hosts: Sequence[Host]) -> tuple[str, ...]:
@@ -318,14 +301,10 @@ def _with_programs(
     return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
 
 
-def _build_kind(
-    equipped_host: EquippedHost, backend: str, release: ReleasePlan, server: Server, tls: bool
-) -> BuildPlan:
-    """Return the build that hosts of one kind share, without programs.
-
-    :param tls: whether llama-server has to speak TLS.
-    """
-    host, facts = equipped_host.host, equipped_host.host.facts
+def _build_kind(cluster: Cluster, entry: EquippedHost, backend: str, programs: Programs) -> BuildPlan:
+    """Return the build that hosts of one kind share, with the programs that this host needs."""
+    host, facts, server = entry.host, entry.host.facts, cluster.server
+    release, tools = programs.releases[backend], entry.build_tools[backend]
     _check_rdma(host, release)
     kind: dict[str, Any] = {
         "architecture": facts.architecture,
@@ -335,17 +314,24 @@ def _build_kind(
     cmake_options: Mapping[str, str] = {}
     environment: Mapping[str, str] = {}
     archives: tuple[str, ...] | None = None
-    tools = equipped_host.build_tools[backend]
     if tools:
         kind.update(
             cpu=facts.cpu.features_id, toolchain=tools.compiler, accelerators=tools.version, toolkit=tools.prefix
         )
-        cmake_options, environment = _build_options(host, backend, release, server, tls), tools.environment
+        cmake_options = _build_options(host, backend, release, server, backend == programs.tls_backend)
+        environment = tools.environment
     else:
         kind["programs"] = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
     if release.source == "prebuilt":
         archives = kind["archives"] = prebuilt_archives.archives_of(host, backend, release.build, server)
         environment = prebuilt_archives.environment(facts, backend)
+    has_all_programs = bool(tools) and backend != backends.CPU.name
+    serves = host.is_head or has_all_programs
+    targets = [
+        *[capabilities.WORKER_BINARY[release.fork]] * (host.is_worker or has_all_programs),
+        *[options.SERVER] * serves,
+        *[options.BENCH] * (serves and cluster.builds_benchmark and release.mainline),
+    ]
     return BuildPlan(
         id="",
         release=release.id,
@@ -353,7 +339,7 @@ def _build_kind(
         kind=_short_sha(kind),
         cmake_options=cmake_options,
         environment=environment,
-        targets=(),
+        targets=tuple(targets),
         packaged={},
         builder=host.name,
         trusted_builders=(),
@@ -363,7 +349,10 @@ def _build_kind(
 
 
 def _build_options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
-    """Return the cmake options of a host's build. The operator's options override ours."""
+    """Return the cmake options of a host's build. The operator's options override ours.
+
+    :param tls: whether llama-server speaks TLS. It is built so on all hosts, since hosts of one kind share a build.
+    """
     for option in backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ():
         if not backends.is_enabled(host.cmake_options.get(option, "ON")):
             raise Refusal(

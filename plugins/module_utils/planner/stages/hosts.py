@@ -39,7 +39,6 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
     needs_runtime = is_head or any(
         worker.tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
     )
-    builds = installation.builds[host.name]
     manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else ()
     keys = _keys(installation, entry)
@@ -67,8 +66,8 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
         unused_accelerators=()
         if sources == {"binary"}
         else tuple(requirements.unused_accelerators(host, entry.backends)),
-        builds=tuple(build for build in builds.values() if build.targets),
-        workers=tuple(_worker(installation, candidate, worker) for worker in entry.workers),
+        builds=tuple(build for build in entry.builds.values() if build.targets),
+        workers=tuple(_worker(installation, entry, candidate, worker) for worker in entry.workers),
         firewall=_server_rules(installation.cluster.server)
         if is_head
         else _firewall(installation.head.host, host, entry.workers),
@@ -81,9 +80,9 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
     )
 
 
-def _worker(installation: Installation, candidate: Candidate, worker: Worker) -> WorkerPlan:
-    release, build = installation.programs.releases[worker.build], installation.builds[worker.host][worker.build]
-    folder = installation.equipped_hosts[worker.host].host.facts.prefix + "/releases"
+def _worker(installation: Installation, entry: EquippedHost, candidate: Candidate, worker: Worker) -> WorkerPlan:
+    release, build = installation.programs.releases[worker.build], entry.builds[worker.build]
+    folder = entry.host.facts.prefix + "/releases"
     return WorkerPlan(
         name=worker.name,
         used=worker.endpoint in {device_worker.endpoint for device_worker in candidate.layout.workers()},

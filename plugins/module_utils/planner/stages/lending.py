@@ -18,12 +18,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices, workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Programs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
     EquippedHost,
     Host,
+    Programs,
     Server,
     Worker,
 )
@@ -36,7 +36,10 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
     """
     equipped_hosts = {name: _equip_host(cluster, host, programs, catalogue) for name, host in cluster.hosts.items()}
     _check_consistency(cluster, equipped_hosts, programs.release)
-    usable_workers = _layer_workers(cluster, _usable_workers(cluster, programs, equipped_hosts))
+    usable_workers = _layer_workers(
+        cluster,
+        [worker for entry in equipped_hosts.values() for worker in workers.head_options(cluster, entry, programs)],
+    )
     if cluster.layer_hosts is None and not usable_workers:
         _check_common_release(cluster, programs, equipped_hosts)
     usable_workers += _layer_workers(cluster, [external.worker for external in cluster.external])
@@ -55,7 +58,7 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
 
 def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Catalogue) -> EquippedHost:
     """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
-    facts, sources = host.facts, {programs.releases[name].source for name in programs.built_backends[host.name]}
+    facts = host.facts
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
@@ -74,9 +77,7 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
         else None
         for backend in programs.built_backends[host.name]
     }
-    declared_workers = workers.declare_workers(
-        cluster, host, programs.built_backends[host.name], programs.serving_backend
-    )
+    declared_workers = workers.declare_workers(cluster, host, programs)
     driven_devices = []
     if host.is_head:
         lent_names = [worker.device for worker in declared_workers]
@@ -87,24 +88,14 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     return EquippedHost(
         host=host,
         build_tools=build_tools,
-        tools=requirements.tools_of(host, build_tools, catalogue, programs.releases, programs.tls_backend),
-        optional_tools=requirements.optional_tools_of(host, catalogue, sources),
+        tools=requirements.tools_of(host, build_tools, catalogue, programs),
+        optional_tools=requirements.optional_tools_of(host, build_tools, catalogue),
         workers=tuple(
             worker._replace(capacity_mib=worker.capacity_mib or capacities[worker.device])
             for worker in declared_workers
         ),
         devices=tuple(devices.head_devices(host, driven_devices, capacities, cluster.server.environment)),
     )
-
-
-def _usable_workers(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost]) -> list[Worker]:
-    """Return the workers that the head may use: those of its own source, and of those that lend the same device one."""
-    preferred_backend = cluster.server.backend or programs.serving_backend
-    return [
-        worker
-        for entry in equipped_hosts.values()
-        for worker in workers.head_options(entry, (preferred_backend, *entry.backends), programs.usable_backends)
-    ]
 
 
 def _layer_workers(cluster: Cluster, candidates: list[Worker]) -> list[Worker]:

@@ -10,36 +10,14 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
     EquippedHost,
+    Programs,
     Worker,
 )
-
-
-class Programs(NamedTuple):
-    """The builds of each host, and the release of each backend."""
-
-    built_backends: Mapping[str, tuple[str, ...]]
-    """Host → backends."""
-    releases: Mapping[str, ReleasePlan]
-    """Backend → release."""
-    serving_backend: str
-    """The backend whose llama-server runs on the head."""
-    server_backends: Mapping[str, str]
-    """Host → the backend whose llama-server would run there."""
-    usable_backends: frozenset[str]
-    """Backends whose workers llama-server can use."""
-    tls_backend: str | None
-    """The backend whose llama-server speaks TLS; None without TLS."""
-
-    @property
-    def release(self) -> ReleasePlan:
-        """Return the release of llama-server."""
-        return self.releases[self.serving_backend]
 
 
 class Installation(NamedTuple):
@@ -48,8 +26,6 @@ class Installation(NamedTuple):
     cluster: Cluster
     programs: Programs
     equipped_hosts: Mapping[str, EquippedHost]
-    builds: Mapping[str, Mapping[str, BuildPlan]]
-    """Host → backend → build."""
     runtime_id: str
     """Digest of the launcher's files."""
 
@@ -60,7 +36,7 @@ class Installation(NamedTuple):
     @property
     def serving_build(self) -> BuildPlan:
         """Return the build whose llama-server serves."""
-        return self.builds[self.cluster.head][self.programs.serving_backend]
+        return self.head.builds[self.programs.serving_backend]
 
     def without_workers(self, workers: Collection[Worker]) -> Installation:
         """Return the installation without these workers."""
