@@ -9,7 +9,6 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, local_models, ollama
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Model
 from ansible_collections.llamacpp.cluster.plugins.modules import model, model_info
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 from support.model_sources import PREFIX, REPO, looked_up, on_huggingface, play, repo, request_of, run, server
@@ -62,15 +61,15 @@ def test_a_model_is_found_downloaded_and_then_found_without_a_server(server, rep
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
     first, _action = run(call, given, prefix)
     report = model_source.report_of(first)
-    plan = model_source.with_files(Model("", None, report.summary), request_of(**given)._replace(report=report), prefix)
-    arguments = {"files": [file._asdict() for file in plan.files]}
+    files = model_source.files_of(request_of(**given)._replace(report=report), prefix)
+    arguments = {"files": [file._asdict() for file in files]}
     assert call(module=model, folder=f"{prefix}/models", **arguments)["changed"]
     server.stop()
     requests = len(server.asked)
     second, _action = run(call, given, prefix)
     assert len(server.asked) == requests
     assert {**second, "offered": first["offered"]} == first
-    last = Path(plan.files[-1].path)
+    last = Path(files[-1].path)
     last.write_bytes(b"short")
     assert re.search("check the .*network", run(call, given, prefix)[0]["refused"])
 

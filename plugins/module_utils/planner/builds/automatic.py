@@ -22,12 +22,7 @@ COMPILING_BENEFITS = "compiling would add llama_build_fast_load, patches, and CU
 
 def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
     sources = releases.sources_of(cluster.releases)
-    return {
-        name: requirements.backends_of(
-            host, sources, catalogue.llama.get(host.facts.distribution.family, {"libraries": {}})["libraries"]
-        )
-        for name, host in cluster.hosts.items()
-    }
+    return {name: requirements.backends_of(host, sources, catalogue) for name, host in cluster.hosts.items()}
 
 
 def resolve_release(cluster: Cluster, catalogue: Catalogue) -> Cluster:
@@ -35,19 +30,20 @@ def resolve_release(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     request = releases.requested_release(VARIABLE, cluster.releases)
     if request.source != "auto":
         return cluster
-    compiled_cluster = _with_release(cluster, release_request.request_of(release_request.DEFAULT_RELEASE), request)
-    archive_request = release_request.request_of({"source": "prebuilt", "build": prebuilt.AUTO_BUILD})._replace(
-        url=request.url
+    compiled_request = release_request.request_of(release_request.DEFAULT_RELEASE)
+    archive_request = release_request.request_of({"source": "prebuilt", "build": prebuilt.AUTO_BUILD})
+    archive_request = archive_request._replace(url=request.url)
+    archive_cluster, compiled_cluster = (
+        _with_release(cluster, choice._replace(fast_load=request.fast_load))
+        for choice in (archive_request, compiled_request)
     )
-    archive_cluster = _with_release(cluster, archive_request, request)
     obstacle = _archive_obstacle(archive_cluster, compiled_cluster, catalogue)
-    choice = releases.requested_release(VARIABLE, (compiled_cluster if obstacle else archive_cluster).releases)
     reason = obstacle or f"upstream has an archive for each host; {COMPILING_BENEFITS}"
-    return _with_release(cluster, choice._replace(why=reason), request)
+    choice = releases.requested_release(VARIABLE, (compiled_cluster if obstacle else archive_cluster).releases)
+    return _with_release(cluster, choice._replace(why=reason))
 
 
-def _with_release(cluster: Cluster, request: ReleaseRequest, replaced_request: ReleaseRequest) -> Cluster:
-    request = request._replace(fast_load=replaced_request.fast_load)
+def _with_release(cluster: Cluster, request: ReleaseRequest) -> Cluster:
     return cluster._replace(releases={**cluster.releases, VARIABLE: request})
 
 

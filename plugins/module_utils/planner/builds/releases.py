@@ -23,7 +23,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
@@ -170,24 +169,27 @@ def sources_of(requests: Requests) -> dict[str, str]:
     return sources
 
 
-def releases_by_backend(
-    requests: Requests, facts: Mapping[str, Facts], builders: Mapping[str, Mapping[str, str]]
-) -> dict[str, ReleasePlan]:
+def releases_by_backend(cluster: Cluster, built_backends: Mapping[str, Sequence[str]]) -> dict[str, ReleasePlan]:
     """Return the release of each backend: ``llama_release_<backend>``, or else ``llama_release``. Nothing was looked up for any other backend.
 
-    :param builders: backend → host that builds for it → architecture of its processor.
+    :param built_backends: host → its backends.
     """
-    package_versions = {name: host.packaged.version if host.packaged else None for name, host in facts.items()}
+    facts = {name: host.facts for name, host in cluster.hosts.items()}
+    package_versions = {name: known.packaged.version if known.packaged else None for name, known in facts.items()}
     releases = {}
-    for backend in builders:
-        variable = variable_of(backend, requests)
+    for backend in backends_in_use(built_backends):
+        variable = variable_of(backend, cluster.releases)
         try:
-            releases[backend] = release_of(requested_release(variable, requests), package_versions)
+            releases[backend] = release_of(requested_release(variable, cluster.releases), package_versions)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
-    for backend, release in releases.items():
-        _check_release(backend, release, builders[backend])
+        architectures = {name: facts[name].architecture for name in facts if backend in built_backends[name]}
+        _check_release(backend, releases[backend], architectures)
     return releases
+
+
+def backends_in_use(built_backends: Mapping[str, Sequence[str]]) -> list[str]:
+    return [backend for backend in BACKENDS if any(backend in choices for choices in built_backends.values())]
 
 
 def _check_release(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) -> None:

@@ -23,12 +23,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 
-def backends_of(host: Host, sources: Mapping[str, str], packaged_backends: Collection[str]) -> tuple[str, ...]:
+def backends_of(host: Host, sources: Mapping[str, str], catalogue: Catalogue) -> tuple[str, ...]:
     """Return the backends of a host. Several backends run side by side.
 
     :param sources: backend → source of its release.
-    :param packaged_backends: backends with packages in the distribution.
     """
+    packaged_backends = catalogue.llama.get(host.facts.distribution.family, {}).get("libraries", ())
     host_backends = tuple(_backend_of(host, choice, sources, packaged_backends) for choice in host.backends)
     for backend in host_backends:
         if sources[backend] in release_request.COMPILED_SOURCES:

@@ -136,33 +136,20 @@ def report_of(data: Any) -> ModelReport:
         return ModelReport(str(error))
 
 
-def with_files(model: Model, request: ModelRequest, prefix: str) -> Model:
-    """The model with its files, from what was found, or from the variables alone where nothing was looked for.
+def files_of(request: ModelRequest, prefix: str) -> tuple[ModelFilePlan, ...]:
+    """Return the files of a model, from what was found, or from the variables alone where nothing was looked for.
 
     :raises Refusal: the names of its files are not known.
     """
     files: list[ModelFilePlan] = []
-    report = request.report
     for source in request.sources():
-        source_files = [file for file in report.files if file.role == source.role]
-        source_files, path = (
-            source_files or _files_from_variables(source, request.summary),
-            model_folder(prefix, source),
-        )
+        folder = model_folder(prefix, source)
+        reported_files = [file for file in request.report.files if file.role == source.role]
         files += [
-            file if file.path else file._replace(path=f"{path}/{download_record.base_name(file.name)}")
-            for file in source_files
+            file if file.path else file._replace(path=f"{folder}/{download_record.base_name(file.name)}")
+            for file in reported_files or _files_from_variables(source, request.summary)
         ]
-    revision = next((file.revision for file in files if file.role == host_types.MODEL), None)
-    return model._replace(
-        alias=alias_of(request),
-        source=model.source or (source_text(request.source, revision) if request.source else ""),
-        revision=revision,
-        files=tuple(files),
-        offered=report.offered,
-        draft=report.draft if request.draft else None,
-        projector=report.projector if request.mmproj else None,
-    )
+    return tuple(files)
 
 
 def source_text(source: ModelSource, revision: str | None = None) -> str:
@@ -253,19 +240,36 @@ def model_of(request: ModelRequest, facts: Facts) -> Model:
         problem = known_answer.problem(*request.known_answer)
         if problem:
             raise Refusal(f"llama_model_known_answer describes an impossible model: {problem}")
-        path = known_answer.path_of(facts.prefix, *request.known_answer)
-        model = Model(path, request.known_answer, cast(ModelSummary, summary), "known-answer")
-        return with_files(model, request, facts.prefix)
-    source = cast(ModelSource, request.source)
-    if summary is None:
+    elif summary is None:
         raise Refusal(
-            f"{_subject(source)}, but its header was not read: make the head reachable, or set llama_model_gguf_summary"
+            f"{_subject(cast(ModelSource, request.source))}, but its header was not read: make the head reachable, or set llama_model_gguf_summary"
         )
-    model = with_files(Model("", None, summary), request, facts.prefix)
-    path = str(model.path_of(host_types.MODEL))
+    files = files_of(request, facts.prefix)
+    model_file = next((file for file in files if file.role == host_types.MODEL), None)
+    revision = model_file.revision if model_file else None
+    path = known_answer.path_of(facts.prefix, *request.known_answer) if request.known_answer else ""
+    model = Model(
+        path=path or str(model_file and model_file.path),
+        known_answer=request.known_answer,
+        summary=cast(ModelSummary, summary),
+        source=source_text(request.source, revision) if request.source else "known-answer",
+        alias=alias_of(request),
+        revision=revision,
+        files=files,
+        offered=report.offered,
+        draft=report.draft if request.draft else None,
+        projector=report.projector if request.mmproj else None,
+    )
+    if request.source:
+        _check_readable(request.source, model, report, facts)
+    return model
+
+
+def _check_readable(source: ModelSource, model: Model, report: ModelReport, facts: Facts) -> None:
+    """Refuse files that the service cannot read."""
     if facts.scope == "system" and report.unreadable_path:
         raise Refusal(
-            f"{source.variable} is {path!r}, but the service account {names.ACCOUNT} cannot read {report.unreadable_path}: run "
+            f"{source.variable} is {model.path!r}, but the service account {names.ACCOUNT} cannot read {report.unreadable_path}: run "
             f"chmod o+rX {shlex.quote(report.unreadable_path)}, or move the model to /srv"
         )
     for file in model.files:
@@ -274,7 +278,6 @@ def model_of(request: ModelRequest, facts: Facts) -> Model:
             raise Refusal(
                 f"{variable} names {file.path!r}, but services cannot see the host's /{file.path.split('/')[1]}: move the model to /srv"
             )
-    return model._replace(path=path)
 
 
 def _subject(source: ModelSource) -> str:

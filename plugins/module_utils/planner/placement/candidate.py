@@ -90,11 +90,10 @@ def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list
     buffers = tuple(device.buffer for device in solution.devices)
     works = cost_model.work_by_device(solution.load, solution.owners, buffers)
     processor = Device(site.head, backends.CPU.name, "", device_load.CPU, 0, {})
-    used_devices = [pair for pair in ((None, processor), *enumerate(solution.devices)) if works[pair[0]].visits]
+    used_devices = [pair for pair in ((None, processor), *enumerate(solution.devices)) if works[pair[0]]["visits"]]
     summary, parts = workload.summary, []
     for index, device in used_devices:
         link, is_last = site.links.get(device.buffer), index == used_devices[-1][0]
-        visits = works[index].visits
         part = cost_model.ModelPart(
             host=device.host,
             device=device.buffer,
@@ -102,9 +101,9 @@ def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list
             link=link,
             active=summary.active_share,
             # Only the last token's result comes back from the device with the output.
-            network_bytes=4.0 * summary.width * (2 * visits - is_last) if link else 0.0,
+            network_bytes=4.0 * summary.width * (2 * works[index]["visits"] - is_last) if link else 0.0,
             output=4.0 * summary.vocabulary if link and is_last else 0.0,
-            **works[index]._asdict(),
+            **works[index],
         )
         parts.append(part)
     return parts

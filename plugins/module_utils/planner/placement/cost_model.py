@@ -8,7 +8,7 @@ import functools
 import math
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
@@ -128,48 +128,33 @@ def model_ms(load: device_load.Load, rate: device_rates.Rate) -> tuple[float, li
     return generation_ms(rate, size, nodes * load.layers, weights * size), unit_ms
 
 
-class DeviceWork(NamedTuple):
-    """The work of a device for a token: sums of PartCost, and more."""
-
-    read_bytes: float = 0
-    weights: int = 0
-    multiplied_weights: float = 0
-    expert_read_bytes: float = 0
-    dense_weights: float = 0
-    experts: float = 0
-    nodes: float = 0
-    visits: int = 0
-
-
 @functools.lru_cache(maxsize=64)
 def work_by_device(
     load: device_load.Load, owners: tuple[int | None, ...], buffers: tuple[str, ...]
-) -> dict[int | None, DeviceWork]:
-    """Return index of a used device → its work; None is the head's processor. A token goes through the units, on their devices and those of overrides.
+) -> dict[int | None, dict[str, Any]]:
+    """Return index of a used device → fields of its ModelPart; None is the head's processor. A token goes through the units, on their devices and those of
+    overrides.
 
     :param owners: device of each unit.
     """
     indices = {buffer: index for index, buffer in enumerate(buffers)}
-    works = {index: DeviceWork() for index in (None, *indices.values())}
+    fields = (*PartCost._fields, "weights", "nodes", "visits")
+    works: dict[int | None, dict[str, Any]] = {index: dict.fromkeys(fields, 0) for index in (None, *indices.values())}
     unit_owners = [{owner: None} for owner in owners]
     for part, cost in zip(load.parts, part_costs(load)):
         layer = LAYER_NUMBER.match(part.name)
         if part.unit is None and not part.device and not layer:
             continue
         owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
-        work = works[owner]
-        works[owner] = work._replace(
-            weights=work.weights + part.bytes,
-            **{name: getattr(work, name) + number for name, number in cost._asdict().items()},
-        )
+        for name, number in {**cost._asdict(), "weights": part.bytes}.items():
+            works[owner][name] += number
         if layer and part.unit is None:
             unit_owners[int(layer[1])].setdefault(owner)
     last_owner: object = ""
     for unit, visited_owners in enumerate(unit_owners):
-        nodes = nodes_per_layer(load) / len(visited_owners) if unit < load.layers else 0
         for owner in visited_owners:
-            work = works[owner]
-            works[owner] = work._replace(visits=work.visits + (owner != last_owner), nodes=work.nodes + nodes)
+            works[owner]["visits"] += owner != last_owner
+            works[owner]["nodes"] += nodes_per_layer(load) / len(visited_owners) if unit < load.layers else 0
             last_owner = owner
     return works
 

@@ -8,7 +8,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
@@ -61,12 +60,7 @@ def choose_programs(cluster: Cluster, catalogue: Catalogue) -> Programs:
         name: _serving_backend(cluster.server.backend, backends, all_backends) for name, backends in choices.items()
     }
     serving_backend = server_backends[cluster.head]
-    facts = {name: host.facts for name, host in cluster.hosts.items()}
-    builders = {
-        backend: {name: facts[name].architecture for name in choices if backend in choices[name]}
-        for backend in _backends_in_use(choices)
-    }
-    releases_by_backend = releases.releases_by_backend(cluster.releases, facts, builders)
+    releases_by_backend = releases.releases_by_backend(cluster, choices)
     usable_backends = releases.compatible_backends(releases_by_backend, serving_backend)
     tls_backend = serving_backend if cluster.server.tls else None
     return Programs(choices, releases_by_backend, serving_backend, server_backends, usable_backends, tls_backend)
@@ -86,17 +80,13 @@ def _serving_backend(requested_backend: str | None, backends: Sequence[str], all
     return requested_backend if requested_backend and requested_backend in backends else backends[0]
 
 
-def _backends_in_use(built_backends: Mapping[str, Sequence[str]]) -> list[str]:
-    return [backend for backend in BACKENDS if any(backend in backends for backends in built_backends.values())]
-
-
 def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
     """Return the head's variables that name a release which some host builds: the controller has to look them up.
 
     :raises Refusal: hosts give different releases, or a release has no valid form.
     """
     _check_same_release(cluster)
-    backends = _backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
+    backends = releases.backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
     return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in backends))
 
 
