@@ -31,7 +31,7 @@ def argv_of(candidate: Candidate, cache: PromptCache, build_id: str) -> tuple[st
     workload, layout, host = candidate.workload, candidate.layout, candidate.site.hosts[candidate.site.head]
     server, model, release = workload.server, workload.model, workload.release
     values: list[tuple[str, str | Sequence[str] | None]] = [
-        ("rpc", [worker.endpoint for worker in layout.workers()]),
+        ("rpc", layout.endpoints),
         ("device", device_names(release.fork, [(device.endpoint, device.name) for device in layout.devices])),
         ("override-tensor", server.override_tensor if layout.devices else None),
         ("model", model.path),

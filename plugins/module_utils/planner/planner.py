@@ -77,7 +77,6 @@ def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) ->
     """
     selection = programs.choose_programs(cluster, catalogue)
     equipped_hosts, site = lending.equip_hosts(cluster, selection, catalogue)
-    equipped_hosts = releases.with_builds(cluster, equipped_hosts, selection, catalogue)
     release_variable = releases.variable_of(selection.serving_backend, cluster.releases)
     workload = workload_of(cluster, equipped_hosts[cluster.head], selection.release, release_variable)
     candidate = prompts.best_batches(attempt_placement(workload, site))

@@ -110,12 +110,10 @@ def temporary_service(head: ServicePlan, name: str, description: str, argv: Sequ
 def _cached_file_sizes(plan: Plan) -> list[int]:
     """Return the sizes of files in a worker's cache in bytes; empty if a worker may also get tensors of a draft model, a projector or an adapter, whose
     sizes are unknown."""
-    has_unknown_sizes = any(entry.without for model_plan in plan.per_model() for entry in model_plan.placement)
-    return (
-        []
-        if has_unknown_sizes
-        else sorted({size for model_plan in plan.per_model() for size in model_plan.model.large_tensor_bytes})
-    )
+    models = plan.per_model()
+    if any(entry.without for model_plan in models for entry in model_plan.placement):
+        return []
+    return sorted({size for model_plan in models for size in model_plan.model.large_tensor_bytes})
 
 
 def _model_paths(plan: Plan) -> list[str]:
@@ -173,15 +171,13 @@ def _head_peers(plan: Plan) -> list[str]:
 
 def with_services(plan: Plan) -> Plan:
     """Return the plan with the services of each host."""
-    hosts = {name: host._replace(services=_host_services(plan, name)) for name, host in plan.hosts.items()}
+    hosts = {}
+    for name, host in plan.hosts.items():
+        services = [_worker_service(plan, name, worker) for worker in host.workers]
+        if name == plan.head.host:
+            services.append(_head_service(plan, [service.name for service in services]))
+        hosts[name] = host._replace(services=tuple(services))
     return plan._replace(hosts=hosts)
-
-
-def _host_services(plan: Plan, host: str) -> tuple[ServicePlan, ...]:
-    services = [_worker_service(plan, host, worker) for worker in plan.hosts[host].workers]
-    if host == plan.head.host:
-        services.append(_head_service(plan, [service.name for service in services]))
-    return tuple(services)
 
 
 def _worker_service(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
@@ -207,17 +203,13 @@ def _worker_service(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
     )
 
 
-def _rdma_devices(plan: Plan) -> set[str]:
-    """Return the devices that the head opens to reach workers by RDMA."""
-    uses_rdma = any(worker.rdma for host in plan.hosts.values() for worker in host.workers)
-    return set(backends.RDMA_DEVICES) if uses_rdma else set()
-
-
 def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
     head, homes = plan.head, _home_paths(plan)
     prefix = plan.hosts[head.host].prefix
     credentials = {name: path for name, field in CREDENTIALS.items() if (path := getattr(head, field)) is not None}
     fallbacks = plan.fallbacks if head.fallback_after is not None else ()
+    uses_rdma = any(worker.rdma for host in plan.hosts.values() for worker in host.workers)
+    devices = {path for backend in head.backends for path in backends.device_files(backend)}
     return ServicePlan(
         name=head.service,
         kind="head",
@@ -232,9 +224,7 @@ def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
         reads=(*_model_paths(plan), *credentials.values(), *([f"{prefix}/{names.PRESETS}"] if head.models else [])),
         homes=None if homes is None else tuple(homes),
         after=tuple(worker_services),
-        devices=tuple(
-            sorted({path for backend in head.backends for path in backends.device_files(backend)} | _rdma_devices(plan))
-        ),
+        devices=tuple(sorted(devices.union(backends.RDMA_DEVICES if uses_rdma else ()))),
         credentials=credentials,
         allow=tuple(_head_peers(plan)),
     )

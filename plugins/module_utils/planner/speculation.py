@@ -68,11 +68,9 @@ def _has_prediction_tensors(model: Model) -> bool:
 
 def with_prediction_layers(model: Model, server: Server) -> Model:
     """Return the model with the layers that predict further tokens, if llama-server loads them."""
-    return (
-        model._replace(summary=model.summary.without_key("nextn_predict_layers"))
-        if _uses_mtp_layers(model, server)
-        else model
-    )
+    if not _uses_mtp_layers(model, server):
+        return model
+    return model._replace(summary=model.summary.without_key("nextn_predict_layers"))
 
 
 def _uses_mtp_layers(model: Model, server: Server) -> bool:

@@ -50,7 +50,7 @@ def mmap_hangs(context: AdvisoryContext) -> Cases:
 
 def metal_mappings(context: AdvisoryContext) -> Cases:
     """Return a head with Metal and workers on which the operator turned mmap on."""
-    mapped_devices = [share.device for share in _mapped_shares(context)] if context.candidate.layout.workers() else []
+    mapped_devices = [share.device for share in _mapped_shares(context)] if context.candidate.layout.endpoints else []
     return [
         (device.host, {"where": device.host})
         for device in mapped_devices

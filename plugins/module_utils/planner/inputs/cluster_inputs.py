@@ -67,9 +67,7 @@ def check_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[st
     for host, entry in hosts.items():
         # After types were converted: a text may have become a mapping, and that has texts of its own.
         check_variables(host, {"ansible_host": entry["ansible_host"], **entry["variables"]})
-        name_problem = limits.find_problem("a variable", entry["unknown_variables"])
-        if name_problem:
-            raise Refusal(f"{name_problem.place} {name_problem.text} (host {host})")
+        check_variables(host, {"a variable": entry["unknown_variables"]})
     _check_name("the cluster", cluster)
     return {name: {**entry, "facts": _merged_facts(cluster, name, entry)} for name, entry in hosts.items()}
 

@@ -114,15 +114,13 @@ def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collec
 def check_workers(externals: Sequence[ExternalWorker], hosts: Mapping[str, Host], release: ReleasePlan) -> None:
     """Refuse a worker whose protocol the head does not accept, and one at an address of a host of the cluster, whose memory is counted already. An unknown
     protocol is judged when they shake hands. A tunnel ends on loopback."""
+    owners = {address: name for name, host in hosts.items() for address in _addresses(host)}
     for index, external in enumerate(externals):
         if external.protocol and release.protocol and not rpc.is_compatible(release.protocol, external.protocol):
             raise Refusal(
                 f"{VARIABLE}[{index}] has the protocol {external.protocol}, but {release.ref} speaks {release.protocol}: "
                 "run that worker with this cluster's release, or set llama_release to the worker's release"
             )
-
-    owners = {address: name for name, host in hosts.items() for address in _addresses(host)}
-    for index, external in enumerate(externals):
         owner = owners.get(names.address_of(external.worker.endpoint))
         if owner:
             raise Refusal(

@@ -38,13 +38,9 @@ FIELD_LIMITS = {
 
 def _check_auxiliary(server: Server, request: ModelRequest) -> None:
     """Refuse options for an auxiliary model that a variable already names."""
-    for source in request.sources():
-        option = (
-            options.by_name(model_source.AUXILIARY_OPTIONS[source.role])
-            if source.role in model_source.AUXILIARY_OPTIONS
-            else None
-        )
-        words = [word for word in server.extra_args if option and options.by_word(word) == option]
+    for source in filter(None, (request.mmproj, request.draft)):
+        option = options.by_name(model_source.AUXILIARY_OPTIONS[source.role])
+        words = [word for word in server.extra_args if options.by_word(word) == option]
         if words:
             raise Refusal(
                 f"{source.variable} is set, but llama_server_extra_args has {words[0]}: remove one of the two"

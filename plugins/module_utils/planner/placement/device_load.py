@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary, TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import solver
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device
 
 ROW_TENSORS = frozenset(("token_embd", "position_embd", "token_types"))
 HEAD_TENSORS = ROW_TENSORS | {"per_layer_token_embd"}
@@ -317,8 +317,10 @@ class Layout(NamedTuple):
     load_mode: str | None = None
     """How llama-server reads the model; None is its default."""
 
-    def workers(self) -> list[Worker]:
-        return [device.worker for device in self.devices if device.worker]
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """Return the endpoints of the used workers."""
+        return tuple(device.worker.endpoint for device in self.devices if device.worker)
 
     def head_devices(self) -> list[Device]:
         return [device for device in self.devices if not device.worker]

@@ -65,10 +65,9 @@ def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> P
 
 def _absences(candidate: Candidate) -> Iterator[Absence]:
     """Yield each used worker in the order of the plan's hosts, then each host with several of them, since it may lose power."""
-    endpoints = {worker.endpoint for worker in candidate.layout.workers()}
     by_host: dict[str, list[Worker]] = {}
     for device in candidate.site.devices:
-        if device.worker and device.endpoint in endpoints:
+        if device.worker and device.endpoint in candidate.layout.endpoints:
             by_host.setdefault(device.host, []).append(device.worker)
             yield Absence(f"{device.host}:{device.worker.name}", (device.worker,))
     for host, workers in by_host.items():
@@ -98,6 +97,6 @@ def _fallback_plan(absence: Absence, candidate: Candidate, build_id: str) -> Fal
         endpoint=absence.workers[0].endpoint,
         placement=candidate.placement(),
         head=FallbackHead(llama_server.argv_of(candidate, prompt_cache(candidate), build_id)),
-        workers=tuple(worker.endpoint for worker in candidate.layout.workers()),
+        workers=candidate.layout.endpoints,
         **generation_figures(candidate),
     )

@@ -87,8 +87,8 @@ def _launcher_words(
 ) -> Iterator[str]:
     server, protocol, prefix = candidate.workload.server, candidate.release.protocol, host.facts.prefix
     yield from ("--url", own_url, "--state", f"{prefix}/state", *(("--protocol", protocol) if protocol else ()))
-    for worker in candidate.layout.workers():
-        yield from ("--worker", worker.endpoint)
+    for endpoint in candidate.layout.endpoints:
+        yield from ("--worker", endpoint)
     if server.fallback:
         yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS}", "--fallback-after", str(server.fallback_after))
     if disk_plan:
@@ -103,7 +103,7 @@ def _environment(installation: Installation, candidates: Sequence[Candidate]) ->
     facts = installation.head.host.facts
     lent_names = [worker.device for worker in installation.head.workers]
     driven_names = {device.name for candidate in candidates for device in _driven_devices(candidate)}
-    has_workers = any(candidate.layout.workers() for candidate in candidates)
+    has_workers = any(candidate.layout.endpoints for candidate in candidates)
     auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
     shares = [share for candidate in candidates for share in candidate.layout.shares()]
     return {

@@ -85,7 +85,7 @@ def _worker(installation: Installation, entry: EquippedHost, candidate: Candidat
     folder = entry.host.facts.prefix + "/releases"
     return WorkerPlan(
         name=worker.name,
-        used=worker.endpoint in {device_worker.endpoint for device_worker in candidate.layout.workers()},
+        used=worker.endpoint in candidate.layout.endpoints,
         endpoint=worker.endpoint,
         listens=worker.listens,
         tunnel=worker.tunnel,
@@ -139,14 +139,13 @@ def _firewall_manager(facts: Facts) -> str | None:
 
 def exposed_workers(equipped_hosts: Mapping[str, EquippedHost], candidate: Candidate) -> list[Worker]:
     """Return the workers that the candidate does not use, and that would listen on a network without anything that restricts their ports to the head."""
-    used_endpoints = {worker.endpoint for worker in candidate.layout.workers()}
     open_hosts = [
         entry
         for entry in equipped_hosts.values()
         if not (_unit_closes(entry.host.facts) or _firewall_manager(entry.host.facts))
     ]
-    idle_workers = [worker for entry in open_hosts for worker in entry.workers if worker.endpoint not in used_endpoints]
-    return [worker for worker in idle_workers if not names.is_loopback(worker.listens)]
+    open_workers = [worker for entry in open_hosts for worker in entry.workers if not names.is_loopback(worker.listens)]
+    return [worker for worker in open_workers if worker.endpoint not in candidate.layout.endpoints]
 
 
 def _unit_closes(facts: Facts) -> bool:
@@ -218,7 +217,6 @@ def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str 
 
 
 def external_workers_of(installation: Installation, candidate: Candidate) -> tuple[ExternalWorkerPlan, ...]:
-    endpoints = {worker.endpoint for worker in candidate.layout.workers()}
     return tuple(
         ExternalWorkerPlan(
             name=external.worker.name,
@@ -227,7 +225,7 @@ def external_workers_of(installation: Installation, candidate: Candidate) -> tup
             backend=external.worker.backend,
             memory_mib=external.worker.capacity_mib,
             protocol=external.protocol or candidate.release.protocol,
-            used=external.worker.endpoint in endpoints,
+            used=external.worker.endpoint in candidate.layout.endpoints,
         )
         for external in installation.cluster.external
     )

@@ -51,9 +51,8 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
             for device in site_devices
         ]
     architecture = cluster.model.summary.architecture if cluster.model.summary else ""
-    return equipped_hosts, site_of(
-        cluster.head, cluster.all_hosts, site_devices, architecture, programs.server_backends
-    )
+    site = site_of(cluster.head, cluster.all_hosts, site_devices, architecture, programs.server_backends)
+    return releases.with_builds(cluster, equipped_hosts, programs, catalogue), site
 
 
 def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Catalogue) -> EquippedHost:

@@ -59,7 +59,7 @@ def compare_shapes(candidate: Candidate) -> tuple[SingleHostEstimate, tuple[Shap
     head, has_workers = candidate.site.head, any(host.is_worker for host in hosts)
     shapes = []
     for entry in single_hosts:
-        head_shape = candidate if head in entry.names and not candidate.layout.workers() else None
+        head_shape = candidate if head in entry.names and not candidate.layout.endpoints else None
         settings = {
             f"move {entry.names[0]} to llama_head": head not in entry.names,
             "leave llama_workers empty": has_workers,
@@ -138,7 +138,7 @@ def _splits(candidate: Candidate) -> Iterator[ShapeEstimate]:
             server = candidate.workload.server._replace(tensor_split=(), override_tensor=())
             variant = attempt_placement(candidate.workload._replace(server=server, placement=placement), candidate.site)
         buffers = {device.buffer for device in variant.layout.devices}
-        if variant.fits and variant.layout.workers() and buffers not in tried_buffers:
+        if variant.fits and variant.layout.endpoints and buffers not in tried_buffers:
             used_hosts = {device.host for device in variant.layout.devices}
             names = [name for name in candidate.site.hosts if name in used_hosts]
             shape = _shape(SPLIT, names, variant, [f"set llama_placement to {placement}"] if placement else [])
