@@ -114,10 +114,10 @@ def plan_workload(
         cache = cache_settings(server, model.summary, release.fork)
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
-    uncounted_items = [_description(model, role) for role in uncounted_models]
-    spec_type = speculation.spec_type(model, server, release)
-    uncounted_items += speculation.uncounted_memory(model, server, spec_type)
     unplanned_args = unplanned_options(server, counts_draft)
+    spec_type = speculation.spec_type(model, server, release)
+    uncounted_items = [_description(model, role) for role in uncounted_models]
+    uncounted_items += speculation.uncounted_memory(model, server, spec_type)
     return Workload(
         server=server,
         placement=placement,

@@ -11,7 +11,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, ReleasePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load, layout
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.layout import lay_out
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
@@ -81,16 +82,16 @@ def attempt_placement(workload: Workload, site: Site) -> Candidate:
 
     :raises Refusal: the restrictions of an operator are impossible there.
     """
-    solution = layout.lay_out(workload, site)
-    return Candidate(workload, site, solution, () if solution.reasons else _parts(workload, site, solution))
+    layout = lay_out(workload, site)
+    return Candidate(workload, site, layout, () if layout.reasons else _parts(workload, site, layout))
 
 
-def _parts(workload: Workload, site: Site, solution: device_load.Layout) -> list[cost_model.ModelPart]:
+def _parts(workload: Workload, site: Site, layout: device_load.Layout) -> list[cost_model.ModelPart]:
     """Return the parts of the model: that of the head's processor if it has layers, then those of the devices in their order."""
-    buffers = tuple(device.buffer for device in solution.devices)
-    works = cost_model.work_by_device(solution.load, solution.owners, buffers)
+    buffers = tuple(device.buffer for device in layout.devices)
+    works = cost_model.work_by_device(layout.load, layout.owners, buffers)
     processor = Device(site.head, backends.CPU.name, "", device_load.CPU, 0, {})
-    used_devices = [pair for pair in ((None, processor), *enumerate(solution.devices)) if works[pair[0]]["visits"]]
+    used_devices = [pair for pair in ((None, processor), *enumerate(layout.devices)) if works[pair[0]]["visits"]]
     summary, parts = workload.summary, []
     for index, device in used_devices:
         link, is_last = site.links.get(device.buffer), index == used_devices[-1][0]

@@ -325,6 +325,10 @@ class Layout(NamedTuple):
     def head_devices(self) -> list[Device]:
         return [device for device in self.devices if not device.worker]
 
+    def driven_devices(self) -> list[Device]:
+        """Return the devices that llama-server itself drives, with those of auxiliary models."""
+        return [*self.head_devices(), *(model.device for model in self.auxiliary if model.device)]
+
     @property
     def owners(self) -> tuple[int | None, ...]:
         """Return the index of the device of each unit; None is the head's processor."""

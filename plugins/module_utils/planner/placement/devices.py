@@ -13,8 +13,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare, Layout
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
+    Device,
+    EquippedHost,
+    Host,
+    Server,
+    Worker,
+)
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Size of the weights of one program's HIP devices from which mapped pages were seen to hang (#19745, #5402, #15018)."""
@@ -42,7 +49,7 @@ def visible_mib(accelerator: Accelerator, environment: Mapping[str, str]) -> flo
 
 def limit_mib(device: Device) -> float:
     """Return the memory that the driver shows of a device that holds no more. There is no limit for the head's own devices, whose driver shows all because
-    of heap_of_head, unless the operator says what it shows."""
+    of environment_of_head, unless the operator says what it shows."""
     if not device.accelerator or not (device.worker or backends.UNIFIED_HEAP in device.environment):
         return math.inf
     return visible_mib(device.accelerator, device.environment)
@@ -213,34 +220,35 @@ def without_host_memory(all_devices: Sequence[Device], size: int, head: Host) ->
     ]
 
 
-def environment_of_head(
-    facts: Facts, lent_names: Collection[str], backend: str, driven: Collection[str], uses_workers: bool
-) -> dict[str, str]:
-    """Return the variables that make llama-server count devices as planned, and take no memory of unused devices.
-
-    :param driven: names of the devices that it drives.
-    """
-    accelerators, visibility = facts.accelerators_of(backend), backends.visibility(backend)
+def environment_of_head(head: EquippedHost, backend: str, layouts: Sequence[Layout]) -> dict[str, str]:
+    """Return the variables that make llama-server use the devices of these layouts as planned, and take no memory of unused devices."""
+    driven = {device.name for layout in layouts for device in layout.driven_devices()}
+    uses_workers = any(layout.endpoints for layout in layouts)
+    accelerators, visibility = head.host.facts.accelerators_of(backend), backends.visibility(backend)
     bus_order = backends.BY_NAME[backend].bus_order
     environment: dict[str, str] = {}
     if driven and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
-    names = [name for name, _accelerator in _visible_devices(facts, lent_names, backend)]
+    lent_names = [worker.device for worker in head.workers]
+    names = [name for name, _accelerator in _visible_devices(head.host.facts, lent_names, backend)]
     visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
     if visibility and driven and visible_count < len(accelerators):
         environment[visibility.variable] = visibility.devices.format(",".join(map(str, range(visible_count))))
     elif visibility and visibility.no_device is not None and accelerators and uses_workers and not driven:
         environment[visibility.variable] = visibility.no_device
+    environment.update(next(filter(None, (auxiliary_models.environment(layout.auxiliary) for layout in layouts)), {}))
+    environment.update({backends.UNIFIED_HEAP: "true"} if any(map(_needs_heap, layouts)) else {})
     return environment
 
 
-def heap_of_head(shares: Iterable[DeviceShare]) -> dict[str, str]:
-    """Return the variable that makes Mesa report enough memory, if llama-server drives a device that holds more than is reported otherwise."""
-    for share in shares:
-        accelerator = None if share.device.worker else share.device.accelerator
-        if accelerator and share.held_mib > visible_mib(accelerator, share.device.environment) < accelerator.memory_mib:
-            return {backends.UNIFIED_HEAP: "true"}
-    return {}
+def _needs_heap(layout: Layout) -> bool:
+    """Return whether llama-server drives a device that holds more than Mesa reports unless a variable makes it report all."""
+    driven = [(share, share.device.accelerator) for share in layout.shares() if not share.device.worker]
+    return any(
+        share.held_mib > visible_mib(accelerator, share.device.environment) < accelerator.memory_mib
+        for share, accelerator in driven
+        if accelerator
+    )
 
 
 def _is_gb10(device: Device) -> bool:

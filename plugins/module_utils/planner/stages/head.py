@@ -13,11 +13,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ConversationsPlan, HeadMemory, HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models, devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Server
 
 LOAD_FACTOR, START_LIMITS = 5, (900, 86400)
 """A run waits so many times the predicted seconds of a load, because assumed links and disks may be slower and workers compute hashes; and at least and at
@@ -70,13 +70,12 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
 
 def serve_candidates(head: HeadPlan, installation: Installation, candidates: Sequence[Candidate]) -> HeadPlan:
     """Return the head's part of the plan with the environment in which llama-server serves any of these candidates."""
-    build = installation.serving_build
-    driven_backends = {device.backend for candidate in candidates for device in _driven_devices(candidate)}
+    build, layouts = installation.serving_build, [candidate.layout for candidate in candidates]
     return head._replace(
-        backends=tuple(sorted(driven_backends)),
+        backends=tuple(sorted({device.backend for layout in layouts for device in layout.driven_devices()})),
         environment={
             **backends.service_environment(build.backend, build.environment, not build.archives),
-            **_environment(installation, candidates),
+            **devices.environment_of_head(installation.head, installation.programs.serving_backend, layouts),
             **installation.cluster.server.environment,
         },
     )
@@ -96,29 +95,6 @@ def _launcher_words(
         yield from ("--conversations", *map(str, sizes))
     page = f"{server.host}:{server.page_port}" if server.page_port else None
     yield from services.metrics_arguments(host.metrics, prefix, names.SERVER, page)
-
-
-def _environment(installation: Installation, candidates: Sequence[Candidate]) -> dict[str, str]:
-    """Return the environment in which llama-server uses the devices of all candidates as planned."""
-    facts = installation.head.host.facts
-    lent_names = [worker.device for worker in installation.head.workers]
-    driven_names = {device.name for candidate in candidates for device in _driven_devices(candidate)}
-    has_workers = any(candidate.layout.endpoints for candidate in candidates)
-    auxiliary = (auxiliary_models.environment(candidate.layout.auxiliary) for candidate in candidates)
-    shares = [share for candidate in candidates for share in candidate.layout.shares()]
-    return {
-        **devices.environment_of_head(
-            facts, lent_names, installation.programs.serving_backend, driven_names, has_workers
-        ),
-        **next(filter(None, auxiliary), {}),
-        **devices.heap_of_head(shares),
-    }
-
-
-def _driven_devices(candidate: Candidate) -> list[Device]:
-    """Return the head's own devices that hold something."""
-    auxiliary = [model.device for model in candidate.layout.auxiliary if model.device]
-    return [*candidate.layout.head_devices(), *auxiliary]
 
 
 def _start_timeout(server: Server, load_s: float) -> int:
