@@ -28,7 +28,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Cluster,
-    EquippedHost,
     Host,
     Programs,
     Worker,
@@ -285,21 +284,6 @@ def _environment_of(host: Host, worker: Worker) -> dict[str, str]:
                 "or remove it"
             )
     return environment
-
-
-def head_options(cluster: Cluster, entry: EquippedHost, programs: Programs) -> list[Worker]:
-    """Return the workers of a host that the head may use: those of the head's own source, and of those that lend the same device one."""
-    order = (cluster.server.backend or programs.serving_backend, *entry.backends)
-    canonical_names = entry.host.facts.canonical_names
-    used_devices = {canonical_names[device.name] for device in entry.devices}
-    chosen_workers = set()
-    usable_workers = [worker for worker in entry.workers if worker.build in programs.usable_backends]
-    for worker in sorted(usable_workers, key=lambda worker: order.index(worker.build)):
-        device = canonical_names.get(worker.device)
-        if device is None or device not in used_devices:
-            chosen_workers.add(worker.name)
-            used_devices |= {device} if device else set()
-    return [worker for worker in entry.workers if worker.name in chosen_workers]
 
 
 def argv_of(worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str) -> list[str]:

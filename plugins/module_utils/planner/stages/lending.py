@@ -36,14 +36,17 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
     """
     equipped_hosts = {name: _equip_host(cluster, host, programs, catalogue) for name, host in cluster.hosts.items()}
     _check_consistency(cluster, equipped_hosts, programs.release)
-    usable_workers = _layer_workers(
-        cluster,
-        [worker for entry in equipped_hosts.values() for worker in workers.head_options(cluster, entry, programs)],
-    )
+    usable_workers = [
+        worker for entry in equipped_hosts.values() for worker in _usable_workers(cluster, entry, programs)
+    ]
     if cluster.layer_hosts is None and not usable_workers:
         _check_common_release(cluster, programs, equipped_hosts)
-    usable_workers += _layer_workers(cluster, [external.worker for external in cluster.external])
-    site_devices = [devices.lent_device(worker, cluster.all_hosts[worker.host]) for worker in usable_workers]
+    usable_workers += [external.worker for external in cluster.external]
+    site_devices = [
+        devices.lent_device(worker, cluster.all_hosts[worker.host])
+        for worker in usable_workers
+        if cluster.layer_hosts is None or worker.host in cluster.layer_hosts
+    ]
     site_devices += equipped_hosts[cluster.head].devices
     if cluster.has_memory_limits:
         site_devices = [
@@ -97,9 +100,19 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     )
 
 
-def _layer_workers(cluster: Cluster, candidates: list[Worker]) -> list[Worker]:
-    """Return the workers that may hold layers."""
-    return [worker for worker in candidates if cluster.layer_hosts is None or worker.host in cluster.layer_hosts]
+def _usable_workers(cluster: Cluster, entry: EquippedHost, programs: Programs) -> list[Worker]:
+    """Return the workers of a host that the head may use: those of the head's own source, and of those that lend the same device one."""
+    order = (cluster.server.backend or programs.serving_backend, *entry.backends)
+    canonical_names = entry.host.facts.canonical_names
+    used_devices = {canonical_names[device.name] for device in entry.devices}
+    chosen_workers = set()
+    usable_workers = [worker for worker in entry.workers if worker.build in programs.usable_backends]
+    for worker in sorted(usable_workers, key=lambda worker: order.index(worker.build)):
+        device = canonical_names.get(worker.device)
+        if device is None or device not in used_devices:
+            chosen_workers.add(worker.name)
+            used_devices |= {device} if device else set()
+    return [worker for worker in entry.workers if worker.name in chosen_workers]
 
 
 def _check_common_release(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost]) -> None:
