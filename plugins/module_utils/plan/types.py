@@ -22,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     Port,
     Seconds,
     Sha256,
+    WorkerPlan,
 )
 
 SCHEMA = 1
@@ -672,6 +673,15 @@ class Plan(NamedTuple):
     """known traps that apply to the plan"""
     id: Absent[PlanId] = None
     """hash under which hosts keep their parts; missing in a plan that is not applied"""
+
+    @property
+    def head_host(self) -> HostPlan:
+        return self.hosts[self.head.host]
+
+    @property
+    def workers(self) -> tuple[WorkerPlan, ...]:
+        """Return the workers of all hosts."""
+        return tuple(worker for host in self.hosts.values() for worker in host.workers)
 
     def per_model(self) -> "tuple[Plan, ...]":
         """Return the plan of each model as if it were the only model; this plan with a single model."""

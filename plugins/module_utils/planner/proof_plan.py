@@ -150,7 +150,7 @@ def with_proof(plan: Plan) -> Plan:
 
 def proof_work(plan: Plan) -> ProofWork | None:
     """Return the head's work to prove the plan of one model; None if there is nothing to prove."""
-    proof, head = plan.head.proof, plan.hosts[plan.head.host]
+    proof, head = plan.head.proof, plan.head_host
     if not proof or not proof.layers:
         return None
     planned_values = dict(_planned_options(plan))
@@ -184,8 +184,7 @@ def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
     argv = _proof_argv(plan, entry)
     name, details = f"{plan.head.host}'s processor", argv
     if entry:
-        workers = [worker for host in plan.hosts.values() for worker in host.workers]
-        worker = next((worker for worker in workers if worker.endpoint == entry.endpoint), None)
+        worker = next((worker for worker in plan.workers if worker.endpoint == entry.endpoint), None)
         rates = [
             (device.gb_per_s, device.prompt_gflops) for device in plan.estimate.devices if device.device == entry.device
         ]

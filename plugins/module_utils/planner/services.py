@@ -45,20 +45,17 @@ def metrics_arguments(folder: str | None, prefix: str, service: str, page: str |
     return [*arguments, *(["--page", page] if page else [])]
 
 
-def _worker_launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
+def _worker_launcher(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str]:
     """Return the launcher of a worker. Its cache may grow to the requested size, or to the size that the planned models need if that is larger."""
-    host_plan = plan.hosts[host]
-    launcher = [str(host_plan.python), f"{host_plan.runtime}/runtime.py", "worker"]
-    tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_key_arguments(host_plan)] if worker.tunnel else []
-    if not needs_launcher(host_plan.service_manager, worker.cache):
+    launcher = [str(host.python), f"{host.runtime}/runtime.py", "worker"]
+    tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_key_arguments(host)] if worker.tunnel else []
+    if not needs_launcher(host.service_manager, worker.cache):
         return [*launcher, *tunnel, "--"] if tunnel else []
-    launcher += ["--port", worker.listens.rsplit(":", 1)[1], *tunnel]
+    launcher += ["--port", str(names.port_of(worker.listens)), *tunnel]
     if worker.cache:
         folder = rpc_upload.cache_of(worker.environment)
         sharing_endpoints = {
-            other_worker.endpoint
-            for other_worker in host_plan.workers
-            if other_worker.cache and rpc_upload.cache_of(other_worker.environment) == folder
+            peer.endpoint for peer in host.workers if peer.cache and rpc_upload.cache_of(peer.environment) == folder
         }
         needed_mib = sum(
             max(
@@ -71,7 +68,7 @@ def _worker_launcher(plan: Plan, host: str, worker: WorkerPlan) -> list[str]:
         launcher += ["--cache", folder, "--limit-mib", str(limit_mib)]
         launcher += [word for size in _cached_file_sizes(plan) for word in ("--size", str(size))]
     service = names.service(f"worker-{worker.name}")
-    return [*launcher, *metrics_arguments(host_plan.metrics, host_plan.prefix, service), "--"]
+    return [*launcher, *metrics_arguments(host.metrics, host.prefix, service), "--"]
 
 
 def _key_arguments(host: HostPlan) -> list[str]:
@@ -80,24 +77,22 @@ def _key_arguments(host: HostPlan) -> list[str]:
 
 def head_tunnel_ends(plan: Plan) -> list[str]:
     """Return ``ACCEPT=CONNECT`` for the head's end of each tunnel, including workers that only a fallback or another model uses."""
-    workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
-    return [f"{worker.endpoint}={worker.tunnel}" for worker in workers]
+    return [f"{worker.endpoint}={worker.tunnel}" for worker in plan.workers if worker.tunnel]
 
 
 def _tunnel_arguments(plan: Plan) -> list[str]:
     words = [word for end in head_tunnel_ends(plan) for word in ("--tunnel", end)]
-    return [*words, *_key_arguments(plan.hosts[plan.head.host])] if words else []
+    return [*words, *_key_arguments(plan.head_host)] if words else []
 
 
 def with_tunnels(plan: Plan) -> Plan:
     """Return the plan with the head's ends of tunnels in its launcher."""
-    launcher = (*plan.head.launcher, *_tunnel_arguments(plan))
-    return plan._replace(head=plan.head._replace(launcher=launcher))
+    return plan._replace(head=plan.head._replace(launcher=(*plan.head.launcher, *_tunnel_arguments(plan))))
 
 
 def with_launcher(plan: Plan, command: str, argv: Sequence[str]) -> tuple[str, ...]:
     """Return a command line that the head runs below a command of the launcher, which keeps the server's tunnels open."""
-    host = plan.hosts[plan.head.host]
+    host = plan.head_host
     return (str(host.python), f"{host.runtime}/runtime.py", command, *_tunnel_arguments(plan), "--", *argv)
 
 
@@ -142,7 +137,7 @@ def _home_paths(plan: Plan) -> list[str] | None:
     systemd follows links, so each path is that of the link. The prefix may be a link, and so may each file of a model. So each file is listed, and its
     folder if that is in a home.
     """
-    head, host_plan = plan.head, plan.hosts[plan.head.host]
+    head, prefix = plan.head, plan.head_host.prefix
     files = set(_model_paths(plan))
     command_lines = [
         head.argv,
@@ -151,9 +146,9 @@ def _home_paths(plan: Plan) -> list[str] | None:
     ]
     words = {word for argv in command_lines for word in argv} | set(head.environment.values())
     absolute_paths = {path for word in words - files for path in PATH_SEPARATOR.split(word) if path.startswith("/")}
-    other_paths = {path for path in absolute_paths if not path.startswith((*SYSTEM_FOLDERS, host_plan.prefix + "/"))}
+    other_paths = {path for path in absolute_paths if not path.startswith((*SYSTEM_FOLDERS, prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOME_PATTERN.match(path)}
-    paths = {host_plan.prefix, f"{host_plan.prefix}/{names.MODELS}", *files, *folders, *other_paths}
+    paths = {prefix, f"{prefix}/{names.MODELS}", *files, *folders, *other_paths}
     hides_homes = not any(map(HOME_PATTERN.search, words - files)) and all(map(PLAIN_PATH.fullmatch, paths))
     return sorted(paths) if hides_homes else None
 
@@ -165,7 +160,7 @@ def _head_peers(plan: Plan) -> list[str]:
         return []
     endpoints = [entry.endpoint for placement in placements_of(plan) for entry in placement if entry.endpoint]
     head_address = [] if head.address == names.ANY_ADDRESS else [head.address]
-    endpoints += [worker.tunnel for host in plan.hosts.values() for worker in host.workers if worker.tunnel]
+    endpoints += [worker.tunnel for worker in plan.workers if worker.tunnel]
     return sorted({"localhost", *head_address, *(endpoint.rsplit(":", 1)[0] for endpoint in endpoints), *head.allowed})
 
 
@@ -173,16 +168,16 @@ def with_services(plan: Plan) -> Plan:
     """Return the plan with the services of each host."""
     hosts = {}
     for name, host in plan.hosts.items():
-        services = [_worker_service(plan, name, worker) for worker in host.workers]
+        services = [_worker_service(plan, host, worker) for worker in host.workers]
         if name == plan.head.host:
             services.append(_head_service(plan, [service.name for service in services]))
         hosts[name] = host._replace(services=tuple(services))
     return plan._replace(hosts=hosts)
 
 
-def _worker_service(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
+def _worker_service(plan: Plan, host: HostPlan, worker: WorkerPlan) -> ServicePlan:
     address = names.address_of(worker.tunnel or worker.listens)
-    sources = [source for rule in plan.hosts[host].firewall if rule.address == address for source in rule.sources]
+    sources = [source for rule in host.firewall if rule.address == address for source in rule.sources]
     return ServicePlan(
         name=names.service(f"worker-{worker.name}"),
         kind="worker",
@@ -205,10 +200,9 @@ def _worker_service(plan: Plan, host: str, worker: WorkerPlan) -> ServicePlan:
 
 def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
     head, homes = plan.head, _home_paths(plan)
-    prefix = plan.hosts[head.host].prefix
     credentials = {name: path for name, field in CREDENTIALS.items() if (path := getattr(head, field)) is not None}
     fallbacks = plan.fallbacks if head.fallback_after is not None else ()
-    uses_rdma = any(worker.rdma for host in plan.hosts.values() for worker in host.workers)
+    uses_rdma = any(worker.rdma for worker in plan.workers)
     devices = {path for backend in head.backends for path in backends.device_files(backend)}
     return ServicePlan(
         name=head.service,
@@ -221,7 +215,11 @@ def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
         children=tuple(model.argv for model in head.models) if head.models else None,
         environment=head.environment,
         listens=f"{head.address}:{head.port}",
-        reads=(*_model_paths(plan), *credentials.values(), *([f"{prefix}/{names.PRESETS}"] if head.models else [])),
+        reads=(
+            *_model_paths(plan),
+            *credentials.values(),
+            *([f"{plan.head_host.prefix}/{names.PRESETS}"] if head.models else []),
+        ),
         homes=None if homes is None else tuple(homes),
         after=tuple(worker_services),
         devices=tuple(sorted(devices.union(backends.RDMA_DEVICES if uses_rdma else ()))),

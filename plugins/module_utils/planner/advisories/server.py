@@ -37,7 +37,7 @@ def unrestricted_server(context: AdvisoryContext) -> Cases:
 
 def unlimited_server(context: AdvisoryContext) -> Cases:
     head = context.plan.head
-    host = context.plan.hosts[head.host]
+    host = context.plan.head_host
     is_restricted = host.unit_closes or host.firewall_manager or names.ANY_NETWORK in head.allowed
     if not head.allowed or names.is_loopback(head.address) or is_restricted:
         return []

@@ -145,7 +145,7 @@ def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
     )
     endpoints = dict.fromkeys(entry.endpoint for plan in plans for entry in plan.placement if entry.endpoint)
     arguments = [word for endpoint in endpoints if endpoint not in known_endpoints for word in ("--worker", endpoint)]
-    prefix = plans[0].hosts[head.host].prefix
+    prefix = plans[0].head_host.prefix
     return head._replace(
         argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
         launcher=(*head.launcher, *arguments, "--router"),
