@@ -5,6 +5,7 @@ import copy
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
 from conftest import FACTS, RELEASE, Cluster, known_answer_of
 from machines import Machine
 from support.clusters import accelerator
@@ -53,7 +54,8 @@ def test_the_head_drives_its_own_devices_beside_a_worker_for_those_of_another_ba
 )
 def test_integrated_graphics_serve_where_no_better_device_is_lent(lent, backend, driven):
     facts = entry.parse_facts({**FACTS, "accelerators": [RTX_4070, {**MI50, "unified": True}]})
-    assert [name for name, _device in devices.driven_devices(facts, lent, backend)] == driven
+    host = Host("here", True, False, "", facts)
+    assert [device.name for device in devices.driven_devices(host, lent, backend, {})] == driven
 
 
 def test_the_workers_of_a_host_lend_all_of_its_devices_each_once():

@@ -77,7 +77,7 @@ def usable_mib(memory_mib: int) -> int:
 def capacities_of(
     host: Host,
     workers: Sequence[Worker],
-    driven: Sequence[tuple[str, Accelerator]],
+    driven: Sequence[Device],
     server: Server | None,
     has_memory_limits: bool = False,
 ) -> dict[str, int]:
@@ -86,7 +86,7 @@ def capacities_of(
     The host's memory is one. Accelerators that share it come first, since they read it faster; processors have what these leave.
 
     :param workers: its workers, with the capacity that the operator sets.
-    :param driven: names and accelerators of the devices that llama-server itself drives.
+    :param driven: devices that llama-server itself drives, with all of their memory.
     :param server: variables of the server on the head; None for another host.
     :param has_memory_limits: whether devices hold no more than their drivers show as their own.
     """
@@ -95,18 +95,19 @@ def capacities_of(
     limits = {worker.device: worker.capacity_mib for worker in workers if worker.capacity_mib}
     limits.update(_limits_of_head(driven, server) if server else {})
     environments = {worker.device: worker.environment for worker in workers}
-    if server and backends.UNIFIED_HEAP in server.environment:  # else the head's own devices show all they have
-        environments.update(dict.fromkeys(dict(driven), server.environment))
+    environments.update(
+        {device.name: device.environment for device in driven if backends.UNIFIED_HEAP in device.environment}
+    )
     capacities = {
         name: limits.get(name, usable_by_device(device.memory_mib, device.unified, memory_mib))
         for name, device in accelerators.items()
     }
     shared_mib: dict[str, int] = {}
-    for name in [*dict(driven), *(worker.device for worker in workers)]:
-        device = accelerators.get(name)
-        if device and device.unified:
-            is_limited = has_memory_limits and name in environments
-            shown_mib = visible_mib(device, environments[name]) if is_limited else math.inf
+    for name in [*(device.name for device in driven), *(worker.device for worker in workers)]:
+        accelerator = accelerators.get(name)
+        if accelerator and accelerator.unified:
+            is_limited = has_memory_limits and name in environments  # the head's own devices show all they have
+            shown_mib = visible_mib(accelerator, environments[name]) if is_limited else math.inf
             shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), int(min(capacities[name], shown_mib)))
     requested_mib = [worker.capacity_mib for worker in workers if worker.device == backends.CPU.device]
     remaining_mib = usable_mib(memory_mib)
@@ -151,48 +152,44 @@ def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) ->
     return free_devices
 
 
-def driven_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
-    """Names and accelerators that llama-server itself uses. Those that share the host's memory only where there is no other, lent or not, as
-    llama.cpp does it. One whose memory is not known is left out."""
-    sized_devices = [entry for entry in _visible_devices(facts, lent_names, backend) if entry[1].memory_mib]
-    discrete = [entry for entry in sized_devices if not entry[1].unified]
+def driven_devices(
+    host: Host, lent_names: Collection[str], backend: str, environment: Mapping[str, str]
+) -> list[Device]:
+    """Return the devices that llama-server itself uses, with all of their memory. Those that share the host's memory only where there is no other, lent or
+    not, as llama.cpp does it. One whose memory is not known is left out."""
+    sized_devices = [
+        Device(host.name, backend, name, name, accelerator.memory_mib, environment, accelerator=accelerator)
+        for name, accelerator in _visible_devices(host.facts, lent_names, backend)
+        if accelerator.memory_mib
+    ]
+    discrete = [device for device in sized_devices if not device.shares_memory]
     lends_discrete = any(
-        name in lent_names and not accelerator.unified for name, accelerator in facts.named_accelerators
+        name in lent_names and not accelerator.unified for name, accelerator in host.facts.named_accelerators
     )
     return discrete or ([] if lends_discrete else sized_devices[:1])
 
 
-def _limits_of_head(driven: Sequence[tuple[str, Accelerator]], server: Server) -> dict[str, int]:
+def _limits_of_head(driven: Sequence[Device], server: Server) -> dict[str, int]:
     """Return name of a device that llama-server drives → MiB that the operator lets it hold."""
-    accelerators = dict(driven)
+    sizes = {device.name: device.capacity_mib for device in driven}
     for name, mib in server.memory_mib.items():
-        if name not in accelerators:
+        if name not in sizes:
             remedy = (
-                f"use one of {', '.join(accelerators)}"
-                if accelerators
+                f"use one of {', '.join(sizes)}"
+                if sizes
                 else "it drives no device itself; set memory_mib in llama_worker_endpoints"
             )
             raise Refusal(f"llama_server_memory_mib has {name}, which llama-server does not drive itself: {remedy}")
-        if not 1 <= mib <= accelerators[name].memory_mib:
+        if not 1 <= mib <= sizes[name]:
             raise Refusal(
-                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {accelerators[name].memory_mib}, the size of that device's memory"
+                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {sizes[name]}, the size of that device's memory"
             )
     reserve = server.reserve_mib
     if reserve is None:
         return dict(server.memory_mib)
     if reserve < 0:
         raise Refusal(f"llama_server_reserve_mib is {reserve}: use a number of MiB, 0 or more")
-    return {**{name: max(0, device.memory_mib - reserve) for name, device in accelerators.items()}, **server.memory_mib}
-
-
-def head_devices(
-    head: Host, driven: Sequence[tuple[str, Accelerator]], capacities: Mapping[str, int], environment: Mapping[str, str]
-) -> list[Device]:
-    """Return the devices that llama-server itself drives."""
-    return [
-        Device(head.name, accelerator.backend, name, name, capacities[name], environment, accelerator=accelerator)
-        for name, accelerator in driven
-    ]
+    return {**{name: max(0, size - reserve) for name, size in sizes.items()}, **server.memory_mib}
 
 
 def single_host_devices(host: Host, backend: str, server: Server | None = None) -> list[Device]:
@@ -200,11 +197,13 @@ def single_host_devices(host: Host, backend: str, server: Server | None = None) 
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
     """
-    driven = driven_devices(host.facts, (), backend)
+    driven = driven_devices(host, (), backend, {})
     if server:
-        memory_mib = {name: mib for name, mib in server.memory_mib.items() if name in dict(driven)}
+        device_names = [device.name for device in driven]
+        memory_mib = {name: mib for name, mib in server.memory_mib.items() if name in device_names}
         server = server._replace(memory_mib=memory_mib)
-    return head_devices(host, driven, capacities_of(host, [], driven, server), {})
+    capacities = capacities_of(host, [], driven, server)
+    return [device._replace(capacity_mib=capacities[device.name]) for device in driven]
 
 
 def without_host_memory(all_devices: Sequence[Device], size: int, head: Host) -> list[Device]:

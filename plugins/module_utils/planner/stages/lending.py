@@ -83,7 +83,8 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     driven_devices = []
     if host.is_head:
         lent_names = [worker.device for worker in declared_workers]
-        driven_devices = devices.driven_devices(facts, lent_names, programs.serving_backend)
+        environment = cluster.server.environment
+        driven_devices = devices.driven_devices(host, lent_names, programs.serving_backend, environment)
     capacities = devices.capacities_of(
         host, declared_workers, driven_devices, cluster.server if host.is_head else None, cluster.has_memory_limits
     )
@@ -96,7 +97,7 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
             worker._replace(capacity_mib=worker.capacity_mib or capacities[worker.device])
             for worker in declared_workers
         ),
-        devices=tuple(devices.head_devices(host, driven_devices, capacities, cluster.server.environment)),
+        devices=tuple(device._replace(capacity_mib=capacities[device.name]) for device in driven_devices),
     )
 
 
