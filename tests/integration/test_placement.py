@@ -10,7 +10,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, workload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import workload
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, parse_facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -18,6 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load, prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import argv_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Host, Model, Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
@@ -51,7 +52,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     )
     host = Host(**{**dict.fromkeys(Host._fields), "facts": parse_facts({**DEFAULT_FACTS, "cpu": hardware.cpu()})})
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
-    return layout, llama_server.argv_of(candidate, prompt_cache.prompt_cache(candidate), "")[1:]
+    return layout, argv_of(candidate, prompt_cache.prompt_cache(candidate), "")[1:]
 
 
 def worker_at(endpoint):

@@ -12,7 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, device_rates, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    device_rates,
+    options,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
@@ -22,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     ProofPlan,
     ProvenDevice,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import cores_gflops
@@ -259,7 +264,7 @@ def _proof_argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
     proof = plan.head.proof
     values: Mapping[str, str | Sequence[str]] = {
         "rpc": [entry.endpoint] if entry and entry.endpoint else [],
-        "device": llama_server.device_names(fork, [(entry.endpoint, entry.device)]) if entry else "none",
+        "device": _device_name(fork, entry) if entry else "none",
         "gpu-layers": str(len(proof.layers) + 1 if entry and proof else 0),
         "override-tensor": [override for override in overrides if override.endswith("=CPU")] if entry else [],
         "context": str(proof.context if proof else 0),
@@ -269,3 +274,9 @@ def _proof_argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
     }
     settings = [word for name, value in values.items() for word in options.render_option(name, value, fork)]
     return (program, *settings, *itertools.chain(*kept_words))
+
+
+def _device_name(fork: str, entry: DevicePlacement) -> str:
+    """Return the name for --device of a device alone."""
+    template = capabilities.DEVICE_NAME[fork]
+    return template.format(index=0, endpoint=entry.endpoint) if entry.endpoint else entry.device

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     SCHEMA,
     AdvisoryPlan,
@@ -18,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     Refused,
     ServedModel,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
@@ -82,12 +81,21 @@ def _host(name: str, plans: Sequence[Plan]) -> HostPlan:
     by_worker = zip(*(plan.hosts[name].workers for plan in plans))
     workers = tuple(
         entries[0]._replace(
-            used=any(worker.used for worker in entries),
-            prefill=cache_prefill.merge_prefills([worker.prefill for worker in entries]),
+            used=any(worker.used for worker in entries), prefill=_merge_prefills([worker.prefill for worker in entries])
         )
         for entries in by_worker
     )
     return host._replace(workers=workers)
+
+
+def _merge_prefills(prefills: Sequence[CachePrefill | None]) -> CachePrefill | None:
+    """Return how the cache of a worker that several models use is filled.
+
+    :param prefills: prefill in the separate plan of each model.
+    """
+    existing_prefills = [prefill for prefill in prefills if prefill]
+    tensors = dict.fromkeys(row for prefill in existing_prefills for row in prefill.tensors)
+    return existing_prefills[0]._replace(tensors=tuple(tensors)) if existing_prefills else None
 
 
 Text = TypeVar("Text", str, AdvisoryPlan)

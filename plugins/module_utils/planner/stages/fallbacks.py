@@ -14,7 +14,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     NoFallback,
     Plan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
@@ -23,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import advice
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import serve_candidates
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import argv_of, serve_candidates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
@@ -96,7 +95,7 @@ def _fallback_plan(absence: Absence, candidate: Candidate, build_id: str) -> Fal
         without=absence.name,
         endpoint=absence.workers[0].endpoint,
         placement=candidate.placement(),
-        head=FallbackHead(llama_server.argv_of(candidate, prompt_cache(candidate), build_id)),
+        head=FallbackHead(argv_of(candidate, prompt_cache(candidate), build_id)),
         workers=candidate.layout.endpoints,
         **generation_figures(candidate),
     )

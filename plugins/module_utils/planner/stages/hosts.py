@@ -5,26 +5,36 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    options,
+    rpc_upload,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
     AccountPlan,
+    BuildPlan,
+    CachePrefill,
     FirewallRule,
     FolderPlan,
     HostPlan,
     KernelTuning,
+    PrefillTensor,
     WorkerPlan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ExternalWorkerPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import cache_prefill, kernel_parameters, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ExternalWorkerPlan, ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import requirements
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout, Part
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import EquippedHost, Host, Server, Worker
 
@@ -96,7 +106,7 @@ def _worker(installation: Installation, entry: EquippedHost, candidate: Candidat
         cache=worker.cache,
         cache_mib=worker.cache_mib,
         cache_why=worker.cache_why,
-        prefill=cache_prefill.worker_prefill(worker, build, release, folder, candidate),
+        prefill=_worker_prefill(worker, build, release, folder, candidate),
         protocol=release.protocol,
         argv=tuple(workers.argv_of(worker, build, release, folder)),
         environment={
@@ -104,6 +114,51 @@ def _worker(installation: Installation, entry: EquippedHost, candidate: Candidat
             **worker.environment,
         },
     )
+
+
+def _worker_prefill(
+    worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, candidate: Candidate
+) -> CachePrefill | None:
+    """Return how a worker's cache is filled; None if there is nothing to fill, or a fork has another protocol."""
+    tensors = _prefill_tensors(_worker_parts(candidate.layout, worker.endpoint), candidate.workload.model.path)
+    if not worker.cache or not tensors or not release.mainline:
+        return None
+    fork, processor = release.fork, backends.CPU.device
+    return CachePrefill(
+        tensors=tuple(tensors),
+        argv=(
+            f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARY[release.fork]}",
+            *options.render_option("address", names.LOOPBACK, fork),
+            *options.render_option("worker-device", processor, fork),
+            *options.render_option("processor", processor, fork),
+            *options.render_option("tensor-cache", "on", fork),
+            options.render_option("worker-port", "0", fork)[0],
+        ),
+    )
+
+
+def _worker_parts(layout: Layout, endpoint: str) -> list[Part]:
+    """Return the tensors on the device of a worker; none if the worker is not used."""
+    for index, device in enumerate(layout.devices):
+        if device.endpoint == endpoint:
+            units = set(layout.units_of(index))
+            return [part for part in layout.load.parts if part.unit in units or part.device == device.buffer]
+    return []
+
+
+def _prefill_tensors(parts: Sequence[Part], path: str) -> list[PrefillTensor]:
+    layers_by_tensor: dict[tuple[str, int], list[int] | None] = {}
+    for part in parts:
+        if part.name and part.bytes > rpc_upload.CACHE_THRESHOLD:
+            match = re.fullmatch(r"blk\.(\d+)\.(.+)", part.name, re.DOTALL)
+            key = (f"blk.*.{match[2]}" if match else part.name, part.bytes)
+            layers = layers_by_tensor.setdefault(key, [] if match else None)
+            if match and layers is not None:
+                layers.append(int(match[1]))
+    return [
+        PrefillTensor(name, size, None if layers is None else tuple(layers), path)
+        for (name, size), layers in layers_by_tensor.items()
+    ]
 
 
 def _firewall(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tuple[FirewallRule, ...]:
