@@ -83,11 +83,7 @@ def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) ->
     installation = Installation(cluster, selection, equipped_hosts, runtime_id)
     if cluster.has_other_models or not candidate.fits or "unprotected-worker" in cluster.accepted:
         return installation, candidate
-    unused_workers = hosts.exposed_workers(equipped_hosts, candidate)
-    candidate = candidate._replace(
-        site=candidate.site.without_workers(unused_workers), idle_workers=tuple(unused_workers)
-    )
-    return installation.without_workers(unused_workers), candidate
+    return hosts.without_exposed_workers(installation, candidate)
 
 
 def refused_plan(cluster: str, refusal: Refusal) -> Refused:

@@ -40,7 +40,7 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
 
 
 def idle_workers(context: AdvisoryContext) -> Cases:
-    """Return the workers that planner.decide_placement left out."""
+    """Return the workers that hosts.without_exposed_workers left out."""
     workers_left_out = context.candidate.idle_workers
     return [(worker.host, {"where": f"{worker.listens} on {worker.host}"}) for worker in workers_left_out]
 

@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.layout import lay_out
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Worker
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
 
@@ -83,28 +83,5 @@ def attempt_placement(workload: Workload, site: Site) -> Candidate:
     :raises Refusal: the restrictions of an operator are impossible there.
     """
     layout = lay_out(workload, site)
-    return Candidate(workload, site, layout, () if layout.reasons else _parts(workload, site, layout))
-
-
-def _parts(workload: Workload, site: Site, layout: device_load.Layout) -> list[cost_model.ModelPart]:
-    """Return the parts of the model: that of the head's processor if it has layers, then those of the devices in their order."""
-    buffers = tuple(device.buffer for device in layout.devices)
-    works = cost_model.work_by_device(layout.load, layout.owners, buffers)
-    processor = Device(site.head, backends.CPU.name, "", device_load.CPU, 0, {})
-    used_devices = [pair for pair in ((None, processor), *enumerate(layout.devices)) if works[pair[0]]["visits"]]
-    summary, parts = workload.summary, []
-    for index, device in used_devices:
-        link, is_last = site.links.get(device.buffer), index == used_devices[-1][0]
-        part = cost_model.ModelPart(
-            host=device.host,
-            device=device.buffer,
-            rate=site.rates[device.buffer],
-            link=link,
-            active=summary.active_share,
-            # Only the last token's result comes back from the device with the output.
-            network_bytes=4.0 * summary.width * (2 * works[index]["visits"] - is_last) if link else 0.0,
-            output=4.0 * summary.vocabulary if link and is_last else 0.0,
-            **works[index],
-        )
-        parts.append(part)
-    return parts
+    parts = () if layout.reasons else cost_model.parts_of(layout, site.head, site.rates, site.links)
+    return Candidate(workload, site, layout, parts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
@@ -252,6 +252,37 @@ class ModelPart(NamedTuple):
     """Bytes that cross the network for each token, there and back."""
     output: float = 0.0
     """Bytes of the result that cross it for each generated token."""
+
+
+def parts_of(
+    layout: device_load.Layout, head: str, rates: Mapping[str, device_rates.Rate], links: Mapping[str, Link]
+) -> tuple[ModelPart, ...]:
+    """Return the parts of the model: that of the head's processor if it has layers, then those of the devices in their order.
+
+    :param rates: buffer of a device → its rate.
+    :param links: buffer of a worker's device → how the head reaches it.
+    """
+    buffers, summary = tuple(device.buffer for device in layout.devices), layout.load.summary
+    works = work_by_device(layout.load, layout.owners, buffers)
+    hosts: dict[int | None, str] = {None: head, **dict(enumerate(device.host for device in layout.devices))}
+    used_devices = [index for index in hosts if works[index]["visits"]]
+    parts = []
+    for index in used_devices:
+        buffer = device_load.CPU if index is None else buffers[index]
+        link, is_last = links.get(buffer), index == used_devices[-1]
+        part = ModelPart(
+            host=hosts[index],
+            device=buffer,
+            rate=rates[buffer],
+            link=link,
+            active=summary.active_share,
+            # Only the last token's result comes back from the device with the output.
+            network_bytes=4.0 * summary.width * (2 * works[index]["visits"] - is_last) if link else 0.0,
+            output=4.0 * summary.vocabulary if link and is_last else 0.0,
+            **works[index],
+        )
+        parts.append(part)
+    return tuple(parts)
 
 
 VECTOR_TOKENS, VECTOR_COST = 8, 5.0

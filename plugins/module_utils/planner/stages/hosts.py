@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -192,15 +192,25 @@ def _firewall_manager(facts: Facts) -> str | None:
     return facts.firewall if can_set else None
 
 
-def exposed_workers(equipped_hosts: Mapping[str, EquippedHost], candidate: Candidate) -> list[Worker]:
-    """Return the workers that the candidate does not use, and that would listen on a network without anything that restricts their ports to the head."""
-    open_hosts = [
-        entry
-        for entry in equipped_hosts.values()
+def without_exposed_workers(installation: Installation, candidate: Candidate) -> tuple[Installation, Candidate]:
+    """Return both without the workers that the candidate does not use, and that would listen on a network without anything that restricts their ports to
+    the head."""
+    exposed_workers = [
+        worker
+        for entry in installation.equipped_hosts.values()
         if not (_unit_closes(entry.host.facts) or _firewall_manager(entry.host.facts))
+        for worker in entry.workers
+        if worker.endpoint not in candidate.layout.endpoints and not names.is_loopback(worker.listens)
     ]
-    open_workers = [worker for entry in open_hosts for worker in entry.workers if not names.is_loopback(worker.listens)]
-    return [worker for worker in open_workers if worker.endpoint not in candidate.layout.endpoints]
+    equipped_hosts = {
+        name: entry._replace(workers=tuple(worker for worker in entry.workers if worker not in exposed_workers))
+        for name, entry in installation.equipped_hosts.items()
+    }
+    site = candidate.site.without_workers(exposed_workers)
+    return (
+        installation._replace(equipped_hosts=equipped_hosts),
+        candidate._replace(site=site, idle_workers=tuple(exposed_workers)),
+    )
 
 
 def _unit_closes(facts: Facts) -> bool:

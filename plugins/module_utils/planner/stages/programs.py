@@ -15,7 +15,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Cluster,
     EquippedHost,
     Programs,
-    Worker,
 )
 
 
@@ -36,14 +35,6 @@ class Installation(NamedTuple):
     def serving_build(self) -> BuildPlan:
         """Return the build whose llama-server serves."""
         return self.head.builds[self.programs.serving_backend]
-
-    def without_workers(self, workers: Collection[Worker]) -> Installation:
-        """Return the installation without these workers."""
-        equipped_hosts = {
-            name: entry._replace(workers=tuple(worker for worker in entry.workers if worker not in workers))
-            for name, entry in self.equipped_hosts.items()
-        }
-        return self._replace(equipped_hosts=equipped_hosts)
 
     def runtime_folder(self, prefix: str) -> str:
         return f"{prefix}/runtime/{self.runtime_id}"
