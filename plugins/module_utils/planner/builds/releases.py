@@ -174,8 +174,8 @@ def releases_by_backend(cluster: Cluster, built_backends: Mapping[str, Sequence[
 
     :param built_backends: host → its backends.
     """
-    facts = {name: host.facts for name, host in cluster.hosts.items()}
-    package_versions = {name: known.packaged.version if known.packaged else None for name, known in facts.items()}
+    packages = {name: host.facts.packaged for name, host in cluster.hosts.items()}
+    package_versions = {name: package.version if package else None for name, package in packages.items()}
     releases = {}
     for backend in backends_in_use(built_backends):
         variable = variable_of(backend, cluster.releases)
@@ -183,8 +183,8 @@ def releases_by_backend(cluster: Cluster, built_backends: Mapping[str, Sequence[
             releases[backend] = release_of(requested_release(variable, cluster.releases), package_versions)
         except Refusal as refusal:
             raise release_request.name_variable(refusal, variable) from None
-        architectures = {name: facts[name].architecture for name in facts if backend in built_backends[name]}
-        _check_release(backend, releases[backend], architectures)
+        hosts = [host for name, host in cluster.hosts.items() if backend in built_backends[name]]
+        _check_release(backend, releases[backend], {host.name: host.facts.architecture for host in hosts})
     return releases
 
 
@@ -328,11 +328,11 @@ def _build_kind(cluster: Cluster, entry: EquippedHost, backend: str, programs: P
         archives = kind["archives"] = prebuilt_archives.archives_of(host, backend, release.build, server)
         environment = prebuilt_archives.environment(facts, backend)
     has_all_programs = bool(tools) and backend != backends.CPU.name
-    serves = host.is_head or has_all_programs
+    has_server = host.is_head or has_all_programs
     targets = [
         *[capabilities.WORKER_BINARY[release.fork]] * (host.is_worker or has_all_programs),
-        *[options.SERVER] * serves,
-        *[options.BENCH] * (serves and cluster.builds_benchmark and release.mainline),
+        *[options.SERVER] * has_server,
+        *[options.BENCH] * (has_server and cluster.builds_benchmark and release.mainline),
     ]
     return BuildPlan(
         id="",

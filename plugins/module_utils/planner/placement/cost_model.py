@@ -139,7 +139,7 @@ def work_by_device(
     """
     indices = {buffer: index for index, buffer in enumerate(buffers)}
     fields = (*PartCost._fields, "weights", "nodes", "visits")
-    works: dict[int | None, dict[str, Any]] = {index: dict.fromkeys(fields, 0) for index in (None, *indices.values())}
+    work: dict[int | None, dict[str, Any]] = {index: dict.fromkeys(fields, 0) for index in (None, *indices.values())}
     unit_owners = [{owner: None} for owner in owners]
     for part, cost in zip(load.parts, part_costs(load)):
         layer = LAYER_NUMBER.match(part.name)
@@ -147,16 +147,16 @@ def work_by_device(
             continue
         owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
         for name, number in {**cost._asdict(), "weights": part.bytes}.items():
-            works[owner][name] += number
+            work[owner][name] += number
         if layer and part.unit is None:
             unit_owners[int(layer[1])].setdefault(owner)
     last_owner: object = ""
     for unit, visited_owners in enumerate(unit_owners):
         for owner in visited_owners:
-            works[owner]["visits"] += owner != last_owner
-            works[owner]["nodes"] += nodes_per_layer(load) / len(visited_owners) if unit < load.layers else 0
+            work[owner]["visits"] += owner != last_owner
+            work[owner]["nodes"] += nodes_per_layer(load) / len(visited_owners) if unit < load.layers else 0
             last_owner = owner
-    return works
+    return work
 
 
 VISIT_MS = 0.9
@@ -263,9 +263,9 @@ def parts_of(
     :param links: buffer of a worker's device → how the head reaches it.
     """
     buffers, summary = tuple(device.buffer for device in layout.devices), layout.load.summary
-    works = work_by_device(layout.load, layout.owners, buffers)
+    work = work_by_device(layout.load, layout.owners, buffers)
     hosts: dict[int | None, str] = {None: head, **dict(enumerate(device.host for device in layout.devices))}
-    used_devices = [index for index in hosts if works[index]["visits"]]
+    used_devices = [index for index in hosts if work[index]["visits"]]
     parts = []
     for index in used_devices:
         buffer = device_load.CPU if index is None else buffers[index]
@@ -277,9 +277,9 @@ def parts_of(
             link=link,
             active=summary.active_share,
             # Only the last token's result comes back from the device with the output.
-            network_bytes=4.0 * summary.width * (2 * works[index]["visits"] - is_last) if link else 0.0,
+            network_bytes=4.0 * summary.width * (2 * work[index]["visits"] - is_last) if link else 0.0,
             output=4.0 * summary.vocabulary if link and is_last else 0.0,
-            **works[index],
+            **work[index],
         )
         parts.append(part)
     return tuple(parts)

@@ -193,8 +193,7 @@ def _firewall_manager(facts: Facts) -> str | None:
 
 
 def without_exposed_workers(installation: Installation, candidate: Candidate) -> tuple[Installation, Candidate]:
-    """Return both without the workers that the candidate does not use, and that would listen on a network without anything that restricts their ports to
-    the head."""
+    """Return installation and candidate without unused workers that would listen on a network without anything that restricts their ports to the head."""
     exposed_workers = [
         worker
         for entry in installation.equipped_hosts.values()
