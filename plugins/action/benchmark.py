@@ -210,7 +210,7 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
         return any_value if any_value in values else tuple(sorted({entry for value in values for entry in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
-    if services.head_tunnel_ends(first_plan):
+    if services.tunnel_ends(first_plan.workers):
         argv = services.with_launcher(first_plan, "client", argv)
     service = services.temporary_service(heads[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv)
     return service._replace(homes=union("homes", None), devices=union("devices"), allow=union("allow", ()))

@@ -52,7 +52,7 @@ def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan
     try:
         installation, candidate = decide_placement(cluster, catalogue, runtime_id)
         plan = fallbacks.with_fallbacks(installation, candidate, document.compose_plan(installation, candidate))
-        plan = advice.add_advice(installation, candidate, services.with_tunnels(plan))
+        plan = advice.add_advice(installation, candidate, plan)
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
     plan = advice.with_remedies(

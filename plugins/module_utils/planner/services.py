@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, rpc_upload
@@ -19,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     WorkerPlan,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import DevicePlacement, Plan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 
 CREDENTIALS = {"api-keys": "api_key_file", "tls-certificate": "tls_certificate_file", "tls-key": "tls_key_file"}
 """Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
@@ -48,7 +49,7 @@ def metrics_arguments(folder: str | None, prefix: str, service: str, page: str |
 def _worker_launcher(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str]:
     """Return the launcher of a worker. Its cache may grow to the requested size, or to the size that the planned models need if that is larger."""
     launcher = [str(host.python), f"{host.runtime}/runtime.py", "worker"]
-    tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_key_arguments(host)] if worker.tunnel else []
+    tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_key_arguments(host.prefix)] if worker.tunnel else []
     if not needs_launcher(host.service_manager, worker.cache):
         return [*launcher, *tunnel, "--"] if tunnel else []
     launcher += ["--port", str(names.port_of(worker.listens)), *tunnel]
@@ -71,29 +72,35 @@ def _worker_launcher(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str
     return [*launcher, *metrics_arguments(host.metrics, host.prefix, service), "--"]
 
 
-def _key_arguments(host: HostPlan) -> list[str]:
-    return ["--tunnel-keys", f"{host.prefix}/{names.KEYS}"]
+def tunnel_ends(workers: Iterable[Worker | WorkerPlan]) -> list[str]:
+    """Return ``ACCEPT=CONNECT`` for the head's end of each tunnel."""
+    return [f"{worker.endpoint}={worker.tunnel}" for worker in workers if worker.tunnel]
 
 
-def head_tunnel_ends(plan: Plan) -> list[str]:
-    """Return ``ACCEPT=CONNECT`` for the head's end of each tunnel, including workers that only a fallback or another model uses."""
-    return [f"{worker.endpoint}={worker.tunnel}" for worker in plan.workers if worker.tunnel]
+def tunnel_arguments(workers: Iterable[Worker | WorkerPlan], prefix: str) -> list[str]:
+    """Return the launcher's arguments for the head's ends of tunnels.
+
+    :param workers: all workers, including those that only a fallback or another model uses.
+    """
+    words = [word for end in tunnel_ends(workers) for word in ("--tunnel", end)]
+    return [*words, *_key_arguments(prefix)] if words else []
 
 
-def _tunnel_arguments(plan: Plan) -> list[str]:
-    words = [word for end in head_tunnel_ends(plan) for word in ("--tunnel", end)]
-    return [*words, *_key_arguments(plan.head_host)] if words else []
-
-
-def with_tunnels(plan: Plan) -> Plan:
-    """Return the plan with the head's ends of tunnels in its launcher."""
-    return plan._replace(head=plan.head._replace(launcher=(*plan.head.launcher, *_tunnel_arguments(plan))))
+def _key_arguments(prefix: str) -> list[str]:
+    return ["--tunnel-keys", f"{prefix}/{names.KEYS}"]
 
 
 def with_launcher(plan: Plan, command: str, argv: Sequence[str]) -> tuple[str, ...]:
     """Return a command line that the head runs below a command of the launcher, which keeps the server's tunnels open."""
     host = plan.head_host
-    return (str(host.python), f"{host.runtime}/runtime.py", command, *_tunnel_arguments(plan), "--", *argv)
+    return (
+        str(host.python),
+        f"{host.runtime}/runtime.py",
+        command,
+        *tunnel_arguments(plan.workers, host.prefix),
+        "--",
+        *argv,
+    )
 
 
 def temporary_service(head: ServicePlan, name: str, description: str, argv: Sequence[str]) -> ServicePlan:

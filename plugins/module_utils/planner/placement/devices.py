@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
@@ -124,20 +124,6 @@ def capacities_of(
         if canonical[name] in shared_mib and accelerators[name].unified
     }
     return {**capacities, **unified_mib, backends.CPU.device: remaining_mib}
-
-
-def lent_device(worker: Worker, host: Host) -> Device:
-    """Return the device that a worker lends."""
-    return Device(
-        host=worker.host,
-        backend=worker.backend,
-        name=worker.device,
-        buffer=capabilities.BUFFER_NAME.format(endpoint=worker.endpoint),
-        capacity_mib=worker.capacity_mib,
-        environment=worker.environment,
-        worker=worker,
-        accelerator=host.facts.accelerator_of(worker.device),
-    )
 
 
 def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:

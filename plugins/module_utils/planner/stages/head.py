@@ -57,7 +57,7 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
             str(host.facts.python),
             f"{runtime}/runtime.py",
             "head",
-            *_launcher_words(candidate, cache.on_disk, host, own_url),
+            *_launcher_words(installation, candidate, cache.on_disk, own_url),
         ),
         runtime=runtime,
         environment={},
@@ -100,9 +100,10 @@ def serve_candidates(head: HeadPlan, installation: Installation, candidates: Seq
 
 
 def _launcher_words(
-    candidate: Candidate, disk_plan: ConversationsPlan | None, host: Host, own_url: str
+    installation: Installation, candidate: Candidate, disk_plan: ConversationsPlan | None, own_url: str
 ) -> Iterator[str]:
-    server, protocol, prefix = candidate.workload.server, candidate.release.protocol, host.facts.prefix
+    server, protocol = candidate.workload.server, candidate.release.protocol
+    host, prefix = installation.head.host, installation.head.host.facts.prefix
     yield from ("--url", own_url, "--state", f"{prefix}/state", *(("--protocol", protocol) if protocol else ()))
     for endpoint in candidate.layout.endpoints:
         yield from ("--worker", endpoint)
@@ -113,6 +114,8 @@ def _launcher_words(
         yield from ("--conversations", *map(str, sizes))
     page = f"{server.host}:{server.page_port}" if server.page_port else None
     yield from services.metrics_arguments(host.metrics, prefix, names.SERVER, page)
+    workers = [worker for entry in installation.equipped_hosts.values() for worker in entry.workers]
+    yield from services.tunnel_arguments(workers, prefix)
 
 
 def _start_timeout(server: Server, load_s: float) -> int:

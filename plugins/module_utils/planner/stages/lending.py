@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases, requirements, toolchains
@@ -21,6 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
     Catalogue,
     Cluster,
+    Device,
     EquippedHost,
     Host,
     Programs,
@@ -43,7 +45,7 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
         _check_common_release(cluster, programs, equipped_hosts)
     usable_workers += [external.worker for external in cluster.external]
     site_devices = [
-        devices.lent_device(worker, cluster.all_hosts[worker.host])
+        _lent_device(worker, cluster.all_hosts[worker.host])
         for worker in usable_workers
         if cluster.layer_hosts is None or worker.host in cluster.layer_hosts
     ]
@@ -114,6 +116,20 @@ def _usable_workers(cluster: Cluster, entry: EquippedHost, programs: Programs) -
             chosen_workers.add(worker.name)
             used_devices |= {device} if device else set()
     return [worker for worker in entry.workers if worker.name in chosen_workers]
+
+
+def _lent_device(worker: Worker, host: Host) -> Device:
+    """Return the device that a worker lends."""
+    return Device(
+        host=worker.host,
+        backend=worker.backend,
+        name=worker.device,
+        buffer=capabilities.BUFFER_NAME.format(endpoint=worker.endpoint),
+        capacity_mib=worker.capacity_mib,
+        environment=worker.environment,
+        worker=worker,
+        accelerator=host.facts.accelerator_of(worker.device),
+    )
 
 
 def _check_common_release(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost]) -> None:
