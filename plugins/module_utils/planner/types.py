@@ -480,7 +480,7 @@ class BuildTools(NamedTuple):
 
 
 class EquippedHost(NamedTuple):
-    """A host with its backends, the tools that their builds need, and its workers."""
+    """A host with its builds, the tools that these need, and its workers."""
 
     host: Host
     build_tools: Mapping[str, BuildTools | None]

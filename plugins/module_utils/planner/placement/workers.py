@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The workers that a host declares: addresses, ports, devices and command lines."""
+"""The workers that a host declares: addresses, ports, devices, caches and command lines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Who drives which device: a worker that lends it, or on the head llama-server itself."""
+"""Equipment of hosts, and who drives which device: a worker that lends it, or on the head llama-server itself."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 
 def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[dict[str, EquippedHost], Site]:
-    """Return the hosts with their workers, and the site for the model.
+    """Return the hosts with their tools, workers and builds, and the site for the model.
 
     :raises Refusal: a host cannot run what it declares, or workers do not go together.
     """
