@@ -82,7 +82,7 @@ def planned_s(tokens: int, cell: str, one_s: float) -> float:
     half = one_s / tokens * 1e9 / 2 / count
     works = [cost_model.ModelPart("", str(index), rate, 0, 0, half, 0, link) for index in range(count)]
     micro = (BASE if cell in (ONE, OFF) else cell).split("/")[1]
-    return prompts.prompt_s(works, 64, tokens, int(micro), cell != ONE)
+    return prompts.prompt_s(works, tokens, int(micro), cell != ONE)
 
 
 def arguments() -> argparse.Namespace:
