@@ -74,9 +74,9 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot_host.yml"}]
     said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
     assert "one reboots. After a while, the head serves without one:cpu" in said
-    assert "two reboots. The cluster does not answer until this host" in said
+    assert "two reboots. The head does not answer until this host is back" in said
     assert "spare reboots. The cluster does not use this host." in said
-    assert "does not answer until this host, its head, is back." in said
+    assert "This head does not answer until it is back." in said
 
 
 def test_a_run_that_waits_for_a_host_shows_progress(monkeypatch):

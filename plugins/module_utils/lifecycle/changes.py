@@ -161,13 +161,13 @@ def _absence_name(plan: Plan, name: str) -> str:
 def absence_note(plan: Plan, name: str) -> str:
     """Return a sentence about what serves while a host of the plan is absent."""
     if name == plan.head.host:
-        return "The cluster does not answer until this host, its head, is back."
+        return "This head does not answer until it is back."
     has_fallback = served_absences(plan).get(name)
     if has_fallback is None and plan.head.models:
         models = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
         return f"Requests for {', '.join(models)} fail until this host is back."
     if has_fallback is None:
-        return "The cluster does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
+        return "The head does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
     if has_fallback:
         return f"After a while, the head serves without {_absence_name(plan, name)}, until this host is back."
     return "The cluster does not use this host."
