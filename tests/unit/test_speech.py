@@ -170,14 +170,6 @@ def test_readings_are_kept_after_a_verification_that_passed(served, bits, kept):
     assert (readings and [f"{one.bits_per_byte:.2f}" for one in readings]) == kept
 
 
-def test_earlier_readings_that_cannot_be_read_are_none(tmp_path):
-    path, kept = tmp_path / names.READINGS_FILE, (Reading(OTHER, (-1.0,), 4),)
-    assert evidence._read_earlier_readings(path) == ()
-    for text, expected in ((json.dumps({"readings": typed_json.dump(kept)}), kept), ('{"readings": [{"id": 1}]}', ())):
-        path.write_text(text)
-        assert evidence._read_earlier_readings(path) == expected
-
-
 def test_the_record_of_readings_is_bounded(served):
     plan = typed(served.accepted())
     many = [reading_of(plan, 1, f"{number:016x}") for number in range(judge.MAX_READINGS)]

@@ -84,3 +84,11 @@ def test_what_a_host_reports_in_another_form_is_refused(change, said):
         f"The report of strix1 about itself does not match this version's format ({said}): run the playbook again. If it still does not match, treat this host "
         "as compromised (docs/security.md)."
     )
+
+
+def test_a_file_without_a_record_is_none(tmp_path):
+    path, text = tmp_path / "part.json", '{"name": "a", "size": 1}'
+    assert typed_json.read_file(Part, path, len(text)) is None
+    for content, expected in ((text, Part("a", 1)), (text + " ", None), ('{"name": 1}', None), ("[1]", None)):
+        path.write_text(content)
+        assert typed_json.read_file(Part, path, len(text)) == expected

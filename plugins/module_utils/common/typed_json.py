@@ -13,8 +13,10 @@ import re
 import types
 import typing
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
     MAX_INT,
@@ -126,6 +128,14 @@ def parse(record: type[T], data: Any) -> T:
     """
     hint: Any = record
     return typing.cast(T, _make_reader(hint)(data))
+
+
+def read_file(record: type[T], path: Path, limit: int) -> T | None:
+    """Return the record in a JSON file of at most ``limit`` bytes; None if the file is missing or invalid."""
+    try:
+        return parse(record, reading.read_object(path, limit))
+    except (OSError, ValueError):
+        return None
 
 
 def parse_report(host: str, subject: str, record: type[T], data: Any) -> T:

@@ -9,13 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    locks,
-    names,
-    reading,
-    typed_json,
-    validation,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 
 WAIT_SECONDS = 60
@@ -67,10 +61,7 @@ class HeldError(Exception):
 
 def read_holder(prefix: Path) -> Optional[Run]:
     """Return the run that holds the lock. A lock is unreadable if its run was killed while writing it."""
-    try:
-        return typed_json.parse(Run, reading.read_object(prefix / names.CLUSTER_LOCK, FILE_BYTES))
-    except (OSError, ValueError):
-        return None
+    return typed_json.read_file(Run, prefix / names.CLUSTER_LOCK, FILE_BYTES)
 
 
 def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Optional[Run] = None) -> Optional[Run]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan, LastPlan
 
@@ -18,10 +18,7 @@ FILE_BYTES = 32 << 20
 
 def read_plan(prefix: str, slot: str) -> KeptPlan | None:
     """Return a kept plan; None if it is missing or unreadable."""
-    try:
-        return typed_json.parse(KeptPlan, reading.read_object(_path(prefix, slot), FILE_BYTES))
-    except (OSError, ValueError):
-        return None
+    return typed_json.read_file(KeptPlan, _path(prefix, slot), FILE_BYTES)
 
 
 def _path(prefix: str, slot: str) -> Path:

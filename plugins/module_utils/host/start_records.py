@@ -9,13 +9,12 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_from_disk, read_object
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_from_disk
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import read_json
 
-READ_BYTES = 1024 * 1024
 SMALL_BYTES = 64 * 1024 * 1024
 """Size above which a service's files are compared by size and time."""
 
@@ -42,14 +41,7 @@ def _state_of(path: Path) -> str:
 
 def is_current(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
     """Return whether a service was started with this definition and the present files."""
-    return read_digests(prefix).get(name) == digest_of(definition, paths)
-
-
-def read_digests(prefix: str) -> dict[str, Any]:
-    try:
-        return read_object(Path(prefix, names.START_DIGESTS), READ_BYTES)
-    except (OSError, ValueError):
-        return {}
+    return read_json(prefix, names.START_DIGESTS).get(name) == digest_of(definition, paths)
 
 
 def write_digests(prefix: str, digests: Mapping[str, str]) -> None:
@@ -59,4 +51,8 @@ def write_digests(prefix: str, digests: Mapping[str, str]) -> None:
     :raises OSError: names the file.
     """
     if digests:
-        replace_file(Path(prefix, names.START_DIGESTS), json.dumps({**read_digests(prefix), **digests}) + "\n", 0o600)
+        replace_file(
+            Path(prefix, names.START_DIGESTS),
+            json.dumps({**read_json(prefix, names.START_DIGESTS), **digests}) + "\n",
+            0o600,
+        )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, NamedTuple, Optional
 from urllib.parse import unquote, urlsplit
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import Sha256
 
@@ -63,9 +63,7 @@ def problem_of_name(name: str) -> Optional[str]:
 
 def read_record(folder: Path) -> DownloadRecord:
     """Return the record of a folder on this host; an empty record if it is missing or invalid."""
-    with suppress(OSError, ValueError):
-        return typed_json.parse(DownloadRecord, reading.read_object(folder / RECORD_FILE, RECORD_BYTES))
-    return DownloadRecord(())
+    return typed_json.read_file(DownloadRecord, folder / RECORD_FILE, RECORD_BYTES) or DownloadRecord(())
 
 
 def is_complete(folder: Path, file: StoredFile) -> bool:

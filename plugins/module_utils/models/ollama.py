@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Size, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record
+from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
 MANIFEST_BYTES = 1 << 20
@@ -61,18 +61,13 @@ def blobs(model_name: str) -> dict[str, Path]:
     """Return the complete files of a model on this host, by role."""
     repository, _colon, tag = model_name.rpartition(":")
     for folder in folders():
-        try:
-            content = reading.read_object(folder / "manifests" / repository / tag, MANIFEST_BYTES)
-            manifest = typed_json.parse(OllamaManifest, content)
-        except (OSError, ValueError):
-            continue
-        named_blobs = {
-            role: (folder / "blobs" / layer.digest.replace(":", "-"), layer.size)
-            for role, media_type in MEDIA_TYPES.items()
-            for layer in manifest.layers
-            if layer.mediaType == media_type
-        }
-        return {
-            role: path for role, (path, size) in named_blobs.items() if path.is_file() and path.stat().st_size == size
-        }
+        manifest = typed_json.read_file(OllamaManifest, folder / "manifests" / repository / tag, MANIFEST_BYTES)
+        if manifest:
+            named_blobs = {
+                role: (folder / "blobs" / layer.digest.replace(":", "-"), layer.size)
+                for role, media_type in MEDIA_TYPES.items()
+                for layer in manifest.layers
+                if layer.mediaType == media_type
+            }
+            return {role: path for role, (path, size) in named_blobs.items() if model_files.size_of(path) == size}
     return {}

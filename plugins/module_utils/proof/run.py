@@ -110,10 +110,7 @@ def prove(work: ProofWork, owner: OwnsPort) -> Any:
 
 def read_record(path: Path) -> Record:
     """Return the verdicts recorded on the head; none if they cannot be read."""
-    try:
-        return typed_json.parse(Record, reading.read_object(path, RECORD_BYTES))
-    except (OSError, ValueError):
-        return Record(())
+    return typed_json.read_file(Record, path, RECORD_BYTES) or Record(())
 
 
 def keep_verdicts(path: Path, proof: Proof) -> None:

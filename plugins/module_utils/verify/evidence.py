@@ -87,6 +87,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
             health, may_ask = Health(False, server_client.LOADING), False
     completion = _ask_question(client, subject) if may_ask else None
     log = _start_log(folder, model)
+    earlier_readings = typed_json.read_file(ReadingRecord, Path(host.prefix, names.READINGS_FILE), RECORD_BYTES)
     evidence = Evidence(
         health=health,
         exits=read_exits(folder / runtime.EXITS),
@@ -96,7 +97,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         fallback=_served_fallback(host, argv_by_pid),
         lock=cluster_lock.read_holder(Path(host.prefix)),
         verdicts=run.read_record(Path(host.prefix, names.PROOFS_FILE)).verdicts,
-        readings=_read_earlier_readings(Path(host.prefix, names.READINGS_FILE)),
+        readings=earlier_readings.readings if earlier_readings else (),
     )
     hosts = {worker.endpoint: name for name, host_plan in subject.hosts.items() for worker in host_plan.workers}
     hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
@@ -123,13 +124,6 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         ),
         drift=state.compare_host(host),
     )
-
-
-def _read_earlier_readings(path: Path) -> tuple[Reading, ...]:
-    try:
-        return typed_json.parse(ReadingRecord, reading.read_object(path, RECORD_BYTES)).readings
-    except (OSError, ValueError):
-        return ()
 
 
 def _read_text(client: Client, subject: Subject) -> Reading | None:

@@ -35,11 +35,9 @@ class Manifest(NamedTuple):
 
 def read_manifest(folder: Path) -> Optional[Manifest]:
     """Return the manifest of a folder; None without a valid one."""
-    try:
-        manifest = typed_json.parse(Manifest, reading.read_object(folder / FILE_NAME, MAX_BYTES))
-    except (OSError, ValueError):
-        return None
-    return manifest if all(re.fullmatch(FILE_PATTERN, name, re.ASCII) for name in manifest.files) else None
+    manifest = typed_json.read_file(Manifest, folder / FILE_NAME, MAX_BYTES)
+    names = manifest.files if manifest else ()
+    return manifest if all(re.fullmatch(FILE_PATTERN, name, re.ASCII) for name in names) else None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

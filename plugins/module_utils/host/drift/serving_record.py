@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import RECORD_FILE, STATES
@@ -48,11 +48,9 @@ class ServingRecord(NamedTuple):
 
 def read_record(folder: Path) -> Optional[ServingRecord]:
     """Return the record in the launcher's folder; None without a valid record."""
-    try:
-        record = typed_json.parse(ServingRecord, reading.read_object(folder / RECORD_FILE, FILE_BYTES))
-    except (OSError, ValueError):
-        return None
-    return None if record.load and min((record.load.read or 0, *record.load.sent.values())) < 0 else record
+    record = typed_json.read_file(ServingRecord, folder / RECORD_FILE, FILE_BYTES)
+    is_negative = record and record.load and min((record.load.read or 0, *record.load.sent.values())) < 0
+    return None if is_negative else record
 
 
 def launcher_record(folder: Path, launchers: Collection[int]) -> Optional[ServingRecord]:
