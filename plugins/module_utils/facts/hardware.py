@@ -135,6 +135,11 @@ def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
     return {**facts, **amx, **vectors, **({"unusable": unusable_features} if unusable_features else {})}
 
 
+def _accelerator(backend: str, name: str, architecture: str, memory: int, unified: bool) -> dict:
+    sizes = {"memory_mib": memory, "unified": unified}
+    return {"backend": backend, "name": name, "architecture": architecture, **sizes}
+
+
 def _is_known(field: str) -> bool:
     return field.strip("[]") not in MISSING_VALUES
 
@@ -150,15 +155,9 @@ def nvidia(listing: str, memory: int) -> list[dict]:
         if (re.fullmatch(r"\d+\.\d+", capability) or not _is_known(capability)) and (
             size.isdigit() or not _is_known(size)
         ):
-            devices.append(
-                {
-                    "backend": words.CUDA,
-                    "name": name,
-                    "architecture": capability if _is_known(capability) else "",
-                    "memory_mib": int(size) if size.isdigit() else memory,
-                    "unified": not size.isdigit(),
-                }
-            )
+            architecture, has_memory = capability if _is_known(capability) else "", size.isdigit()
+            device_memory = int(size) if has_memory else memory
+            devices.append(_accelerator(words.CUDA, name, architecture, device_memory, not has_memory))
     return devices
 
 
@@ -179,8 +178,7 @@ def nvidia_without_tools(root: Path) -> list[dict]:
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
         model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
         if model:
-            name = model.group(1).strip()
-            devices.append({"backend": words.CUDA, "name": name, "architecture": "", "memory_mib": 0, "unified": False})
+            devices.append(_accelerator(words.CUDA, model.group(1).strip(), "", 0, False))
     return devices
 
 
@@ -198,14 +196,8 @@ def amd(root: Path) -> dict[str, dict]:
         banks = [_read_pairs(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
         vram = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
         is_integrated = int(values.get("cpu_cores_count", 0)) > 0 or UNIFIED_GFX.fullmatch(architecture) is not None
-        memory, is_unified = _amd_memory(root / "sys/class/drm" / render_node / "device", vram, is_integrated)
-        devices[render_node] = {
-            "backend": words.HIP,
-            "name": f"AMD {architecture}",
-            "architecture": architecture,
-            "memory_mib": memory,
-            "unified": is_unified,
-        }
+        memory = _amd_memory(root / "sys/class/drm" / render_node / "device", vram, is_integrated)
+        devices[render_node] = _accelerator(words.HIP, f"AMD {architecture}", architecture, *memory)
     return devices
 
 
@@ -243,14 +235,9 @@ def intel(root: Path, memory: int) -> dict[str, dict]:
     for slot, name, event in _render_nodes(root):
         if event.get("DRIVER") in INTEL_DRIVERS:
             is_integrated = slot == INTEL_INTEGRATED
-            device = {
-                "backend": words.SYCL,
-                "name": f"Intel graphics {event.get('PCI_ID', slot).lower()}",
-                "architecture": "",
-                "memory_mib": memory // 2 if is_integrated else 0,
-                "unified": is_integrated,
-            }
-            devices.append((name, device))
+            title = f"Intel graphics {event.get('PCI_ID', slot).lower()}"
+            device_memory = memory // 2 if is_integrated else 0
+            devices.append((name, _accelerator(words.SYCL, title, "", device_memory, is_integrated)))
     return dict(sorted(devices, key=lambda entry: bool(entry[1]["unified"])))
 
 
@@ -274,16 +261,9 @@ def vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str, dict
 
 def apple(memory: int, ask: Ask) -> list[dict]:
     """Return the graphics of Apple silicon with the memory that macOS lets them lock, by default three quarters."""
-    limit = ask(["sysctl", "-n", "iogpu.wired_limit_mb"]).strip()
-    return [
-        {
-            "backend": words.METAL,
-            "name": ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(),
-            "architecture": "apple",
-            "memory_mib": int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4,
-            "unified": True,
-        }
-    ]
+    name, limit = (ask(["sysctl", "-n", key]).strip() for key in ("machdep.cpu.brand_string", "iogpu.wired_limit_mb"))
+    device_memory = int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4
+    return [_accelerator(words.METAL, name, "apple", device_memory, True)]
 
 
 def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict]:
