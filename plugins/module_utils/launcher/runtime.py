@@ -417,62 +417,29 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs llama.cpp's programs as services.")
     parts = parser.add_subparsers(dest="part", required=True)
     head = parts.add_parser("head", help="wait for the workers, then run and monitor llama-server")
-    head.add_argument(
-        "--worker",
-        action="append",
-        default=[],
-        dest="endpoints",
-        metavar="ADDRESS:PORT",
-        help="worker that must answer before llama-server starts",
-    )
+    head.add_argument("--worker", action="append", default=[], dest="endpoints", help="ADDRESS:PORT of a worker")
     head.add_argument("--protocol", help="RPC protocol version of this head")
     head.add_argument("--timeout", type=float, default=5.0, help="time limit for one handshake, in seconds")
     head.add_argument("--url", required=True, help="address of llama-server")
     head.add_argument("--state", required=True, type=Path, help="folder for this run's handshake results and log")
-    head.add_argument("--fallbacks", type=Path, metavar="FILE", help="file with the fallbacks for absent workers")
-    head.add_argument(
-        "--fallback-after", type=float, default=60.0, metavar="SECONDS", help="seconds to wait for an absent worker"
-    )
-    head.add_argument(
-        "--silence",
-        type=float,
-        default=server.SILENCE_SECONDS,
-        help="seconds without progress after which a busy server is restarted",
-    )
-    head.add_argument(
-        "--conversations",
-        type=int,
-        nargs=4,
-        default=(),
-        metavar=("LIMIT_MIB", "FULL_MIB", "SECONDS", "COMPUTING_SECONDS"),
-        help="keep conversations on disk: total size, size of a full context, time limit, time to compute a full context",
-    )
+    head.add_argument("--fallbacks", type=Path, help="file with the fallbacks for absent workers")
+    head.add_argument("--fallback-after", type=float, default=60.0, help="seconds to wait for an absent worker")
+    head.add_argument("--silence", type=float, default=server.SILENCE_SECONDS, help="seconds without any progress")
+    head.add_argument("--conversations", type=int, nargs=4, default=(), help="fields of conversations.Limits")
     head.add_argument("--router", action="store_true", help="llama-server runs one process for each model")
-    head.add_argument("--page", default="", metavar="ADDRESS:PORT", help="address of the status page")
+    head.add_argument("--page", default="", help="ADDRESS:PORT of the status page")
     worker_parser = parts.add_parser("worker", help="run and monitor a worker, and limit its tensor cache")
     worker_parser.add_argument("--port", default="", help="port of the worker (required for monitoring it)")
     worker_parser.add_argument("--cache", type=Path, help="folder of the tensor cache")
     worker_parser.add_argument("--limit-mib", type=int, default=0, help="size limit of the cache")
-    worker_parser.add_argument(
-        "--size", type=int, action="append", default=[], help="size of a tensor that belongs in the cache"
-    )
+    worker_parser.add_argument("--size", type=int, action="append", default=[], help="size of a tensor in the cache")
     for part in (head, worker_parser):
-        part.add_argument(
-            "--metrics", nargs=2, metavar=("FILE", "SERVICE"), help="file that describes the metrics, and service name"
-        )
+        part.add_argument("--metrics", nargs=2, help="file that describes the metrics, and the name of the service")
     client = parts.add_parser("client", help="run a program through the head's tunnels")
     proof = parts.add_parser("prove", help="run the programs that a proof requests through a socket")
     for part in (head, worker_parser, client, proof):
-        part.add_argument(
-            "--tunnel",
-            action="append",
-            default=[],
-            metavar="ACCEPT=CONNECT",
-            help="ends of a tunnel, each as ADDRESS:PORT",
-        )
-        part.add_argument(
-            "--tunnel-keys", type=Path, default=Path(), metavar="FOLDER", help="folder with the tunnel keys"
-        )
+        part.add_argument("--tunnel", action="append", default=[], help="ends of a tunnel, as ACCEPT=CONNECT")
+        part.add_argument("--tunnel-keys", type=Path, default=Path(), help="folder with the tunnel keys")
         part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
     tunnels_to_run = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, is_head_end=options.part != "worker")
