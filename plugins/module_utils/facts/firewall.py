@@ -65,14 +65,8 @@ def filtering_works(interpreter: str | None, run: Callable[[list[str], float], s
     if interpreter is None:
         return None
     root = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    unit = [
-        "systemd-run",
-        "--quiet",
-        "--wait",
-        "--collect",
-        "--property=IPAddressDeny=any",
-        f"--property=RuntimeMaxSec={TRIAL_SECONDS}",
-    ]
+    properties = ["--property=IPAddressDeny=any", f"--property=RuntimeMaxSec={TRIAL_SECONDS}"]
+    unit = ["systemd-run", "--quiet", "--wait", "--collect", *properties]
     try:
         run([*root, *unit, interpreter, "-I", "-S", "-c", SEND_PROGRAM], TRIAL_SECONDS)
     except commands.CommandError as error:

@@ -12,7 +12,6 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -162,11 +161,6 @@ def _distribution() -> dict:
     return {"id": system, "version": platform.release().split(".", maxsplit=1)[0], "family": system}
 
 
-def _installed_packages(tools: Mapping[str, str | None], packages: dict | None) -> list[str]:
-    """Return the names of tools and of the distribution's packages of llama.cpp."""
-    return sorted([*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])])
-
-
 def disk_gib(path: str) -> int | None:
     """Return the GiB of a path's file system, rounded down to a power of 2, because some shrink as they fill up, and facts are stable."""
     try:
@@ -209,7 +203,9 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
         "accelerators": devices,
         "toolchain": tools,
         "toolchains": found_toolchains,
-        "tools": _installed_packages(tools, packages),
+        "tools": sorted(
+            [*(tool for tool, version in tools.items() if version), *(packages["installed"] if packages else [])]
+        ),
         "user": user,
         "accounts": {entry.pw_name: entry.pw_dir for entry in pwd.getpwall() if entry.pw_name.startswith(names.PREFIX)},
         "made_accounts": sorted(entry.pw_name for entry in pwd.getpwall() if entry.pw_gecos == names.ACCOUNT_MARK),

@@ -86,19 +86,10 @@ def _macos_kinds(ask: Ask) -> dict[str, str]:
 
 def _addresses(ask: Ask) -> dict[str, list[str]]:
     """Return interface → its IPv4 addresses."""
-    listing = _ip_addresses(ask) or _ifconfig_addresses(ask)
-    return {name: [address for address in entry if re.fullmatch(HOST_IP, address)] for name, entry in listing.items()}
-
-
-def _ip_addresses(ask: Ask) -> dict[str, list[str]]:
-    addresses: dict[str, list[str]] = {}
+    listing: dict[str, list[str]] = {}
     for name, address in re.findall(r"^\d+: (\S+?)(?:@\S+)? +inet ([\d.]+)", ask(["ip", "-4", "-o", "address"]), re.M):
-        addresses.setdefault(name, []).append(address)
-    return addresses
-
-
-def _ifconfig_addresses(ask: Ask) -> dict[str, list[str]]:
-    addresses: dict[str, list[str]] = {}
-    for name, details in re.findall(r"^(\w+): (.*(?:\n[ \t].*)*)", ask(["ifconfig"]), re.M):
-        addresses[name] = re.findall(r"\binet ([\d.]+)", details)
-    return addresses
+        listing.setdefault(name, []).append(address)
+    if not listing:
+        for name, details in re.findall(r"^(\w+): (.*(?:\n[ \t].*)*)", ask(["ifconfig"]), re.M):
+            listing[name] = re.findall(r"\binet ([\d.]+)", details)
+    return {name: [address for address in entry if re.fullmatch(HOST_IP, address)] for name, entry in listing.items()}

@@ -53,8 +53,8 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
     }
     return {
         f"targets-{plan.cluster}.json": json.dumps(targets, indent=1) + "\n",
-        "scrape.yml": _yaml({"scrape_configs": [scrape_job]}),
-        "prometheus.yml": _yaml(configuration),
+        "scrape.yml": yaml.safe_dump({"scrape_configs": [scrape_job]}, sort_keys=False),
+        "prometheus.yml": yaml.safe_dump(configuration, sort_keys=False),
         RULES_FILE.name: RULES_FILE.read_text(),
         **{f"dashboards/{name}": text for name, text in dashboards.files().items()},
     }
@@ -82,7 +82,3 @@ def address_of(name: str, variables: Mapping[str, Any], facts: Mapping[str, Any]
     if not facts.get("reached_at"):
         raise Refusal(f"The address of {name} is unknown: set its ansible_host to a numeric IPv4 address.")
     return str(facts["reached_at"])
-
-
-def _yaml(value: Any) -> str:
-    return yaml.safe_dump(value, sort_keys=False)

@@ -47,10 +47,6 @@ def _environment() -> Environment:
     return environment
 
 
-def _percent(share: float, total: float) -> str:
-    return f"{100 * share / total:.2f}"
-
-
 def _memory(plan: Plan) -> dict[str, Any]:
     rows = []
     for entry in plan.placement:
@@ -63,7 +59,7 @@ def _memory(plan: Plan) -> dict[str, Any]:
                 "over": memory_text.overcommitment(entry),
                 "label": f"{sizes_text} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
-                    (part, _percent(size, capacity))
+                    (part, f"{100 * size / capacity:.2f}")
                     for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
                 "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PART_SIGNS],

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import address_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 
 ANSWER_SECONDS = 0.3
@@ -28,24 +29,20 @@ def probe_endpoints(
     :param addresses: addresses of this host, without loopback. Without them, nothing is probed: a unit accepts its own host.
     """
     targets = {*endpoints} if addresses else set()
-    references = {f"{_address(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}
+    references = {f"{address_of(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}
     with ExitStack() as stack:
         connections = list(_start_connections(sorted(targets | references), addresses, stack))
         deadline = time.monotonic() + seconds
         results = [
             (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in connections
         ]
-    hosts = {_address(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
+    hosts = {address_of(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
     return tuple(
         PortProbe(endpoint, source, status == 0)
         for endpoint, source, status in results
         if endpoint in targets
-        and (status != errno.ECONNREFUSED if _address(endpoint) in addresses else _address(endpoint) in hosts)
+        and (status != errno.ECONNREFUSED if address_of(endpoint) in addresses else address_of(endpoint) in hosts)
     )
-
-
-def _address(endpoint: str) -> str:
-    return endpoint.rsplit(":", 1)[0]
 
 
 def _start_connections(

@@ -46,7 +46,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
     FilePlan,
     FolderPlan,
     HostPlan,
-    ModelFilePlan,
     ServicePlan,
 )
 
@@ -215,11 +214,6 @@ def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
     }
 
 
-def model_differences(files: Sequence[ModelFilePlan]) -> model_files.Differences:
-    first_path = files[0].path if files else ""
-    return reading.read_from_disk(first_path, lambda: model_files.differences(files))
-
-
 def _model_differences(differences: model_files.Differences) -> Iterator[Difference]:
     yield from _differences("model", differences.missing_files, "model file {} is missing or has different content")
     yield from _differences(
@@ -245,7 +239,8 @@ def compare_host(plan: HostPlan) -> Drift:
     unplanned_services = sorted(set(defined_services) - set(services))
     changed_files = [file.path for file in plan.files if not _is_unchanged(file)]
     outdated_services = _outdated_services(plan, services)
-    models = model_differences(plan.model)
+    first_path = plan.model[0].path if plan.model else ""
+    models = reading.read_from_disk(first_path, lambda: model_files.differences(plan.model))
     last_record = kept_plans.last_plan(plan.prefix)
     keys = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
     return Drift(
