@@ -7,9 +7,9 @@ import json
 import os
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
@@ -27,10 +27,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     ReadingRecord,
     Report,
     Subject,
+    VerifyArguments,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import ServerWait
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 
 display = Display()
@@ -41,25 +42,12 @@ UNREACHABLE = ""
 FALLBACK_PAUSE_SECONDS = 10
 
 
-class VerifyArguments(NamedTuple):
-    plan: Mapping[str, Any]
-    """A Subject if ``gate`` is true, otherwise a Plan."""
-    answers: Mapping[str, Any] = {}
-    changed: tuple[str, ...] = ()
-    gate: bool = False
-    fallback_wait: int = 0
-    wake: bool = False
-    lacks_proof: bool = False
-    benchmark: Benchmark | None = None
-    path: ControllerPath | None = None
-    report: ControllerPath | None = None
-
-
 class ActionModule(Action):
     ARGUMENTS = VerifyArguments
 
     def perform(self, arguments: VerifyArguments) -> dict:
         self._arguments = arguments
+        self._benchmark = typed_json.parse(Benchmark, arguments.benchmark) if arguments.benchmark else None
         subject = typed_json.parse(Subject, arguments.plan)
         if arguments.gate:
             return self._verify_gate(subject)
@@ -173,7 +161,7 @@ class ActionModule(Action):
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
         if page:
-            output.write_report(page, plan, report, self._arguments.benchmark)
+            output.write_report(page, plan, report, self._benchmark)
         rows = [[STATUS_MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
         display.display(tables.table(rows) + "\n")
         if not report.passed:

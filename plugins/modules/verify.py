@@ -71,19 +71,17 @@ report:
   description: C(passed), and C(checks) with C(name), C(subject), C(status) (V(passed), V(failed) or V(not tested)) and C(evidence).
   returned: when no check failed; it is written to O(path) in either case
   type: dict
-  sample: {"schema": 1, "passed": true, "checks": [{"name": "health", "subject": "http://127.0.0.1:8080", "status": "passed", "evidence": "ok"}]}
 failing:
   description: Names of the failed checks, without duplicates.
   returned: when a check failed
   type: list
   elements: str
-  sample: [fallback]
 """
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject, VerifyArguments
 
 WAIT_SECONDS = 5.0
 """Time to wait for the server in a single call."""
@@ -91,20 +89,7 @@ WAIT_SECONDS = 5.0
 
 def main():
     module = AnsibleModule(
-        argument_spec={
-            "plan": {"type": "dict", "required": True},
-            "answers": {"type": "dict", "default": {}},
-            "changed": {"type": "list", "elements": "str", "default": []},
-            "path": {"type": "path"},
-            "report": {"type": "path"},
-            "benchmark": {"type": "dict"},
-            "gate": {"type": "bool", "default": False},
-            "fallback_wait": {"type": "int", "default": 0},
-            "wake": {"type": "bool", "default": False},
-            "lacks_proof": {"type": "bool", "default": False},
-        },
-        supports_check_mode=True,
-        no_log=True,
+        argument_spec=typed_json.specification(VerifyArguments), supports_check_mode=True, no_log=True
     )
     with errors.report_errors(module):
         subject = typed_json.parse(Subject, module.params["plan"])

@@ -4,7 +4,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock import Run
@@ -25,6 +25,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types impor
 
 SCHEMA = 1
 Line = Annotated[str, Text(max_length=8192)]
+
+
+class VerifyArguments(NamedTuple):
+    """Arguments of the module ``verify``."""
+
+    plan: Mapping[str, Any]
+    """A Subject if ``gate`` is true, otherwise a Plan."""
+    answers: Mapping[str, Any] = {}
+    changed: tuple[str, ...] = ()
+    gate: bool = False
+    fallback_wait: int = 0
+    wake: bool = False
+    lacks_proof: bool = False
+    benchmark: Optional[Mapping[str, Any]] = None
+    path: Optional[Annotated[str, "path"]] = None
+    report: Optional[Annotated[str, "path"]] = None
 
 
 class Subject(NamedTuple):
