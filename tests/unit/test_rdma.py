@@ -156,7 +156,7 @@ def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
     assert [evidence._rdma_connections(one, alone.hosts["head"]) for one in asked] == [16, 1, 2]
 
 
-HELD = progress.TcpSocket("127.0.0.1:50052", ENDPOINT, progress.ESTABLISHED, 0, 0, "held")
+HELD = progress.TcpSocket("127.0.0.1:50052", ENDPOINT, progress.ESTABLISHED, 0, "held")
 QUIET = progress.Traffic(100, 100, 400_000, 400_000)
 TOLD = ("connected", "sent_bytes_total", "received_bytes_total")
 LOOK = progress.ProcessSample(progress.Activity("S", 0.0, 0, 0), [HELD], {"held": QUIET})

@@ -248,7 +248,7 @@ def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):
 
 
 def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
-    link = progress.TcpSocket("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, 0, "7")
+    link = progress.TcpSocket("192.0.2.1:1", "192.0.2.2:50052", progress.ESTABLISHED, 0, "7")
     look = progress.ProcessSample(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
     first = progress.load_of(look, ["192.0.2.2:50052", "192.0.2.3:50052"], 1.0, None)
     assert first == loading.LoadCounters(1.0, 5, {"192.0.2.2:50052": 100})

@@ -51,7 +51,7 @@ def test_where_stunnel_is_missing_the_launcher_says_so_and_goes_on(tmp_path, mon
 
 
 def test_connections_through_tunnels_are_seen_as_they_are_on_the_network(tmp_path, monkeypatch):
-    near = progress.TcpSocket("127.0.0.1:5", "127.128.0.12:1", progress.ESTABLISHED, 0, 0, "near")
+    near = progress.TcpSocket("127.0.0.1:5", "127.128.0.12:1", progress.ESTABLISHED, 0, "near")
     probe = near._replace(address="127.0.0.1:6", inode="probe")
     client = near._replace(peer="127.0.0.1:9", inode="client")
     far = near._replace(address="10.0.0.11:5", peer="10.0.0.12:1", retransmissions=6, inode="far")

@@ -47,8 +47,6 @@ class TcpSocket(NamedTuple):
     peer: str
     """ADDRESS:PORT, like ``address``."""
     state: int
-    queued_bytes: int
-    """Bytes that its process has not read; for a listening socket, connections that wait to be accepted."""
     retransmissions: int
     """Number of times the kernel has sent the same data again without an acknowledgement."""
     inode: str
@@ -114,7 +112,6 @@ def parse_tcp_table(tcp_table: str) -> list[TcpSocket]:
                 address=_endpoint(fields[1]),
                 peer=_endpoint(fields[2]),
                 state=int(fields[3], 16),
-                queued_bytes=int(fields[4].split(":")[1], 16),
                 retransmissions=timeouts if timer == RETRANSMISSION else 0,
                 inode=fields[9],
             )
