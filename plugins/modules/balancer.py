@@ -47,7 +47,6 @@ status:
   description: Status of the server as HAProxy reports it. Empty if HAProxy does not run or does not know the server.
   returned: success
   type: str
-  sample: UP
 request_count:
   description: Number of requests that the server is processing or that are queued for it.
   returned: success

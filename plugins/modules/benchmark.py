@@ -62,15 +62,6 @@ record:
   description: Measurements, described by docs/benchmark.schema.json.
   returned: success
   type: dict
-running:
-  description: Whether the service runs.
-  returned: to the action plugin
-  type: bool
-programs:
-  description: Results of each program so far, its status, and the end of its log.
-  returned: to the action plugin
-  type: list
-  elements: dict
 """
 
 from contextlib import nullcontext

@@ -51,12 +51,10 @@ taken_from:
   description: The run from which the lock was taken over. Empty if the lock was free.
   returned: success
   type: str
-  sample: site.yml of anna on laptop7 (process 4711) since 2026-11-22 12:03:10 UTC
 holder:
   description: The run that holds the lock.
   returned: when another run holds it
   type: dict
-  sample: {"user": "anna", "controller": "laptop7", "process": 4711}
 """
 
 from pathlib import Path

@@ -39,7 +39,6 @@ discovered:
     reason why there is none.
   returned: success
   type: dict
-  sample: {"hostname": "strix0", "interfaces": [], "models": []}
 """
 
 from ansible.module_utils.basic import AnsibleModule

@@ -36,12 +36,10 @@ facts:
   description: Facts for planning. Sizes are in MiB.
   returned: when O(plan) is not set
   type: dict
-  sample: {"architecture": "x86_64", "memory_mib": 24105, "accelerators": [], "service_manager": "systemd", "scope": "system"}
 drift:
   description: State of each planned service, and the services that are installed but not planned.
   returned: when O(plan) is set
   type: dict
-  sample: {"services": {"llamacpp-worker-cpu": {"state": "running", "pid": 4711, "addresses": ["127.0.0.1"]}}, "unplanned": []}
 kept_plans:
   description: Plans that M(llamacpp.cluster.kept_plan) keeps, V(next) (while a plan is being applied), V(now) and V(before), each with the host's
     differences from the plan and missing files of its services.

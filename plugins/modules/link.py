@@ -36,10 +36,6 @@ EXAMPLES = r"""
         mtu: 65520
         peer: strix0
         manage: true
-
-- name: Remove the configuration of all links
-  llamacpp.cluster.link:
-    links: []
 """
 
 RETURN = r"""

@@ -54,11 +54,6 @@ EXAMPLES = r"""
         bytes: 4920734272
         sha256: 7b064f5842bf9532c91456deda288a1b672397a54fa729aa665952863033557c
         role: model
-
-- name: Put the known-answer model on the head
-  llamacpp.cluster.model:
-    path: /opt/llamacpp/models/known-answer-16x128-f32.gguf
-    known_answer: {layers: 16, width: 128, type: f32}
 """
 
 RETURN = r"""
@@ -67,11 +62,6 @@ fetch:
   returned: with O(files)
   type: list
   elements: dict
-  sample:
-    - path: /opt/llamacpp/models/models.example.org/some-model.gguf
-      bytes: 4920734272
-      present_bytes: 0
-      url: https://models.example.org/some-model.gguf
 bytes:
   description: Number of missing bytes in all files.
   returned: with O(files)

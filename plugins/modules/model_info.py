@@ -65,16 +65,6 @@ summary:
       tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
   returned: when the model can be planned, as the values below
   type: dict
-  sample:
-    architecture: llama
-    parameters: 8030261312
-    quantisation: Q4_K_M
-    layers: 32
-    width: 4096
-    context: 8192
-    input_bytes: 295501824
-    files: [{"name": "some-model.gguf", "bytes": 4920734272}]
-    bytes: 4920734272
 refused:
   description: Why the model cannot be planned. M(llamacpp.cluster.plan) refuses it with this sentence.
   returned: when there is a reason

@@ -74,5 +74,4 @@ plan:
   description: The plan. Its form is described in docs/plan.md.
   returned: without O(what_fits), when it is not refused or O(show) is false; it is written to O(path) in either case
   type: dict
-  sample: {"schema": 1, "refused": false, "fits": true}
 """

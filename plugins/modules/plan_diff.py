@@ -48,11 +48,6 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Compare the host with its plan
-  llamacpp.cluster.host_info:
-    plan: "{{ __llama_host_plan }}"
-  register: __llama_comparison
-
 - name: Decide what to change
   llamacpp.cluster.plan_diff:
     plan: "{{ __llama_plan }}"

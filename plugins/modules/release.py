@@ -84,7 +84,6 @@ manifest:
   description: Manifest of the installed release, with a hash of each file.
   returned: when the release is installed
   type: dict
-  sample: {"id": "pypi-0.3.36-cpu-1f2e3d4c", "seconds": 262, "files": {"bin/llama-server": "8f1c..."}}
 option_warnings:
   description:
     - Warnings about planned options of llama-server that the build does not know. The launcher uses another name for such an option, or omits an
@@ -92,12 +91,10 @@ option_warnings:
   returned: when the release is installed
   type: list
   elements: str
-  sample: ["llama-server of b12300-cpu-1f2e3d4c on big does not know --fit: the launcher omits it, and llama-server's default applies"]
 path:
   description: The packed release on the host.
   returned: when O(pack) is true
   type: str
-  sample: /var/cache/llamacpp/sources/b11063-cpu-1f2e3d4c.tar.gz
 """
 
 import os

@@ -48,12 +48,6 @@ EXAMPLES = r"""
   llamacpp.cluster.service:
     host: "{{ __llama_host_plan }}"
     services: "{{ __llama_host_plan.services | selectattr('kind', 'eq', 'worker') }}"
-
-- name: Stop the head
-  llamacpp.cluster.service:
-    host: "{{ __llama_facts.facts }}"
-    state: stopped
-    names: [llamacpp-server]
 """
 
 RETURN = r"""
@@ -62,7 +56,6 @@ changes:
   returned: success
   type: list
   elements: dict
-  sample: [{"service": "llamacpp-server", "before": "running", "after": "running, restarted"}]
 """
 
 from contextlib import nullcontext

@@ -56,5 +56,4 @@ status:
   description: Status of the cluster, as in O(path).
   returned: when the cluster is healthy, or O(fail) is false
   type: dict
-  sample: {"schema": 1, "cluster": {"name": "llama_cluster", "state": "serving"}, "hosts": [], "problems": []}
 """

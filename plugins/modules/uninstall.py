@@ -36,11 +36,6 @@ EXAMPLES = r"""
     host: "{{ __llama_host_plan }}"
     account: llamacpp-build
     host_name: "{{ inventory_hostname }}"
-
-- name: Remove releases that are no longer needed
-  llamacpp.cluster.uninstall:
-    host: "{{ __llama_host_plan }}"
-    unneeded: true
 """
 
 RETURN = r"""

@@ -59,26 +59,17 @@ def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
 
 
 class Decision(NamedTuple):
-    """Actions of site.yml."""
+    """Actions of site.yml. The module plan_diff documents each field."""
 
     kinds: Mapping[str, Sequence[Kind]]
-    """Kinds of differences for each host."""
     restarts: Mapping[str, list[str]]
-    """Names of the services to restart for each host."""
     outdated_hosts: list[str]
-    """Hosts that differ from the plan."""
     unreached_hosts: list[str]
-    """Hosts that did not answer."""
     absence_notes: Mapping[str, str]
-    """Sentence for each host about what serves while it is absent."""
     builders: list[str]
-    """Hosts that compile a build."""
     shared_builders: Mapping[str, str]
-    """Builder of each missing build that another host compiles, by build id."""
     builds_to_fetch: list[BuildPlan]
-    """A build for each archive or source that hosts lack, with the programs of all builds from this source."""
     hosts_without_key: list[str]
-    """Hosts of workers whose tunnel needs a new key, because the host accepts no key of the head."""
 
 
 def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
