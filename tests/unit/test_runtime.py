@@ -74,6 +74,7 @@ def test_asked_to_stop_while_it_waits(cluster):
 def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_path, monkeypatch):
     """A service manager starts the launcher anew each time; here each call is such a start."""
     monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(runtime, "SAMPLE_SECONDS", 0.01)
     program = "import sys; print('x' * 9000); print('error: invalid argument: --colour'); sys.exit(3)"
     missing = "before start-up: [Errno 2] No such file or directory: '/no/such/llama-server'"
     for number, argv, how, last in (
@@ -81,7 +82,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "by signal 9", []),
         (3, ["/no/such/llama-server"], missing, []),
     ):
-        assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01)) == 1
+        assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path)) == 1
         told = json.loads((tmp_path / runtime.EXITS).read_text())
         assert (told["number"], told["how"], told["log"][:1]) == (number, how, last)
         assert sum(map(len, told["log"])) < llama_server.LOG_TAIL_BYTES
@@ -95,7 +96,7 @@ def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
     program.chmod(0o755)
     (tmp_path / REPLACEMENTS_FILE).write_text('{"--ctx-size": "-c", "--fit": ""}')
     argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
-    runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.01))
+    runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path))
     assert (tmp_path / journal.START_LOG).read_text() == "-c 8 --alias x\n"
 
 
@@ -205,10 +206,12 @@ def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, 
     monkeypatch.setattr(place, name, mock.Mock(side_effect=error))
     monkeypatch.setattr(journal, "LOGGED_KEYS", set())
     exports, argv = exports_of(tmp_path, tmp_path), [sys.executable, "-c", "import time; time.sleep(0.5)"]
-    settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, pause=0.05, router=name == "children_of")
+    for module in (runtime, workers):
+        monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
+    settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, router=name == "children_of")
     assert runtime.run(argv, settings, exports) == 1
     assert json.loads((tmp_path / runtime.EXITS).read_text())["how"] == "with status 0"
-    assert workers.run_worker(argv, None, 0, port="1", poll_seconds=0.05, exports=exports) == 1
+    assert workers.run_worker(argv, None, 0, port="1", exports=exports) == 1
     said = capfd.readouterr().out
     assert "the worker exited with status 0" in said
     assert said.count(str(error)) in ((0, 1, 2) if isinstance(error, OSError) else (1, 2)), "once each"
@@ -357,20 +360,21 @@ def test_files_of_a_cache_that_were_cut_off_are_removed_and_those_of_models_befo
     "sizes, limit, left",
     [([20], 99, ["whole"]), ([], 99, ["cut", "later", "whole"]), ([20], 19, []), ([], 15, ["cut"])],
 )
-def test_a_cache_is_tidied_when_its_worker_starts_and_while_it_runs(tmp_path, sizes, limit, left):
+def test_a_cache_is_tidied_when_its_worker_starts_and_while_it_runs(tmp_path, monkeypatch, sizes, limit, left):
+    monkeypatch.setattr(workers, "CLEANUP_SECONDS", 0.1)
     cache = tmp_path / "cache" / "rpc"
     cached(cache, "whole", 20)
     cached(cache, "cut", 10, 99)
     later = str(cache / "later")
     program = f"import os, time; open({later!r}, 'wb').write(bytes(15)); os.utime({later!r}, (1, 1)); time.sleep(1)"
-    workers.run_worker([sys.executable, "-c", program], cache, limit, poll_seconds=0.1, interval_s=0.1, sizes=sizes)
+    workers.run_worker([sys.executable, "-c", program], cache, limit, sizes=sizes)
     assert sorted(path.name for path in cache.iterdir()) == left
 
 
 def test_a_cache_is_not_tidied_at_each_look_at_its_worker(tmp_path, monkeypatch):
     tidied = []
     monkeypatch.setattr(workers, "clean_cache", lambda *given: tidied.append(given))
-    workers.run_worker([sys.executable, "-c", ""], tmp_path, 99, interval_s=60)
+    workers.run_worker([sys.executable, "-c", ""], tmp_path, 99)
     assert tidied == [(tmp_path, 99, ())]
 
 

@@ -52,6 +52,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # only now can these be found there
 
+HANDSHAKE_SECONDS, SAMPLE_SECONDS = 5.0, 1.0
+"""Time limit of a handshake, and seconds between two samples of llama-server."""
 HANDSHAKES = "handshakes.json"
 EXITS = "ends.json"
 RELEASE_RECORD = "manifest.json"
@@ -109,10 +111,6 @@ class HeadSettings(NamedTuple):
     url: str
     state: Path
     protocol: str | None = None
-    timeout: float = 5.0
-    """Seconds for one handshake."""
-    pause: float = 1.0
-    """Seconds between two samples of llama-server."""
     fallbacks: Path | None = None
     fallback_after: float = 60.0
     """Seconds to wait for a worker."""
@@ -187,11 +185,11 @@ class Start:
             if not absent_workers:
                 return StartChoice(self.argv, settings.endpoints, answers)
             is_early = time.monotonic() - start_time < EARLY_SECONDS
-            time.sleep(min(settings.pause, EARLY_PAUSE) if is_early else settings.pause)
+            time.sleep(min(SAMPLE_SECONDS, EARLY_PAUSE) if is_early else SAMPLE_SECONDS)
 
     def _ask_worker(self, endpoint: str, last_state: str) -> rpc.Handshake:
         """Shake hands with a worker; log why it is not ready, if that has changed."""
-        answer = ask_worker(endpoint, self.settings.protocol, self.settings.timeout)
+        answer = ask_worker(endpoint, self.settings.protocol, HANDSHAKE_SECONDS)
         if answer.state not in ("ok", "refused", last_state):
             answer = answer._replace(detail=self.tunnels.explain(endpoint, answer.detail))
         if answer.state not in ("ok", last_state):
@@ -271,7 +269,7 @@ class Start:
             self.tunnels.maintain()
             is_recorded = is_recorded or write_handshakes(self.settings.state, choice.answers)
             with suppress(subprocess.TimeoutExpired):
-                head.process.wait(self.settings.pause)
+                head.process.wait(SAMPLE_SECONDS)
                 continue
             fault = journal.run_safely("llama-server cannot be monitored", head.fault)
             if self.store and not fault:
@@ -419,7 +417,6 @@ def main() -> int:
     head = parts.add_parser("head", help="wait for the workers, then run and monitor llama-server")
     head.add_argument("--worker", action="append", default=[], dest="endpoints", help="ADDRESS:PORT of a worker")
     head.add_argument("--protocol", help="RPC protocol version of this head")
-    head.add_argument("--timeout", type=float, default=5.0, help="time limit for one handshake, in seconds")
     head.add_argument("--url", required=True, help="address of llama-server")
     head.add_argument("--state", required=True, type=Path, help="folder for this run's handshake results and log")
     head.add_argument("--fallbacks", type=Path, help="file with the fallbacks for absent workers")

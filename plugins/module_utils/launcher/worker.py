@@ -18,8 +18,8 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, journal, progress, tunnel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
-CLEANUP_SECONDS = 60.0
-"""Seconds between two inspections of the cache; a file that was written in between may be incomplete."""
+SAMPLE_SECONDS, CLEANUP_SECONDS = 1.0, 60.0
+"""Seconds between two samples of a worker, and between two inspections of its cache; a file that was written in between may be incomplete."""
 STOP_SECONDS = 2.0
 """Time to exit, as for llama-server, although a worker has nothing to save."""
 MAX_STALE_SECONDS = 30.0
@@ -101,9 +101,7 @@ def run_worker(
     argv: list[str],
     cache_folder: Path | None,
     limit: int,
-    interval_s: float = CLEANUP_SECONDS,
     port: str = "",
-    poll_seconds: float = 1.0,
     sizes: Sequence[int] = (),
     exports: exporter.Exporter = NO_EXPORTER,
     tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
@@ -112,7 +110,6 @@ def run_worker(
 
     :param sizes: as in clean_cache.
     :param port: port of the worker; empty to disable monitoring.
-    :param poll_seconds: seconds between two samples.
     :param exports: writes its metrics.
     """
     progress.exit_on_signals()
@@ -130,7 +127,7 @@ def run_worker(
             journal.notify_watchdog()
             tunnels.maintain()
             with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=min(poll_seconds, interval_s) if guard or tunnels.tunnels else interval_s)
+                process.wait(timeout=SAMPLE_SECONDS if guard or tunnels.tunnels else CLEANUP_SECONDS)
             is_running = guard and process.poll() is None
             fault = journal.run_safely("the worker cannot be monitored", guard.fault) if guard and is_running else None
             if fault:
@@ -139,8 +136,8 @@ def run_worker(
                 process.wait()
                 exports.note_exit("hung")
                 break
-            if cache_folder and time.monotonic() - last_cleanup_time >= interval_s:
-                clean_cache(cache_folder, limit, sizes, interval_s)
+            if cache_folder and time.monotonic() - last_cleanup_time >= CLEANUP_SECONDS:
+                clean_cache(cache_folder, limit, sizes, CLEANUP_SECONDS)
                 last_cleanup_time = time.monotonic()
             exports.export_worker()
         else:

@@ -19,7 +19,7 @@ from support.hosts import free_port
 
 SILENCE = 3.0
 HASTY = """
-import functools, os, runtime
+import os, runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, progress, server, serving, tunnel, worker
 tunnel.SHARED_MEMORY = os.path.dirname(__file__)
 progress.STOPPED_SECONDS = 0.5
@@ -28,9 +28,8 @@ server.HEALTH_POLL_SECONDS, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.MAX_STALE_SECONDS = 1.0
 serving.WRITE_SECONDS, serving.LOADING_WRITE_SECONDS = 0.2, 0.2
 exporter.EXPORT_SECONDS = 0.2
-runtime.RETURN_SECONDS, runtime.MIN_STABLE_SECONDS = 0.1, 1.0
-runtime.HeadSettings = functools.partial(runtime.HeadSettings, pause=0.1)
-worker.run_worker = functools.partial(worker.run_worker, poll_seconds=0.1)
+runtime.RETURN_SECONDS, runtime.MIN_STABLE_SECONDS, runtime.HANDSHAKE_SECONDS = 0.1, 1.0, 0.5
+runtime.SAMPLE_SECONDS = worker.SAMPLE_SECONDS = 0.1
 raise SystemExit(runtime.main())
 """
 SERVER = """
@@ -205,7 +204,7 @@ class Cluster:
         return process
 
     def words(self, endpoints):
-        own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--timeout", 0.5, "--silence", SILENCE]
+        own = ["--url", f"http://127.0.0.1:{self.port}", "--state", self.state, "--silence", SILENCE]
         return [*own, *(word for endpoint in endpoints for word in ("--worker", endpoint))]
 
     def argv(self, how, endpoints):
