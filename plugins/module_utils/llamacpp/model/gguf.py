@@ -125,7 +125,7 @@ class _Reader:
     """Reader of the headers of all parts, from start to end, through a small window."""
 
     def __init__(self) -> None:
-        self.header = self.kept_bytes = 0
+        self.header = self.kept_bytes = 0  # bytes of the headers of all parts, and of their stored metadata
         self.data: list[tuple[int, int, int]] = []
         """Offset of the first tensor, alignment, and number of tensors of each part."""
 
@@ -140,10 +140,6 @@ class _Reader:
     def position(self) -> int:
         """Offset in this part."""
         return self.start + self.offset_in_window
-
-    def end(self) -> None:
-        """Add the header of this part to the total."""
-        self.header += self.position
 
     def check_remaining(self, count: int) -> None:
         """Check that ``count`` more bytes fit into the header."""
@@ -263,14 +259,8 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         )
 
 
-class _Metadata(NamedTuple):
-    """Metadata of one file: values and their ranges."""
-
-    values: dict[str, Any]
-    keys: dict[str, range]
-
-
-def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Metadata:
+def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, range]]:
+    """Add the tensors of a file, and return the values of its metadata and their ranges."""
     reader.begin(source)
     reader.require(min(source.size, 24))
     if reader.window[:4] != b"GGUF" or source.size < 24:
@@ -286,18 +276,19 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> _Met
         reader.check_remaining(number * size)
         if number > limit:
             raise GGUFError(f"is refused: it has {number} {label}, and the limit is {limit}")
-    metadata = _Metadata({}, {})
+    metadata: dict[str, Any] = {}
+    ranges: dict[str, range] = {}
     for _index in range(keys):
         start = reader.position
         key = reader.name()
-        metadata.values[key] = reader.value(key)
-        metadata.keys[key] = range(start, reader.position)
-    alignment = metadata.values.get("general.alignment", 32)
+        metadata[key] = reader.value(key)
+        ranges[key] = range(start, reader.position)
+    alignment = metadata.get("general.alignment", 32)
     if not is_integer(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {quote(alignment)}, which is not a power of 2")
     tensors.update(_tensors(reader, count, alignment))
-    reader.end()
-    return metadata
+    reader.header += reader.position
+    return metadata, ranges
 
 
 def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
@@ -327,12 +318,12 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
     tensors: dict[str, Tensor] = {}
     with closing(open_file(name)) as source:
         try:
-            metadata = _read_file(reader, source, tensors)
+            metadata, ranges = _read_file(reader, source, tensors)
         except GGUFError as error:
             is_raw_part = type(error) is GGUFError and split_files.RAW_PART.fullmatch(name)
             raise GGUFError(RAW_PART_MESSAGE) if is_raw_part else error from None
         files = [{"name": printable(name), "bytes": source.size}]
-    for part in _other_parts(name, metadata.values):
+    for part in _other_parts(name, metadata):
         try:
             with closing(open_file(part)) as source:
                 _read_file(reader, source, tensors)
@@ -341,7 +332,7 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
-    return ModelHeader(metadata.values, tensors, files, reader.data, metadata.keys)
+    return ModelHeader(metadata, tensors, files, reader.data, ranges)
 
 
 def read_path(path: str) -> ModelHeader:
