@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.insta
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache, chat_page, sources
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, chat_page, sources
 
 display = Display()
 
@@ -57,7 +57,7 @@ class ActionModule(Action):
     def _install_compiled(self, arguments: ReleaseArguments) -> dict:
         """Install a release that its builder compiles; other hosts receive it from the controller's cache."""
         build, is_builder = arguments.build, arguments.build.builder == self.host
-        cluster_build = functools.partial(build_cache.CachedBuild, str(arguments.cluster), build_id=build.id)
+        cluster_build = functools.partial(cache.CachedBuild, str(arguments.cluster), build_id=build.id)
         archives = {name: path for name in build.trusted_builders if (path := cluster_build(name).archive())}
         packs = is_builder and arguments.share and not archives
         if packs:  # only what it compiled itself, so that each host knows who compiled its programs
@@ -85,7 +85,7 @@ class ActionModule(Action):
     def _transfer_source(self, arguments: ReleaseArguments) -> Source:
         """Copy source and patches to the host; return their paths there and their checksums. Compiled programs are unpacked at once and stay in the
         task's temporary folder: the host's cache may be the same folder as the controller's cache, which retains them."""
-        release, cache = arguments.release, arguments.cache
+        release, source_folder = arguments.release, f"{arguments.cache}/sources"
         first_archive, *other_archives = _fetch(arguments)
         if release.source not in release_request.COMPILED_SOURCES:
             programs, *libraries = (
@@ -96,15 +96,15 @@ class ActionModule(Action):
         patches = [
             Patch(
                 name=Path(patch.path).name,
-                path=self._copy(Path(patch.path), f"{cache}/sources/{patch.sha256[:16]}.patch"),
+                path=self._copy(Path(patch.path), f"{source_folder}/{patch.sha256[:16]}.patch"),
                 sha256=patch.sha256,
             )
             for patch in release.patches
         ]
-        archive = self._copy(first_archive.path, f"{cache}/sources/{first_archive.path.name}")
+        archive = self._copy(first_archive.path, f"{source_folder}/{first_archive.path.name}")
         source = Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
         for page in chat_page.cached_pages(first_archive) if _embeds_page(arguments) else ():
-            copy = self._copy(page.path, f"{cache}/sources/{page.path.name}")
+            copy = self._copy(page.path, f"{source_folder}/{page.path.name}")
             source = source._replace(page=PackedRelease(copy, page.sha256))
         return source
 
@@ -114,7 +114,7 @@ class ActionModule(Action):
             raise AnsibleActionFail(f"{source_path.name} could not be copied to {target}: {failure_reason(result)}")
         return target
 
-    def _fetch_packed(self, cached_build: build_cache.CachedBuild, arguments: ReleaseArguments) -> None:
+    def _fetch_packed(self, cached_build: cache.CachedBuild, arguments: ReleaseArguments) -> None:
         """Add the packed release to the controller's cache, from which the other hosts of this kind receive it."""
         pack_result = self._install(arguments._replace(pack=True))
         with cached_build.receive() as target:

@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import release as actio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.modules import release as module
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import build_cache
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
 from support import actions, builds
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -75,7 +75,7 @@ def program(host):
 
 
 def cached(cluster="one", builder="head"):
-    return build_cache.CachedBuild(cluster, builder, BUILD.id)
+    return cache.CachedBuild(cluster, builder, BUILD.id)
 
 
 def test_a_build_goes_to_the_hosts_that_share_it(install, tmp_path):
@@ -178,7 +178,7 @@ def test_builds_are_kept_for_one_cluster_and_one_builder(install):
 
 def test_names_stay_below_the_cache(controller):
     for name in ("..", "a/b", "../../x", "/etc", ".", "fe80::1"):
-        build = build_cache.CachedBuild(name, name, "x")
+        build = cache.CachedBuild(name, name, "x")
         with build.receive() as target:
             target.write_text("packed")
         folder = build.archive().parent

@@ -4,15 +4,18 @@
 
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import quote
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 
 LOCK = ".lock"
 WORK_PREFIX = ".work-"
@@ -78,3 +81,25 @@ def _explain_error(variable: str, path: Path) -> Iterator[None]:
             f"{variable} needs {path} on the controller, which cannot be used ({error.strerror or error}): free space on that disk, make the folder "
             f"writable for uid {os.geteuid()}, or set XDG_CACHE_HOME to a writable folder"
         ) from None
+
+
+class CachedBuild:
+    """Release that a builder packed for all hosts of its kind, for one cluster."""
+
+    def __init__(self, cluster: str, builder: str, build_id: str) -> None:
+        parts = (re.sub(r"^\.", "%2E", quote(name, safe=" ")) for name in (cluster, builder))
+        self._name = "/".join(["releases", *parts])
+        self._archive_path = root_folder() / self._name / f"{build_id}{store.PACKED_SUFFIX}"
+
+    def archive(self) -> Path | None:
+        """Return the path of the packed release if it exists."""
+        return self._archive_path if self._archive_path.exists() else None
+
+    @contextmanager
+    def receive(self) -> Iterator[Path]:
+        """Yield a path for the packed release, and move the file into the cache afterwards."""
+        with exclusive_folder(self._name, "llama_build_share") as folder, work_folder(folder) as work:
+            packed_path = Path(work) / self._archive_path.name
+            yield packed_path
+            if not self.archive():  # another controller may have added a release, which hosts may be receiving
+                packed_path.replace(self._archive_path)
