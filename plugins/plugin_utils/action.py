@@ -20,14 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 JOB_ID = r"j?\d{1,20}\.\d{1,10}"
 """ID of an asynchronous job in ansible-core 2.19: a number from the controller, and the process on the host."""
 INTERNAL_KEYS = (
-    "finished",
-    "started",
-    "ansible_job_id",
-    "results_file",
-    "stdout",
-    "stderr",
-    "stdout_lines",
-    "stderr_lines",
+    *("finished", "started", "ansible_job_id", "results_file"),
+    *("stdout", "stderr", "stdout_lines", "stderr_lines"),
 )
 """Keys that Ansible adds to the result of such a job."""
 CHECK_INTERVAL = 15

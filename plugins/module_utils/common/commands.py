@@ -18,14 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 SEARCH_PATH = os.pathsep.join(
     [
         *filter(os.path.isabs, os.environ.get("PATH", "").split(os.pathsep)),
-        "/usr/local/bin",
-        "/opt/homebrew/bin",
-        "/usr/local/cuda/bin",
-        "/opt/rocm/bin",
-        "/usr/sbin",
-        "/sbin",
-        "/usr/bin",
-        "/bin",
+        *("/usr/local/bin", "/opt/homebrew/bin", "/usr/local/cuda/bin", "/opt/rocm/bin"),
+        *("/usr/sbin", "/sbin", "/usr/bin", "/bin"),
     ]
 )
 """Search path of absolute folders only: an empty entry means the current folder, and modules run as root."""

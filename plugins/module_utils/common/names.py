@@ -85,30 +85,9 @@ MODELS = "models"
 KNOWN_ANSWER_MTIME = 2
 """Modification time of known-answer models in seconds, which identifies their content. Increase it when the content of the file changes."""
 INSTALLED_ENTRIES = (
-    "releases",
-    "runtime",
-    "state",
-    "supervisor",
-    "venv",
-    "links",
-    "lingering",
-    PACKAGES_FILE,
-    CACHED_FACTS,
-    MEASURED_SPEED,
-    VERIFICATION_FILE,
-    PROOFS_FILE,
-    PROOF_LOCK,
-    READINGS_FILE,
-    START_DIGESTS,
-    CLUSTER_LOCK,
-    CHANGES_LOCK,
-    CLUSTER_RECORD,
-    FALLBACKS,
-    PRESETS,
-    METRICS,
-    PLANS,
-    KEYS,
-    FOLDER_MARK,
+    *("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", PACKAGES_FILE, CACHED_FACTS),
+    *(MEASURED_SPEED, VERIFICATION_FILE, PROOFS_FILE, PROOF_LOCK, READINGS_FILE, START_DIGESTS, CLUSTER_LOCK),
+    *(CHANGES_LOCK, CLUSTER_RECORD, FALLBACKS, PRESETS, METRICS, PLANS, KEYS, FOLDER_MARK),
 )
 """Entries of an installation below its prefix, removed in this order. Models are not listed: they may belong to the operator."""
 PAGE_PORT = "llama_server_page_port"
