@@ -77,9 +77,7 @@ def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolv
 
 
 def _resolve(action: Action, request: ModelRequest | None, options: resolver.Options, server: str | None) -> dict:
-    if request is None:
-        return {"changed": False}
-    if options.summary_is_enough and request.summary is not None:
+    if request is None or (options.summary_is_enough and request.summary is not None):
         return {"changed": False}
     try:
         return resolver.resolve(action, request, options, server)

@@ -67,15 +67,6 @@ class HostInfoArguments(NamedTuple):
     only_kept_plans: bool = False
 
 
-def find_drift(host_plan):
-    """Return the differences of this host from its part of a plan.
-
-    :raises Refusal: a folder, file or service has a planned name, but was not created by this collection.
-    """
-    ownership.check_ownership(host_plan)
-    return state.compare_host(host_plan)
-
-
 def compare_kept_plan(plan):
     """Return a kept plan with the host's differences from it, and missing files that its services read."""
     read_files = {path for service in plan.host.services for path in service.reads}
@@ -97,7 +88,8 @@ def report(arguments):
     host_plan = arguments.plan
     if host_plan is None:
         return {"facts": host.facts(arguments.scope, arguments.packages)}
-    drift = find_drift(host_plan)
+    ownership.check_ownership(host_plan)
+    drift = state.compare_host(host_plan)
     result = {"drift": typed_json.dump(drift)}
     port_problem = state.port_conflicts(host_plan.services, drift.services)
     return {**result, "msg": port_problem} if port_problem else result

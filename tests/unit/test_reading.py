@@ -53,7 +53,7 @@ launcher/server.keys_of links/configuration._files_with_our_names links/configur
 links/inspection._protected_interfaces model/layer_sample.write_sample model/gguf.File.__init__
 model/known_answer_file.write_model models/download._fetch_file models/download._difference
 models/download._write_record models/web.open_url launcher/runtime.ProgramRequest.handle proof/run._read_reference proof/run._available_memory
-status/host_report.read_report verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.first_key
+verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.read_keys
 """
 """Functions that open files by other means than those of ``reading``, or follow links: of root, the kernel, the operator or a build, or as the account
 itself, but none in a folder where the account of the services may write."""
@@ -279,7 +279,7 @@ def test_a_key_is_sent_as_it_is_in_its_file(tmp_path, key):
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-        assert replies.ask(address, "/", 5, key=server_client.first_key(str(tmp_path / "keys"))).status == 200
+        assert replies.ask(address, "/", 5, key=server_client.read_keys(str(tmp_path / "keys"))[0]).status == 200
         thread.join(5)
     assert b"\r\nAuthorization: Bearer " + key + b"\r\n" in heard[0]
 

@@ -105,12 +105,6 @@ def _state(
     return (record.state if record else "running"), ""
 
 
-def _last_restarts(head: types.HeadCondition, clock: int) -> tuple[types.RestartStatus, ...]:
-    """Return the last restarts with their reasons, the newest first."""
-    events = head.serving.last if head.serving else ()
-    return tuple(types.RestartStatus(max(0, clock - event.time), event.text) for event in reversed(events))
-
-
 def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
     """Return whether all hosts are as planned; None if a host was not compared."""
     if any(serious_differences(host) for host in hosts):
@@ -154,7 +148,10 @@ def _cluster(
         detail=detail,
         uptime_s=condition.uptimes_s.get(service),
         restarts=head.serving.restarts if head.serving else head.ends.total,
-        last_restarts=_last_restarts(head, clock),
+        last_restarts=tuple(
+            types.RestartStatus(max(0, clock - event.time), event.text)
+            for event in reversed(head.serving.last if head.serving else ())
+        ),
         verified=head.verified,
         models=head.models,
     )

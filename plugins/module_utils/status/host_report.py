@@ -7,13 +7,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable
 from contextlib import suppress
-from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading, redaction
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, redaction
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import Ask
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
 MAX_LOG_LINES, MAX_TEXT_LENGTH = 2000, 400_000
@@ -48,8 +46,6 @@ def read_report(scope: str, key_file: str | None) -> dict[str, str]:
     """Return the texts of the report by name."""
     secrets: dict[str, str] = {}
     with suppress(OSError):
-        data = reading.read_start(Path(key_file or ""), server_client.KEY_BYTES, follows_links=True)
-        keys = data.decode(*replies.KEY_TEXT)
-        secrets = {line.strip(): "API key" for line in keys.splitlines()}
+        secrets = dict.fromkeys(server_client.read_keys(key_file or ""), "API key")
     texts = {"system.txt": system_texts(), **dict(_logs(installation.detect_paths(scope)))}
     return {name: redaction.redact(text[-MAX_TEXT_LENGTH:], secrets) for name, text in texts.items() if text}

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -86,14 +86,16 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         if reply.text.startswith(replies.TIMEOUT_TEXT):
             health, may_ask = Health(False, server_client.LOADING), False
     completion = _ask_question(client, subject) if may_ask else None
-    log = _start_log(folder, model)
+    log, links = _start_log(folder, model), host_facts.measured_links(host.prefix)
     earlier_readings = typed_json.read_file(ReadingRecord, Path(host.prefix, names.READINGS_FILE), RECORD_BYTES)
     evidence = Evidence(
         health=health,
         exits=read_exits(folder / runtime.EXITS),
         log=_printable_lines(runtime.last_lines(log)),
         handshakes=read_handshakes(folder / runtime.HANDSHAKES, launchers),
-        links=_link_measurements(host.prefix, subject.links),
+        links={
+            name: typed_json.parse(LinkMeasurement, links[name]) if name in links else None for name in subject.links
+        },
         fallback=_served_fallback(host, argv_by_pid),
         lock=cluster_lock.read_holder(Path(host.prefix)),
         verdicts=run.read_record(Path(host.prefix, names.PROOFS_FILE)).verdicts,
@@ -205,11 +207,6 @@ def wait_reasons(
         for endpoint, answer in sorted(workers.items())
         if answer.state != "ok"
     )
-
-
-def _link_measurements(prefix: str, host_names: Iterable[str]) -> dict[str, LinkMeasurement | None]:
-    links = host_facts.measured_links(prefix)
-    return {name: typed_json.parse(LinkMeasurement, links[name]) if name in links else None for name in host_names}
 
 
 def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFallback | None:

@@ -295,9 +295,10 @@ def _judge_port(
         return None, "the port is reachable from the network; only the tunnel key protects it"
     attempts = list(_attempts(plan, observations, name, endpoint))
     heads = {source for rule in host.firewall for source in rule.sources}
+    accepted_advisories = [entry for entry in plan.advisories if entry.id == "unprotected-worker" and entry.accepted]
     for attempt in attempts:
         if attempt.is_connected and attempt.source not in heads:
-            if _accepts_open_port(plan, name):
+            if any(name in advisory.hosts for advisory in accepted_advisories):
                 return None, "the port is open, as accepted with llama_accept_advisories (unprotected-worker)"
             return (
                 False,
@@ -308,13 +309,6 @@ def _judge_port(
             source = f" from {attempt.source}" if attempt.source else ""
             return True, f"{attempt.origin} reaches the host{source}, but not this port"
     return None, "not tested: neither another host nor the controller can reach this address"
-
-
-def _accepts_open_port(plan: Plan, host: str) -> bool:
-    return any(
-        advisory.id == "unprotected-worker" and advisory.accepted and host in advisory.hosts
-        for advisory in plan.advisories
-    )
 
 
 def _check_link(host: str, measurement: LinkMeasurement | None) -> Check:

@@ -34,12 +34,10 @@ MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """Our state for each state in an answer of /models (server-models.cpp of 0.3.36)."""
 
 
-def first_key(path: str | None) -> str | None:
-    """Return the first API key of a file."""
-    if not path:
-        return None
+def read_keys(path: str) -> list[str]:
+    """Return the API keys in a file."""
     lines = reading.read_start(Path(path), KEY_BYTES, follows_links=True).decode(*replies.KEY_TEXT).split("\n")
-    return next((line.strip() for line in lines if line.strip()), None)
+    return [line.strip() for line in lines if line.strip()]
 
 
 class Client:
@@ -79,7 +77,7 @@ class Client:
 
         :raises OSError: the key cannot be read.
         """
-        key = first_key(self._key_file)
+        key = next(iter(read_keys(self._key_file)), None) if self._key_file else None
         address, port = self._address.rsplit(":", 1)
 
         def objection() -> str | None:

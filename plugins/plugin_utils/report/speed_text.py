@@ -87,7 +87,10 @@ def _proof_row(plan: Plan) -> list[list[str]]:
 
 def speed_notes(plan: Plan) -> list[str]:
     """Return the assumptions of the prediction."""
-    estimate, proof = plan.estimate, plan.head.proof
+    estimate, proof, idle_seconds = plan.estimate, plan.head.proof, plan.head.idle_seconds
+    idle_note = (
+        f"After {idle_seconds} seconds without a request, llama-server unloads its model and frees the workers' memory"
+    )
     return [
         *([f"No proof of the devices: {proof.reason}."] if proof and not proof.layers else []),
         "About four in five measurements fell within the predicted range. "
@@ -95,7 +98,7 @@ def speed_notes(plan: Plan) -> list[str]:
         "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has cached the model.",
         *_correction(estimate),
         _conversations(plan),
-        *_sleep(plan),
+        *([f"{idle_note}; the next request waits while the model loads."] if idle_seconds else []),
     ]
 
 
@@ -128,12 +131,6 @@ def _conversations(plan: Plan) -> str:
         else ""
     )
     return f"{cache_text}.{checkpoints}{disk_text}"
-
-
-def _sleep(plan: Plan) -> list[str]:
-    """Return a sentence about unloading an idle model."""
-    sentence = f"After {plan.head.idle_seconds} seconds without a request, llama-server unloads its model and frees the workers' memory"
-    return [f"{sentence}; the next request waits while the model loads."] if plan.head.idle_seconds else []
 
 
 def speed_lines(plan: Plan) -> list[str]:
