@@ -13,13 +13,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, builder, store
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.installer import (
-    PackedRelease,
-    Patch,
-    ReleaseArguments,
-    Source,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, builder, installer, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, BackgroundJob, failure_reason
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, chat_page, sources
@@ -33,9 +27,9 @@ SILENCE_SECONDS = 70 * 60
 
 
 class ActionModule(Action):
-    ARGUMENTS = ReleaseArguments
+    ARGUMENTS = installer.ReleaseArguments
 
-    def perform(self, arguments: ReleaseArguments) -> dict:
+    def perform(self, arguments: installer.ReleaseArguments) -> dict:
         if arguments.state == "fetched":
             fetch_result = _fetch(arguments)
             if _embeds_page(arguments):
@@ -51,10 +45,10 @@ class ActionModule(Action):
             display.warning(printable(sentence))
         return result
 
-    def _install(self, arguments: ReleaseArguments) -> dict:
+    def _install(self, arguments: installer.ReleaseArguments) -> dict:
         return self.run_module(**typed_json.dump(arguments))
 
-    def _install_compiled(self, arguments: ReleaseArguments) -> dict:
+    def _install_compiled(self, arguments: installer.ReleaseArguments) -> dict:
         """Install a release that its builder compiles; other hosts receive it from the controller's cache."""
         build, is_builder = arguments.build, arguments.build.builder == self.host
         cluster_build = functools.partial(cache.CachedBuild, str(arguments.cluster), build_id=build.id)
@@ -68,7 +62,7 @@ class ActionModule(Action):
         if "manifest" not in result:
             if archives:
                 compiler, archive = next(iter(archives.items()))
-                packed_release = PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
+                packed_release = installer.PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
                 compiled_build = build._replace(builder=compiler)
                 result = self._install(arguments._replace(build=compiled_build, received=packed_release))
             elif is_builder:
@@ -82,19 +76,19 @@ class ActionModule(Action):
             self._fetch_packed(cluster_build(build.builder), arguments)
         return result
 
-    def _transfer_source(self, arguments: ReleaseArguments) -> Source:
+    def _transfer_source(self, arguments: installer.ReleaseArguments) -> installer.Source:
         """Copy source and patches to the host; return their paths there and their checksums. Compiled programs are unpacked at once and stay in the
         task's temporary folder: the host's cache may be the same folder as the controller's cache, which retains them."""
         release, source_folder = arguments.release, f"{arguments.cache}/sources"
         first_archive, *other_archives = _fetch(arguments)
         if release.source not in release_request.COMPILED_SOURCES:
             programs, *libraries = (
-                PackedRelease(self.transfer(str(archive.path), archive.path.name), archive.sha256)
+                installer.PackedRelease(self.transfer(str(archive.path), archive.path.name), archive.sha256)
                 for archive in (first_archive, *other_archives)
             )
-            return Source(*programs, first_archive.commit, library_archives=tuple(libraries))
+            return installer.Source(*programs, first_archive.commit, library_archives=tuple(libraries))
         patches = [
-            Patch(
+            installer.Patch(
                 name=Path(patch.path).name,
                 path=self._copy(Path(patch.path), f"{source_folder}/{patch.sha256[:16]}.patch"),
                 sha256=patch.sha256,
@@ -102,10 +96,10 @@ class ActionModule(Action):
             for patch in release.patches
         ]
         archive = self._copy(first_archive.path, f"{source_folder}/{first_archive.path.name}")
-        source = Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
+        source = installer.Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
         for page in chat_page.cached_pages(first_archive) if _embeds_page(arguments) else ():
             copy = self._copy(page.path, f"{source_folder}/{page.path.name}")
-            source = source._replace(page=PackedRelease(copy, page.sha256))
+            source = source._replace(page=installer.PackedRelease(copy, page.sha256))
         return source
 
     def _copy(self, source_path: Path, target: str) -> str:
@@ -114,7 +108,7 @@ class ActionModule(Action):
             raise AnsibleActionFail(f"{source_path.name} could not be copied to {target}: {failure_reason(result)}")
         return target
 
-    def _fetch_packed(self, cached_build: cache.CachedBuild, arguments: ReleaseArguments) -> None:
+    def _fetch_packed(self, cached_build: cache.CachedBuild, arguments: installer.ReleaseArguments) -> None:
         """Add the packed release to the controller's cache, from which the other hosts of this kind receive it."""
         pack_result = self._install(arguments._replace(pack=True))
         with cached_build.receive() as target:
@@ -124,7 +118,7 @@ class ActionModule(Action):
                     f"{target.name} could not be fetched to the controller: {failure_reason(result)}"
                 )
 
-    def _build(self, arguments: ReleaseArguments) -> dict:
+    def _build(self, arguments: installer.ReleaseArguments) -> dict:
         """Run the module in the background, and show the last step in its log until it ends."""
         log = store.log_path(arguments.cache, arguments.build.id)
 
@@ -144,13 +138,13 @@ class ActionModule(Action):
         return self.run_in_background(job, **typed_json.dump(arguments))
 
 
-def _embeds_page(arguments: ReleaseArguments) -> bool:
+def _embeds_page(arguments: installer.ReleaseArguments) -> bool:
     """Return whether a build embeds the chat page from its sources; ik_llama.cpp's tree contains its own."""
     release, ui = arguments.release, arguments.build.ui
     return release.source in release_request.COMPILED_SOURCES and release.mainline and ui in ("auto", "true")
 
 
-def _fetch(arguments: ReleaseArguments) -> list[sources.FetchedFile]:
+def _fetch(arguments: installer.ReleaseArguments) -> list[sources.FetchedFile]:
     """Return the archives of a release that a host needs, in the controller's cache; none for a distribution's package."""
     release, build = arguments.release, arguments.build
     if release.source == "package":

@@ -21,14 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence as collecting
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Evidence,
-    ReadingRecord,
-    Report,
-    Subject,
-    VerifyArguments,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import ServerWait
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
@@ -43,12 +36,12 @@ FALLBACK_PAUSE_SECONDS = 10
 
 
 class ActionModule(Action):
-    ARGUMENTS = VerifyArguments
+    ARGUMENTS = types.VerifyArguments
 
-    def perform(self, arguments: VerifyArguments) -> dict:
+    def perform(self, arguments: types.VerifyArguments) -> dict:
         self._arguments = arguments
         self._benchmark = typed_json.parse(Benchmark, arguments.benchmark) if arguments.benchmark else None
-        subject = typed_json.parse(Subject, arguments.plan)
+        subject = typed_json.parse(types.Subject, arguments.plan)
         if arguments.gate:
             return self._verify_gate(subject)
         plan, result = typed_json.parse(Plan, arguments.plan), None
@@ -57,13 +50,13 @@ class ActionModule(Action):
             result = self._verify(plan, subject, deadline)
         return result
 
-    def _verify_gate(self, subject: Subject) -> dict[str, Any]:
+    def _verify_gate(self, subject: types.Subject) -> dict[str, Any]:
         """Wait for the server and ask it a real question, using the first of several models."""
         model_subject = self._mark_absent(self._find_lost_hosts(), subject).per_model()[0]
         problem = judge.serving_failure(model_subject, self._collect(model_subject, model_subject.head.start_timeout))
         return {"failed": True, "msg": problem} if problem else {"changed": False}
 
-    def _verify(self, plan: Plan, subject: Subject, deadline: float) -> dict[str, Any] | None:
+    def _verify(self, plan: Plan, subject: types.Subject, deadline: float) -> dict[str, Any] | None:
         """Return the result; None if the head serves on a fallback, and time remains to wait for its return.
 
         :param deadline: time.monotonic() at which to stop waiting.
@@ -116,7 +109,7 @@ class ActionModule(Action):
         return lost_hosts.intersection(inventory.replica_of(self.variables)) if lost_hosts else lost_hosts
 
     @staticmethod
-    def _mark_absent(absent_hosts: Collection[str], subject: Subject) -> Subject:
+    def _mark_absent(absent_hosts: Collection[str], subject: types.Subject) -> types.Subject:
         """Show hosts that do not answer, and return the subject with these hosts."""
         if absent_hosts:
             display.display(
@@ -125,7 +118,7 @@ class ActionModule(Action):
             )
         return subject._replace(unreachable_hosts=tuple(sorted(absent_hosts)))
 
-    def _collect(self, subject: Subject, timeout_s: float) -> Evidence:
+    def _collect(self, subject: types.Subject, timeout_s: float) -> types.Evidence:
         """Return the evidence of the head when its server is healthy or further waiting is pointless."""
         plan, start_time = typed_json.dump(subject), time.monotonic()
         wait_state = ServerWait(subject, timeout_s)
@@ -143,7 +136,7 @@ class ActionModule(Action):
             if line:
                 display.display(f"  {line}")
 
-    def _record(self, plan: Plan, report: Report, evidence: list[Evidence], is_asleep: bool) -> None:
+    def _record(self, plan: Plan, report: types.Report, evidence: list[types.Evidence], is_asleep: bool) -> None:
         """Record the result on the head."""
         if self.check_mode:
             return
@@ -151,10 +144,10 @@ class ActionModule(Action):
         self.write_record(prefix, names.VERIFICATION_FILE, judge.outcome_of(plan, report, is_asleep))
         readings = judge.readings_of(evidence) if report.passed else ()
         if readings:
-            self.write_record(prefix, names.READINGS_FILE, ReadingRecord(readings))
+            self.write_record(prefix, names.READINGS_FILE, types.ReadingRecord(readings))
 
     def _show(
-        self, plan: Plan, subject: Subject, report: Report, evidence: Evidence, is_asleep: bool
+        self, plan: Plan, subject: types.Subject, report: types.Report, evidence: types.Evidence, is_asleep: bool
     ) -> dict[str, Any]:
         """Show the result, write the requested files, and return the result of the task."""
         path, page = self._arguments.path, self._arguments.report

@@ -8,11 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple, TypeGuard
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import (
-    Discovered,
-    FoundModel,
-    LinkInterface,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host import discovery
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
@@ -35,7 +31,7 @@ class Machine(NamedTuple):
     variables: Mapping[str, Any]
     """Variables that the operator has set, including connection variables."""
     facts: Facts
-    discovered: Discovered = Discovered()
+    discovered: discovery.Discovered = discovery.Discovered()
 
     @property
     def devices_mib(self) -> int:
@@ -102,11 +98,11 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
     return sorted(links, key=lambda link: -link.gbit)
 
 
-def _gbit(interface: LinkInterface) -> float:
+def _gbit(interface: discovery.LinkInterface) -> float:
     return interface.mbit / 1000 if interface.mbit else cost_model.ASSUMED_LINKS[interface.kind].gbit
 
 
-def _common_network(near_end: LinkInterface, far_end: LinkInterface) -> tuple[str, str] | None:
+def _common_network(near_end: discovery.LinkInterface, far_end: discovery.LinkInterface) -> tuple[str, str] | None:
     for near_address in map(ipaddress.IPv4Interface, near_end.addresses):
         for far_address in map(ipaddress.IPv4Interface, far_end.addresses):
             if near_address.network == far_address.network and near_address != far_address:
@@ -121,7 +117,7 @@ class Proposal(NamedTuple):
     """Hosts, the head first."""
     links: Mapping[str, DirectLink]
     """Worker → fastest link between it and the head."""
-    model: FoundModel | None
+    model: discovery.FoundModel | None
     """Model; None for the known-answer model."""
     reason: str
     """Reason for the choice of the head."""
@@ -181,7 +177,9 @@ def choose_proposal(
     """
     links = direct_links(machines)
 
-    def propose(owners: Sequence[Machine], model: FoundModel | None, reason: str) -> tuple[Proposal, Plan | Refused]:
+    def propose(
+        owners: Sequence[Machine], model: discovery.FoundModel | None, reason: str
+    ) -> tuple[Proposal, Plan | Refused]:
         head = _choose_head(owners, links)
         workers = [machine for machine in machines if machine is not head]
         worker_links = {

@@ -285,7 +285,7 @@ def test_the_newest_cuda_that_a_driver_runs(number, status, expected):
 
 def test_what_nvidia_smi_says_if_it_fails(monkeypatch, tmp_path):
     program = tmp_path / "nvidia-smi"
-    monkeypatch.setattr(hardware, "find", lambda name: shutil.which(name, path=str(tmp_path)))
+    monkeypatch.setattr(hardware.commands, "find", lambda name: shutil.which(name, path=str(tmp_path)))
     monkeypatch.setattr(commands, "SEARCH_PATH", str(tmp_path))
     assert hardware.nvidia_failure([]) is None
     program.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed\n  to communicate'\nexit 9\n")

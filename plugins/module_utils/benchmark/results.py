@@ -6,13 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import (
-    FILE_PREFIX,
-    BenchRow,
-    Program,
-    Result,
-    Speed,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
@@ -22,20 +16,24 @@ MAX_LOG_LINES, MAX_LINE_LENGTH = 3, 500
 """Maximum number of log lines to show, and maximum length of a line."""
 
 
-def result_of(text: str) -> Result | None:
+def result_of(text: str) -> types.Result | None:
     """Return the result in a line of ``llama-bench -o jsonl``; None for any other line."""
     try:
-        row = typed_json.parse(BenchRow, reading.parse(text))
+        row = typed_json.parse(types.BenchRow, reading.parse(text))
         test = f"pp{row.n_prompt}" if row.n_prompt else f"tg{row.n_gen}"
     except ValueError:
         return None
     has_one_phase = bool(row.n_prompt) != bool(row.n_gen)
-    return Result(test, row.n_depth, Speed(float(row.avg_ts), float(row.stddev_ts))) if has_one_phase else None
+    return (
+        types.Result(test, row.n_depth, types.Speed(float(row.avg_ts), float(row.stddev_ts))) if has_one_phase else None
+    )
 
 
-def read_results(folder: Path, number: int) -> Program:
+def read_results(folder: Path, number: int) -> types.Program:
     """Return a program's results so far. The services' account owns the files, so they may contain anything."""
-    rows, log, status = (reading.read_end(folder / f"{FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items())
+    rows, log, status = (
+        reading.read_end(folder / f"{types.FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items()
+    )
     last_lines = [printable(line, MAX_LINE_LENGTH) for line in log.splitlines() if line.strip()][-MAX_LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))
-    return Program(results, int(status.strip()) if status.strip().isdecimal() else None, " / ".join(last_lines))
+    return types.Program(results, int(status.strip()) if status.strip().isdecimal() else None, " / ".join(last_lines))

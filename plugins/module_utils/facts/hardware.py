@@ -18,15 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import (
-    COMMAND_SECONDS,
-    ROOT,
-    Ask,
-    CommandError,
-    find,
-    output,
-    run,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx as tiles
@@ -111,7 +103,7 @@ def arm_model(cpuinfo: str, board: str) -> str:
     return ", ".join(filter(None, dict.fromkeys(names)))
 
 
-def cpu(root: Path = ROOT, ask: Ask = output) -> dict:
+def cpu(root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> dict:
     """Return the facts of the processor.
 
     ``cores`` counts hardware threads. ``features_id`` is equal for processors that run the same programs. ``amx`` is true if programs can use AMX,
@@ -163,11 +155,13 @@ def nvidia(listing: str, memory: int) -> list[dict]:
 
 def nvidia_failure(devices: list[dict]) -> str | None:
     """Return why nvidia-smi fails, in its own words; None if it is missing or has reported a device."""
-    if not find("nvidia-smi") or any(device["architecture"] for device in devices if device["backend"] == words.CUDA):
+    if not commands.find("nvidia-smi") or any(
+        device["architecture"] for device in devices if device["backend"] == words.CUDA
+    ):
         return None
     try:
-        run(NVIDIA_QUERY, COMMAND_SECONDS)
-    except CommandError as error:
+        commands.run(NVIDIA_QUERY, commands.COMMAND_SECONDS)
+    except commands.CommandError as error:
         return "".join(filter(str.isprintable, " ".join(error.reason.split())))[:200]
     return None
 
@@ -259,14 +253,14 @@ def vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str, dict
     return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete or devices]
 
 
-def apple(memory: int, ask: Ask) -> list[dict]:
+def apple(memory: int, ask: commands.Ask) -> list[dict]:
     """Return the graphics of Apple silicon with the memory that macOS lets them lock, by default three quarters."""
     name, limit = (ask(["sysctl", "-n", key]).strip() for key in ("machdep.cpu.brand_string", "iogpu.wired_limit_mb"))
     device_memory = int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4
     return [_accelerator(words.METAL, name, "apple", device_memory, True)]
 
 
-def accelerators(memory: int, root: Path = ROOT, ask: Ask = output) -> list[dict]:
+def accelerators(memory: int, root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> list[dict]:
     """Return every device once per backend that can drive it.
 
     :param memory: MiB of the host.

@@ -29,16 +29,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     connection,
     firewall,
     hardware,
+    installation,
     interfaces,
     toolchains,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import (
-    InstallationPaths,
-    defined_services,
-    detect_paths,
-    has_lingering,
-    read_json,
-    supervisor_runs,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 
@@ -176,7 +169,7 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
 
     :param catalogue: distribution family → its packages of llama.cpp.
     """
-    paths = detect_paths(effective_scope)
+    paths = installation.detect_paths(effective_scope)
     effective_scope, manager = paths.scope, paths.service_manager
     service_manager = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
@@ -212,7 +205,10 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
         "rdma": interfaces.rdma_addresses(),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
-        "lingering": {"enabled": has_lingering(user), "by_us": os.path.exists(paths.prefix + "/lingering")},
+        "lingering": {
+            "enabled": installation.has_lingering(user),
+            "by_us": os.path.exists(paths.prefix + "/lingering"),
+        },
         "firewall": firewall.active_manager() if service_manager.host_settings else None,
         "units_filter": firewall.filtering_works(interpreter) if service_manager.port_filter else None,
         "host_settings": service_manager.host_settings,
@@ -229,16 +225,16 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
     }
 
 
-def _installation(paths: InstallationPaths) -> dict:
+def _installation(paths: installation.InstallationPaths) -> dict:
     """Return the facts of the installation on this host."""
     return {
         "installed": files.is_marked(Path(paths.prefix)),
         "cluster": cluster_of(paths.prefix),
         "supervisor": supervisor(paths.prefix),
         "measured": measured_links(paths.prefix),
-        "cached": read_json(paths.prefix, names.CACHED_FACTS),
-        "measured_speed": read_json(paths.prefix, names.MEASURED_SPEED),
-        "defined": defined_services(paths.service_manager, paths.units),
+        "cached": installation.read_json(paths.prefix, names.CACHED_FACTS),
+        "measured_speed": installation.read_json(paths.prefix, names.MEASURED_SPEED),
+        "defined": installation.defined_services(paths.service_manager, paths.units),
     }
 
 
@@ -246,4 +242,7 @@ def supervisor(prefix: str) -> dict:
     """Return the supervisor's version, and whether it runs. No program is run from a folder without our mark."""
     if not files.is_marked(Path(prefix)):
         return {"version": None, "running": False}
-    return {"version": version_of([prefix + "/venv/bin/supervisord", "--version"]), "running": supervisor_runs(prefix)}
+    return {
+        "version": version_of([prefix + "/venv/bin/supervisord", "--version"]),
+        "running": installation.supervisor_runs(prefix),
+    }

@@ -12,13 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Callable, NamedTuple
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import (
-    AMDGPU,
-    BACKENDS,
-    IK_LLAMA,
-    MAINLINE,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits, words
 
 COMMON_OPTIONS = {
     "CMAKE_BUILD_TYPE": "Release",
@@ -48,7 +42,7 @@ RDMA = "GGML_RPC_RDMA"
 """Option with which RPC switches from TCP to RDMA after the handshake (#20590)."""
 RDMA_DEVICES = ("char-infiniband_verbs",)
 """Devices that a service opens for RDMA, for systemd's DeviceAllow. Every account may open them."""
-TLS_OPTIONS = {MAINLINE: ("LLAMA_OPENSSL",), IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
+TLS_OPTIONS = {words.MAINLINE: ("LLAMA_OPENSSL",), words.IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
 """Fork → options that enable TLS in llama-server. ik_llama.cpp of January to March 2026 needs both (its #1451)."""
 
 QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
@@ -182,7 +176,7 @@ HIP = Backend(
     ),
     device="ROCm{}",
     device_files=("char-drm", "/dev/kfd"),
-    kernel_driver=AMDGPU,
+    kernel_driver=words.AMDGPU,
     visibility_variable=VisibilityVariable("HIP_VISIBLE_DEVICES", "{}", "-1", True),
     unsupported_types=TERNARY | NEW_TYPES,
     alignment=128,
@@ -257,7 +251,7 @@ SYCL = Backend(
 """Backend for Intel's graphics over Level Zero, from the sources of build 11063; it was never tested."""
 
 BY_NAME: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
-PREFERRED_ORDER = tuple(sorted({*BACKENDS} - {CPU.name}, key=lambda name: BY_NAME[name].preference))
+PREFERRED_ORDER = tuple(sorted({*words.BACKENDS} - {CPU.name}, key=lambda name: BY_NAME[name].preference))
 """Backends with devices, in the order of ``auto``."""
 UNIVERSAL = next(record for record in BY_NAME.values() if record.is_vendor_neutral)
 """Backend that supports cards of every vendor."""
@@ -294,9 +288,9 @@ def service_environment(backend: str, build_environment: Mapping[str, str], is_c
     }
 
 
-def needs_all_quants(type_k: str, type_v: str, fork: str = MAINLINE) -> bool:
+def needs_all_quants(type_k: str, type_v: str, fork: str = words.MAINLINE) -> bool:
     """Return whether flash attention with these KV cache types needs kernels that are not compiled by default."""
-    compiled_types = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == IK_LLAMA else set())
+    compiled_types = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == words.IK_LLAMA else set())
     return type_k != type_v or type_k not in compiled_types
 
 
@@ -317,7 +311,7 @@ def exclusion_options(unusable_features: Collection[str], cmake_options: Mapping
 
 
 def cmake_options(
-    backend: str, architectures: list[str], all_quants: bool = False, fork: str = MAINLINE, tls: bool = False
+    backend: str, architectures: list[str], all_quants: bool = False, fork: str = words.MAINLINE, tls: bool = False
 ) -> dict[str, str]:
     """Return the cmake options of a build.
 
@@ -326,7 +320,7 @@ def cmake_options(
     :param tls: whether llama-server supports TLS.
     """
     record = BY_NAME[backend]
-    if fork == IK_LLAMA:
+    if fork == words.IK_LLAMA:
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
         options.update(dict.fromkeys(record.disabled_in_ik_llama, "OFF"))
     else:

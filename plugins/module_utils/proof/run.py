@@ -28,16 +28,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import FOLDER, SOCKET
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import (
-    Proof,
-    ProofWork,
-    Record,
-    Side,
-    Verdict,
-)
 
 HEALTH_SECONDS = 5.0
 PAUSE_SECONDS, STOP_SECONDS = 0.1, 12.0
@@ -76,7 +69,7 @@ class Reference(NamedTuple):
     bounds: Bounds
 
 
-def prepare_reference(work: ProofWork, owner: OwnsPort) -> bool:
+def prepare_reference(work: types.ProofWork, owner: OwnsPort) -> bool:
     """Write the model and compute the reference while the server is running, if there is enough memory; return whether both exist."""
     if _available_memory() < work.bytes + RESERVED_MEMORY:
         return False
@@ -88,7 +81,7 @@ def prepare_reference(work: ProofWork, owner: OwnsPort) -> bool:
     return False
 
 
-def prove(work: ProofWork, owner: OwnsPort) -> Any:
+def prove(work: types.ProofWork, owner: OwnsPort) -> Any:
     """Return a Proof as JSON."""
     start_time = time.monotonic()
     folder = Path(work.folder, FOLDER)
@@ -98,22 +91,22 @@ def prove(work: ProofWork, owner: OwnsPort) -> Any:
         with _launcher(work), ThreadPoolExecutor(len(work.devices)) as threads:
             reference = _prepare_reference(work, folder, owner)
             verdicts = threads.map(lambda side: _judge_side(work, folder, owner, reference, side), work.devices)
-            proof = Proof(0, devices=tuple(verdicts))
+            proof = types.Proof(0, devices=tuple(verdicts))
             if len(reference.answers) < len(questions.list_questions(work.context)):
                 _reference_path(work, folder).unlink()  # the head may be less busy next time
     except Failure as failure:
-        proof = Proof(0, untested=printable(str(failure), 1000))
+        proof = types.Proof(0, untested=printable(str(failure), 1000))
     finally:
         _clean_folder(work)
     return typed_json.dump(proof._replace(seconds=round(time.monotonic() - start_time)))
 
 
-def read_record(path: Path) -> Record:
+def read_record(path: Path) -> types.Record:
     """Return the verdicts recorded on the head; none if they cannot be read."""
-    return typed_json.read_file(Record, path, RECORD_BYTES) or Record(())
+    return typed_json.read_file(types.Record, path, RECORD_BYTES) or types.Record(())
 
 
-def keep_verdicts(path: Path, proof: Proof) -> None:
+def keep_verdicts(path: Path, proof: types.Proof) -> None:
     """Add verdicts to the record. Verdicts of a plan to which the cluster may return stay.
 
     :raises OSError: the record cannot be written.
@@ -122,7 +115,7 @@ def keep_verdicts(path: Path, proof: Proof) -> None:
     replace_file(path, json.dumps(typed_json.dump(record)) + "\n", 0o644)
 
 
-def _clean_folder(work: ProofWork) -> Path:
+def _clean_folder(work: types.ProofWork) -> Path:
     """Remove everything from the folder of the proof except the last references, because models are large; return the folder."""
     folder = Path(work.folder, FOLDER)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -135,12 +128,12 @@ def _clean_folder(work: ProofWork) -> Path:
     return folder
 
 
-def _reference_path(work: ProofWork, folder: Path) -> Path:
+def _reference_path(work: types.ProofWork, folder: Path) -> Path:
     """Return the path of the reference, which changes with the model's file."""
     return folder / f"{work.processor.id}-{Path(work.model).stat().st_mtime_ns}.json"
 
 
-def _model_path(work: ProofWork, folder: Path) -> Path:
+def _model_path(work: types.ProofWork, folder: Path) -> Path:
     return folder / f"{work.processor.id}.gguf"
 
 
@@ -149,7 +142,7 @@ def _available_memory() -> int:
     return int(match[1]) * 1024 if match else 0
 
 
-def _read_reference(work: ProofWork, folder: Path) -> Reference | None:
+def _read_reference(work: types.ProofWork, folder: Path) -> Reference | None:
     try:
         tokens, answers, bounds = json.loads(_reference_path(work, folder).read_text())
     except (OSError, ValueError):
@@ -158,7 +151,7 @@ def _read_reference(work: ProofWork, folder: Path) -> Reference | None:
     return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*bounds))
 
 
-def _prepare_reference(work: ProofWork, folder: Path, owner: OwnsPort) -> Reference:
+def _prepare_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> Reference:
     """Return the processor's answers, and the bounds derived from its variants. Write the model and the reference if they are missing.
 
     :raises Failure: there is no reference for a comparison.
@@ -172,7 +165,7 @@ def _prepare_reference(work: ProofWork, folder: Path, owner: OwnsPort) -> Refere
     return reference
 
 
-def _write_model(work: ProofWork, folder: Path) -> None:
+def _write_model(work: types.ProofWork, folder: Path) -> None:
     """Write the layers as a model.
 
     :raises Failure: the disk is too full, or the file is not a model.
@@ -192,7 +185,7 @@ def _write_model(work: ProofWork, folder: Path) -> None:
         raise Failure(f"a file with layers of {work.model} cannot be written: {printable(error)}") from None
 
 
-def _compute_reference(work: ProofWork, folder: Path, owner: OwnsPort) -> Reference:
+def _compute_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> Reference:
     """Collect the answers of the processor and of its variants.
 
     :raises Failure: the processor does not compute numbers.
@@ -223,7 +216,9 @@ def _compute_reference(work: ProofWork, folder: Path, owner: OwnsPort) -> Refere
     return Reference(tokens, reference, bounds)
 
 
-def _judge_side(work: ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: Side) -> Verdict:
+def _judge_side(
+    work: types.ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: types.Side
+) -> types.Verdict:
     """Return the verdict on a device; if it computes incorrectly, with the first settings that help."""
     verdict = _compare_side(work, folder, owner, reference, side)
     if verdict.is_correct or not work.remedies or LATE_PATTERN.search(verdict.failure or ""):
@@ -236,8 +231,10 @@ def _judge_side(work: ProofWork, folder: Path, owner: OwnsPort, reference: Refer
     )
 
 
-def _compare_side(work: ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: Side) -> Verdict:
-    verdict = Verdict(side.id, side.name, work.micro_batch)
+def _compare_side(
+    work: types.ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: types.Side
+) -> types.Verdict:
+    verdict = types.Verdict(side.id, side.name, work.micro_batch)
     prompts = questions.list_questions(work.context)
     try:
         answers = _collect_answers(work, folder, owner, reference, side)
@@ -250,7 +247,9 @@ def _compare_side(work: ProofWork, folder: Path, owner: OwnsPort, reference: Ref
     return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=prompt_kind, longest=longest)
 
 
-def _collect_answers(work: ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: Side) -> list[Answer]:
+def _collect_answers(
+    work: types.ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: types.Side
+) -> list[Answer]:
     """Return the answers of a device, whose worker may have just been started.
 
     :raises Failure: it does not answer all questions.
@@ -362,7 +361,7 @@ class _Server(NamedTuple):
 
 
 @contextmanager
-def _launcher(work: ProofWork) -> Iterator[None]:
+def _launcher(work: types.ProofWork) -> Iterator[None]:
     """Keep the launcher of the programs alive, and start it if no service runs it.
 
     :raises Failure: it does not answer.
@@ -377,7 +376,7 @@ def _launcher(work: ProofWork) -> Iterator[None]:
             progress.stop_process(process, STOP_SECONDS)
 
 
-def _connect(work: ProofWork) -> socket.socket:
+def _connect(work: types.ProofWork) -> socket.socket:
     """Return a connection to the launcher.
 
     :raises Failure: it does not answer.
@@ -396,7 +395,7 @@ def _connect(work: ProofWork) -> socket.socket:
 
 
 @contextmanager
-def _serve(work: ProofWork, folder: Path, owner: OwnsPort, side: Side) -> Iterator[_Server]:
+def _serve(work: types.ProofWork, folder: Path, owner: OwnsPort, side: types.Side) -> Iterator[_Server]:
     """Run a healthy llama-server that no other account can reach, and stop it afterwards.
 
     :raises Failure: the server does not become healthy.

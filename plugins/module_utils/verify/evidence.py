@@ -25,22 +25,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, speech, start_log
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, speech, start_log, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import Client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Completion,
-    Evidence,
-    Exits,
-    Handshakes,
-    Health,
-    LinkMeasurement,
-    Reading,
-    ReadingRecord,
-    RecordedHandshakes,
-    ServedFallback,
-    ServerEvidence,
-    Subject,
-)
 
 RECORD_BYTES = 1024 * 1024
 """Size limit of the launcher's files."""
@@ -58,7 +44,7 @@ WORKER_SECONDS = 3.0
 """Time to wait for a worker whose absence may explain a failed model."""
 
 
-def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
+def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidence:
     """Return the evidence on this head.
 
     :param seconds: time to wait for the server.
@@ -77,24 +63,25 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         )
         is_asleep = not (wake or model.name in loaded_names)
     elif health.healthy and is_asleep:
-        health = Health(
+        health = types.Health(
             True, "ok; the server was asleep until this check woke it" if wake else "ok; the server is asleep"
         )
     may_ask = health.healthy and (wake or not is_asleep)
     if model and may_ask:  # this starts loading it
         reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_SECONDS))
         if reply.text.startswith(replies.TIMEOUT_TEXT):
-            health, may_ask = Health(False, server_client.LOADING), False
+            health, may_ask = types.Health(False, server_client.LOADING), False
     completion = _ask_question(client, subject) if may_ask else None
     log, links = _start_log(folder, model), host_facts.measured_links(host.prefix)
-    earlier_readings = typed_json.read_file(ReadingRecord, Path(host.prefix, names.READINGS_FILE), RECORD_BYTES)
-    evidence = Evidence(
+    earlier_readings = typed_json.read_file(types.ReadingRecord, Path(host.prefix, names.READINGS_FILE), RECORD_BYTES)
+    evidence = types.Evidence(
         health=health,
         exits=read_exits(folder / runtime.EXITS),
         log=_printable_lines(runtime.last_lines(log)),
         handshakes=read_handshakes(folder / runtime.HANDSHAKES, launchers),
         links={
-            name: typed_json.parse(LinkMeasurement, links[name]) if name in links else None for name in subject.links
+            name: typed_json.parse(types.LinkMeasurement, links[name]) if name in links else None
+            for name in subject.links
         },
         fallback=_served_fallback(host, argv_by_pid),
         lock=cluster_lock.read_holder(Path(host.prefix)),
@@ -116,7 +103,7 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
         )
     first_load = log.partition(server.SLEEP_MARK)[0]
     return evidence._replace(
-        server=ServerEvidence(
+        server=types.ServerEvidence(
             start_log.parse_buffers(first_load),
             _rdma_connections(subject, host),
             completion,
@@ -128,13 +115,13 @@ def collect(subject: Subject, seconds: float, wake: bool) -> Evidence:
     )
 
 
-def _read_text(client: Client, subject: Subject) -> Reading | None:
+def _read_text(client: Client, subject: types.Subject) -> types.Reading | None:
     """Return how well the model reads plain text; None if it generates none."""
     model, identifier = subject.named_model, (subject.named_model or subject.head).reading
     return speech.take_reading(client.ask, identifier, model and model.name) if identifier else None
 
 
-def _rdma_connections(subject: Subject, host: HostPlan) -> int:
+def _rdma_connections(subject: types.Subject, host: HostPlan) -> int:
     """Return the number of RDMA connections of the llama-server that answers. Each of several models has its own process."""
     model = subject.named_model
     option = (server.ALIAS_OPTION, model.name) if model else (server.PORT_OPTION, str(subject.head.port))
@@ -158,30 +145,30 @@ def _printable_lines(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(printable(line, MAX_LINE_LENGTH) for line in lines[: runtime.LAST_LINES + runtime.ERROR_LINES])
 
 
-def read_exits(path: Path) -> Exits:
+def read_exits(path: Path) -> types.Exits:
     """Return the exits of llama-server that the launcher recorded."""
     try:
         record = reading.read_object(path, RECORD_BYTES)
         last_exit, log = printable(record["how"]), _printable_lines(record["log"])
-        return typed_json.parse(Exits, {"total": record["number"], "last_exit": last_exit, "log": log})
+        return typed_json.parse(types.Exits, {"total": record["number"], "last_exit": last_exit, "log": log})
     except (OSError, ValueError, KeyError, TypeError):
-        return Exits(0, "", ())
+        return types.Exits(0, "", ())
 
 
-def read_handshakes(path: Path, launchers: Collection[int] = ()) -> Handshakes:
+def read_handshakes(path: Path, launchers: Collection[int] = ()) -> types.Handshakes:
     """Return the handshakes that the launcher recorded.
 
     :param launchers: processes of the launcher, if known. A record by another process is outdated.
     """
     try:
-        record = typed_json.parse(RecordedHandshakes, reading.read_object(path, RECORD_BYTES))
+        record = typed_json.parse(types.RecordedHandshakes, reading.read_object(path, RECORD_BYTES))
     except (OSError, ValueError) as error:
-        return Handshakes({}, f"{path} cannot be used: {printable(error)}")
+        return types.Handshakes({}, f"{path} cannot be used: {printable(error)}")
     if launchers and record.process not in launchers:
-        return Handshakes(
+        return types.Handshakes(
             {}, f"{path} is from an earlier start of the server: check whether the disk is full or read-only"
         )
-    return Handshakes(record.workers)
+    return types.Handshakes(record.workers)
 
 
 def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
@@ -209,15 +196,15 @@ def wait_reasons(
     )
 
 
-def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> ServedFallback | None:
+def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> types.ServedFallback | None:
     for service in host.services:
         fallback = state.served_fallback(service, running)
         if fallback:
-            return ServedFallback(fallback[0], int(processes.start_time(fallback[1]) or 0))
+            return types.ServedFallback(fallback[0], int(processes.start_time(fallback[1]) or 0))
     return None
 
 
-def _ask_question(client: Client, subject: Subject) -> Completion:
+def _ask_question(client: Client, subject: types.Subject) -> types.Completion:
     model = subject.named_model
     question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS, "n_probs": 1}
     if not subject.has_known_answer:

@@ -20,19 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     ModelPlan,
     Plan,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    SCHEMA,
-    Check,
-    Completion,
-    Evidence,
-    Handshakes,
-    LinkMeasurement,
-    Reading,
-    Report,
-    ServerEvidence,
-    Subject,
-    VerificationStatus,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import types
 
 ROUNDING_MIB = 0.02
 """Total rounding error of a few log lines with two decimal places each."""
@@ -59,24 +47,24 @@ class Observations(NamedTuple):
     """Endpoint at an address that the controller can reach → the controller's address if it could connect, otherwise None."""
     changed_hosts: Collection[str] = ()
     """Hosts that the run changed and compared again afterwards."""
-    other_models: Sequence[Evidence] = ()
+    other_models: Sequence[types.Evidence] = ()
     """Evidence about several models after the first."""
     lacks_proof: bool = False
     """Whether the operator requested a proof that was not run."""
 
 
-def evidence_of(head: str, data: Any) -> Evidence:
+def evidence_of(head: str, data: Any) -> types.Evidence:
     """Return the evidence in the head's report.
 
     :raises Refusal: the report is invalid. A compromised head may report anything.
     """
-    evidence = typed_json.parse_report(head, "the server", Evidence, data)
+    evidence = typed_json.parse_report(head, "the server", types.Evidence, data)
     if evidence.health.healthy != bool(evidence.server):
         raise typed_json.format_refusal(head, "the server", "the server's state does not match its health")
     return evidence
 
 
-def judge(plan: Plan, evidence: Evidence, observations: Observations) -> Report:
+def judge(plan: Plan, evidence: types.Evidence, observations: Observations) -> types.Report:
     """Return the report on a cluster. The evidence includes a new comparison of its head."""
     healthy, checks = evidence.health.healthy, []
     if healthy and plan.head.fallback_after is not None:
@@ -94,19 +82,19 @@ def judge(plan: Plan, evidence: Evidence, observations: Observations) -> Report:
         skipped_checks = ("handshake", "buffers", "known answer", "completion", "speaks")
         checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped_checks]
     passed = not any(check.status == "failed" for check in checks)
-    return Report(SCHEMA, plan.cluster, passed, tuple(checks))
+    return types.Report(types.SCHEMA, plan.cluster, passed, tuple(checks))
 
 
-def _check_health(plan: Plan, evidence: Evidence) -> Check:
+def _check_health(plan: Plan, evidence: types.Evidence) -> types.Check:
     detail = "; ".join(evidence.waits_for or [evidence.health.detail])
     return _check("health", plan.head.url, evidence.health.healthy, detail)
 
 
-def was_asleep(evidence: Evidence) -> bool:
+def was_asleep(evidence: types.Evidence) -> bool:
     return bool(evidence.server and not evidence.server.completion)
 
 
-def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
+def readings_of(evidence: Sequence[types.Evidence]) -> tuple[types.Reading, ...]:
     """Return the readings for the head to keep: the best reading of each model, so that several small losses do not add up unnoticed."""
     best_readings = {reading.id: reading for reading in evidence[0].readings}
     for reading in [entry.server.reading for entry in evidence if entry.server and entry.server.reading]:
@@ -115,13 +103,13 @@ def readings_of(evidence: Sequence[Evidence]) -> tuple[Reading, ...]:
     return tuple(best_readings.values())[-MAX_READINGS:]
 
 
-def outcome_of(plan: Plan, report: Report, is_asleep: bool) -> VerificationStatus:
+def outcome_of(plan: Plan, report: types.Report, is_asleep: bool) -> types.VerificationStatus:
     """Return the part of a report for the head to keep."""
     failures = tuple(check.sentence()[:MAX_EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
-    return VerificationStatus(0, report.passed, failures, plan.release.ref, is_asleep)
+    return types.VerificationStatus(0, report.passed, failures, plan.release.ref, is_asleep)
 
 
-def serving_failure(subject: Subject, evidence: Evidence) -> str | None:
+def serving_failure(subject: types.Subject, evidence: types.Evidence) -> str | None:
     """Return the reason why a started head does not serve, and the remedy; None if it is healthy and has answered."""
     if not evidence.server:
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
@@ -137,7 +125,7 @@ def serving_failure(subject: Subject, evidence: Evidence) -> str | None:
     return f"llama-server answers incorrectly: {'; '.join(failures)}" if failures else None
 
 
-def _explained_completion(evidence: Evidence, server: ServerEvidence) -> Completion | None:
+def _explained_completion(evidence: types.Evidence, server: types.ServerEvidence) -> types.Completion | None:
     """Return the completion. Add the missing workers to its error, because the server does not name them."""
     completion = server.completion
     if not completion or not completion.error:
@@ -145,7 +133,7 @@ def _explained_completion(evidence: Evidence, server: ServerEvidence) -> Complet
     return completion._replace(error="; ".join([completion.error, *evidence.waits_for]))
 
 
-def advice(subject: Subject, evidence: Evidence) -> str:
+def advice(subject: types.Subject, evidence: types.Evidence) -> str:
     """Return advice on an unhealthy server: about the workers for which its launcher waits, or else the end of its log."""
     waits_for = evidence.waits_for
     if not waits_for:
@@ -173,7 +161,7 @@ def advice(subject: Subject, evidence: Evidence) -> str:
     return " ".join(texts)
 
 
-def served_plan(plan: Plan, evidence: Evidence) -> Plan:
+def served_plan(plan: Plan, evidence: types.Evidence) -> Plan:
     """Return the plan with the placement and workers of the fallback on which the head serves."""
     fallback = evidence.fallback.find_in(plan.fallbacks) if evidence.fallback else None
     if not fallback:
@@ -188,16 +176,16 @@ def served_plan(plan: Plan, evidence: Evidence) -> Plan:
     return plan._replace(placement=fallback.placement, hosts=hosts, external_workers=external)
 
 
-def _check(name: str, subject: str, passed: bool | None, evidence: str) -> Check:
+def _check(name: str, subject: str, passed: bool | None, evidence: str) -> types.Check:
     status = {True: "passed", False: "failed", None: "not tested"}[passed]
-    return Check(name, subject, status, printable(evidence))
+    return types.Check(name, subject, status, printable(evidence))
 
 
 def _count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
-def _check_fallback(plan: Plan, evidence: Evidence) -> Check:
+def _check_fallback(plan: Plan, evidence: types.Evidence) -> types.Check:
     """Check whether the head serves the whole plan rather than a fallback."""
     fallback = evidence.fallback
     if not fallback:
@@ -208,7 +196,7 @@ def _check_fallback(plan: Plan, evidence: Evidence) -> Check:
     return _check("fallback", plan.head.url, False, text)
 
 
-def _check_releases(plan: Plan, observations: Observations) -> Iterator[Check]:
+def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Check]:
     for name, host in plan.hosts.items():
         report = observations.hosts.get(name)
         if not report:
@@ -264,7 +252,7 @@ def _attempts(plan: Plan, observations: Observations, port_host: str, endpoint: 
             )
 
 
-def _check_ports(plan: Plan, observations: Observations) -> Iterator[Check]:
+def _check_ports(plan: Plan, observations: Observations) -> Iterator[types.Check]:
     for name, host in plan.hosts.items():
         for worker in host.workers:
             yield _check(
@@ -311,7 +299,7 @@ def _judge_port(
     return None, "not tested: neither another host nor the controller can reach this address"
 
 
-def _check_link(host: str, measurement: LinkMeasurement | None) -> Check:
+def _check_link(host: str, measurement: types.LinkMeasurement | None) -> types.Check:
     """Show the last measurement of a link. There is no threshold, because it would depend on the model."""
     if not measurement:
         return _check("link", host, None, "not measured yet: the next run that reaches both hosts measures it")
@@ -329,7 +317,7 @@ def _check_link(host: str, measurement: LinkMeasurement | None) -> Check:
     return _check("link", host, measurement.round_trip_ms is not None or None, ", ".join(texts))
 
 
-def _check_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
+def _check_models(plan: Plan, evidence: Sequence[types.Evidence]) -> Iterator[types.Check]:
     """:param evidence: evidence about each of several models, or about the only model."""
     prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
     for prefix, part, entry in zip(prefixes, plan.per_model(), evidence):
@@ -337,7 +325,7 @@ def _check_models(plan: Plan, evidence: Sequence[Evidence]) -> Iterator[Check]:
         yield from (check._replace(subject=f"{prefix}{check.subject}") for check in checks)
 
 
-def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iterator[Check]:
+def _check_model(plan: Plan, evidence: types.Evidence, server: types.ServerEvidence) -> Iterator[types.Check]:
     url, completion = plan.head.url, _explained_completion(evidence, server)
     if completion or server.buffers:
         yield from (_check_buffers(entry, server.buffers) for entry in plan.placement)
@@ -350,7 +338,7 @@ def _check_model(plan: Plan, evidence: Evidence, server: ServerEvidence) -> Iter
         yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
 
 
-def _proof_check(plan: Plan, evidence: Evidence) -> Iterator[Check]:
+def _proof_check(plan: Plan, evidence: types.Evidence) -> Iterator[types.Check]:
     """Yield the result of the proof that ran before the server started. Workers serve a single head, so a proof is impossible now."""
     proof = plan.head.proof
     if not proof:
@@ -373,7 +361,9 @@ def _proof_check(plan: Plan, evidence: Evidence) -> Iterator[Check]:
     yield _check("computes", device_names, passed or None, "; ".join(texts))
 
 
-def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvidence) -> tuple[bool | None, str]:
+def _judge_reading(
+    identifier: str | None, evidence: types.Evidence, server: types.ServerEvidence
+) -> tuple[bool | None, str]:
     """Return whether the model reads plain text like a language model, and no worse than before."""
     if not identifier:
         return None, "this model generates no text"
@@ -398,7 +388,7 @@ def _judge_reading(identifier: str | None, evidence: Evidence, server: ServerEvi
     return ratio <= MAX_RATIO, text
 
 
-def _check_rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
+def _check_rdma(plan: Plan, server: types.ServerEvidence) -> Iterator[types.Check]:
     """Check that the head reaches no worker planned for RDMA over TCP. Connections do not show their workers."""
     endpoints = {entry.endpoint for entry in plan.placement}
     workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.used and worker.rdma]
@@ -414,7 +404,7 @@ def _check_rdma(plan: Plan, server: ServerEvidence) -> Iterator[Check]:
         yield _check("rdma", plan.head.host, passed, text)
 
 
-def _check_handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
+def _check_handshakes(plan: Plan, handshakes: types.Handshakes) -> Iterator[types.Check]:
     """Check the workers that the plan uses. Unused external workers may serve another head."""
     capacities = {entry.endpoint: entry.capacity_mib for part in plan.per_model() for entry in part.placement}
     workers: list[WorkerPlan | ExternalWorkerPlan] = [worker for host in plan.hosts.values() for worker in host.workers]
@@ -428,7 +418,7 @@ def _check_handshakes(plan: Plan, handshakes: Handshakes) -> Iterator[Check]:
             yield _check("handshake", worker.endpoint, None, "the head does not use this worker")
 
 
-def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -> tuple[bool, str]:
+def _judge_handshake(handshakes: types.Handshakes, endpoint: str, needed_mib: float) -> tuple[bool, str]:
     """Return whether a worker answered as planned, and its answer.
 
     :param needed_mib: MiB that the plan may place on the worker.
@@ -446,7 +436,7 @@ def _judge_handshake(handshakes: Handshakes, endpoint: str, needed_mib: float) -
     return False, f"{text}, planned: 1 device with {needed_mib} MiB or more"
 
 
-def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[str, float]]) -> Check:
+def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[str, float]]) -> types.Check:
     """Check that a device holds the planned amounts of the model and its cache."""
     buffers = logged_buffers.get(entry.device, {})
     faults, bounds = [], ""
@@ -466,7 +456,7 @@ def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[
     return _check("buffers", entry.device, False, "; ".join(faults))
 
 
-def _judge_known_answer(model: ModelPlan, completion: Completion | None) -> tuple[bool | None, str]:
+def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -> tuple[bool | None, str]:
     if not (model.known_answer or known_answer.is_name(model.name)):
         return None, f"the cluster serves {model.name}, not the known-answer model"
     if not completion or completion.error:
@@ -487,7 +477,7 @@ def _judge_known_answer(model: ModelPlan, completion: Completion | None) -> tupl
     return False, text
 
 
-def _judge_completion(completion: Completion | None) -> tuple[bool | None, str]:
+def _judge_completion(completion: types.Completion | None) -> tuple[bool | None, str]:
     if not completion or completion.error:
         return False if completion else None, completion.error if completion else ASLEEP_NOTE
     speed = completion.tokens_per_second

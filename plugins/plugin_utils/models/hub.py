@@ -18,11 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    HuggingFace,
-    ModelSource,
-    Quantisation,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 
 ENDPOINT = "https://huggingface.co"
 REPLY_BYTES = 8 << 20
@@ -86,12 +82,12 @@ def read_token(path: str | None) -> str | None:
     return token
 
 
-def list_files(source: ModelSource, token: str | None) -> Listing:
+def list_files(source: types.ModelSource, token: str | None) -> Listing:
     """Return the files of the repository.
 
     :raises Refusal: the hub cannot be reached, or has no such repository or revision.
     """
-    repository = cast(HuggingFace, source.huggingface)
+    repository = cast(types.HuggingFace, source.huggingface)
     url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
     try:
         reply = reading.parse(web.fetch_content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
@@ -118,11 +114,11 @@ def list_files(source: ModelSource, token: str | None) -> Listing:
         raise Refusal(f"{_subject(source)} cannot be looked up: {reason}; {OFFLINE_REMEDY}") from None
 
 
-def _subject(source: ModelSource) -> str:
-    return f"{source.variable} has the repo {cast(HuggingFace, source.huggingface).repo}, which"
+def _subject(source: types.ModelSource) -> str:
+    return f"{source.variable} has the repo {cast(types.HuggingFace, source.huggingface).repo}, which"
 
 
-def _refusal_reason(repository: HuggingFace, error: web.RemoteError, token: str | None) -> str:
+def _refusal_reason(repository: types.HuggingFace, error: web.RemoteError, token: str | None) -> str:
     """Return the meaning of a server's refusal, as the end of a sentence. The hub's answer is the same for a missing repository and a missing token."""
     page = f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
@@ -193,12 +189,12 @@ def _without_label(name: str) -> str:
     return LABEL_PATTERN.sub("", download_record.base_name(_stem(name))).lower()
 
 
-def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quantisation]:
+def quantisations(listing: Listing, source: types.ModelSource, name: str) -> list[types.Quantisation]:
     """Return the complete models among which ``quantisation`` chooses, the smallest first."""
     models = repository_models(listing, source.role)
     label_counts = Counter(model.label.lower() for model in models)
     offers = [
-        Quantisation(model.label, model.bytes)
+        types.Quantisation(model.label, model.bytes)
         for model in models
         if label_counts[model.label.lower()] == 1
         and model.is_complete
@@ -207,12 +203,12 @@ def quantisations(listing: Listing, source: ModelSource, name: str) -> list[Quan
     return sorted((offer for offer in offers if offer.name), key=lambda offer: offer.bytes)
 
 
-def choose_files(listing: Listing, source: ModelSource) -> tuple[ModelFilePlan, ...]:
+def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFilePlan, ...]:
     """Return the requested files of the repository, parts in order.
 
     :raises Refusal: the repository lacks them, or the request matches several models.
     """
-    repository = cast(HuggingFace, source.huggingface)
+    repository = cast(types.HuggingFace, source.huggingface)
     if repository.files:
         return _choose_by_name(listing, source, repository.files)
     models = repository_models(listing, source.role)
@@ -247,7 +243,7 @@ def _labels(models: Sequence[RepositoryModel]) -> str:
     return _list_names(model.label or model.files[0].name for model in sorted(models, key=lambda model: model.bytes))
 
 
-def _choose_by_name(listing: Listing, source: ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:
+def _choose_by_name(listing: Listing, source: types.ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:
     files = {file.name: file for file in listing.files}
     missing_names = [name for name in names if name not in files]
     if len(missing_names) == len(names) or (missing_names and not split_files.PART_NAME.fullmatch(names[0])):
@@ -260,7 +256,7 @@ def _choose_by_name(listing: Listing, source: ModelSource, names: Sequence[str])
     return _check_files(source, [files[name] for name in names])
 
 
-def _check_files(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:
+def _check_files(source: types.ModelSource, files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:
     unusable_name = next(
         (file.name for file in files if file.bytes is None or download_record.problem_of_name(file.name)), None
     )
@@ -271,5 +267,5 @@ def _check_files(source: ModelSource, files: Sequence[ModelFilePlan]) -> tuple[M
     return tuple(files)
 
 
-def url_of(repository: HuggingFace, commit: str, name: str) -> str:
+def url_of(repository: types.HuggingFace, commit: str, name: str) -> str:
     return f"{endpoint()}/{repository.repo}/resolve/{quote(commit, safe='')}/{quote(name)}"

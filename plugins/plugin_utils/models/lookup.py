@@ -13,12 +13,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    HuggingFace,
-    ModelSource,
-    Quantisation,
-)
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 
 Summary = Mapping[str, Any]
@@ -30,13 +26,13 @@ class ResolvedSource(NamedTuple):
     summary: Summary | None = None
     unreadable_path: str | None = None
     """Folder or file whose mode prevents the service from reading the model."""
-    offered: Sequence[Quantisation] = ()
+    offered: Sequence[types.Quantisation] = ()
 
 
 class Query(NamedTuple):
     """A source, and the settings of its lookup."""
 
-    source: ModelSource
+    source: types.ModelSource
     token: str | None = None
     folder: str = ""
     """Folder to which the operator's paths are relative."""
@@ -80,7 +76,7 @@ def _read_headers(
 
 
 def _look_up_huggingface(query: Query) -> ResolvedSource:
-    source, repository = query.source, cast(HuggingFace, query.source.huggingface)
+    source, repository = query.source, cast(types.HuggingFace, query.source.huggingface)
     listing = hub.list_files(source, query.token)
     files = hub.choose_files(listing, source)
     url, name = str(files[0].url), files[0].name
@@ -97,7 +93,7 @@ def _look_up_url(query: Query) -> ResolvedSource:
 
 
 def _model_files(
-    source: ModelSource, headers: Sequence[Mapping[str, Any]], location: str, url: Callable[[str], str]
+    source: types.ModelSource, headers: Sequence[Mapping[str, Any]], location: str, url: Callable[[str], str]
 ) -> list[ModelFilePlan]:
     """Return the files of a model, with the checksums that the operator may have set."""
     if source.checksum and len(source.checksum) != len(headers):

@@ -4,12 +4,7 @@
 
 import math
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    AuxiliaryModelPlan,
-    DevicePlacement,
-    Plan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables, types
 
 BAR_WIDTH = 26
 PART_SIGNS = {"weights": "█", "kv": "▓", "compute": "▒"}
@@ -19,24 +14,24 @@ ROLES = {"mmproj": "projector", "draft": "draft model"}
 FREE_MEMORY_SIGN = "·"
 
 
-def size_mib(entry: DevicePlacement | AuxiliaryModelPlan, part: str) -> float:
+def size_mib(entry: types.DevicePlacement | types.AuxiliaryModelPlan, part: str) -> float:
     """Return the size of a device's weights, kv or compute in MiB."""
     sizes = {"weights": entry.weights_mib, "kv": entry.kv_mib, "compute": entry.compute_mib}
     return sizes[part]
 
 
-def amount_text(entry: DevicePlacement, part: str) -> str:
+def amount_text(entry: types.DevicePlacement, part: str) -> str:
     """Return such a size as text, with ≤ before an upper bound."""
     return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_mib(entry, part):.0f}"
 
 
-def overcommitment(entry: DevicePlacement) -> str:
+def overcommitment(entry: types.DevicePlacement) -> str:
     """Return a text like '≤ 115 %' if weights, KV cache and compute buffers together may exceed the device's capacity; otherwise it is empty."""
     share = 100 * entry.total_mib / max(entry.capacity_mib, 1)
     return f"≤ {math.ceil(share)} %" if share > 100 else ""
 
 
-def memory_bar(entry: DevicePlacement, width: int = BAR_WIDTH) -> str:
+def memory_bar(entry: types.DevicePlacement, width: int = BAR_WIDTH) -> str:
     """Return a bar of a device's capacity: weights, KV cache, compute buffers and free memory, each at least one column wide."""
     total_mib = max(entry.capacity_mib, entry.total_mib, 1)
     sizes = {sign: size_mib(entry, part) for part, sign in PART_SIGNS.items()}
@@ -48,13 +43,13 @@ def memory_bar(entry: DevicePlacement, width: int = BAR_WIDTH) -> str:
     return "".join(sign * count for sign, count in columns.items())
 
 
-def memory_plans(plan: Plan) -> dict[str, Plan]:
+def memory_plans(plan: types.Plan) -> dict[str, types.Plan]:
     """Return a plan for each model as if it were the only model, by title."""
     next_models = zip((plan.head.models or ())[1:], plan.per_model()[1:])
     return {"Memory": plan, **{f"Memory of {model.name}": model_plan for model, model_plan in next_models}}
 
 
-def memory_lines(plan: Plan) -> list[str]:
+def memory_lines(plan: types.Plan) -> list[str]:
     rows = [["device", "".ljust(BAR_WIDTH), "weights", "KV", "compute", "of"]]
     for entry in plan.placement:
         models = _auxiliary_models_on(plan, entry.device)
@@ -73,17 +68,17 @@ def memory_lines(plan: Plan) -> list[str]:
     return [*tables.table(rows).splitlines(), footer, *uncounted_models(plan), *reason_lines(plan)]
 
 
-def _auxiliary_models_on(plan: Plan, device: str | None) -> list[AuxiliaryModelPlan]:
+def _auxiliary_models_on(plan: types.Plan, device: str | None) -> list[types.AuxiliaryModelPlan]:
     """Return the projector and draft model on a device; None means the head's processor."""
     return [model for model in plan.auxiliary_models if model.device == device]
 
 
-def _auxiliary_row(model: AuxiliaryModelPlan) -> list[str]:
+def _auxiliary_row(model: types.AuxiliaryModelPlan) -> list[str]:
     sizes = [f"≤ {size_mib(model, part):.0f}" for part in PART_SIGNS]
     return [f"  {ROLES[model.role]}", "", *sizes, "compute buffer assumed" if model.assumed else ""]
 
 
-def auxiliary_model_lines(plan: Plan) -> list[str]:
+def auxiliary_model_lines(plan: types.Plan) -> list[str]:
     """Return lines about the projector and draft model, for a page without rows for them."""
     lines = []
     for model in plan.auxiliary_models:
@@ -94,13 +89,13 @@ def auxiliary_model_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def uncounted_models(plan: Plan) -> list[str]:
+def uncounted_models(plan: types.Plan) -> list[str]:
     """Return a line with the models that the sizes of devices do not include, or none."""
     names = {name for entry in plan.placement for name in entry.without}
     return tables.wrap("  not counted: ", ", ".join(sorted(names))) if names else []
 
 
-def reason_lines(plan: Plan) -> list[str]:
+def reason_lines(plan: types.Plan) -> list[str]:
     """Return lines with the reason for each device's layers; devices with the same reason share a line."""
     devices: dict[str, list[str]] = {}
     for entry in plan.placement:

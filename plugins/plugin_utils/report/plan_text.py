@@ -11,15 +11,8 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import prebuilt, replies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STOPPED, Drift
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    AdvisoryPlan,
-    DevicePlacement,
-    LinkEstimate,
-    Plan,
-    Refused,
-)
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import memory_text, speed_text
 
 COMMIT_LENGTH = 12
@@ -27,7 +20,7 @@ MAX_DIFFERENCES = 12
 """Maximum number of differences for each host; the JSON of the plan and the run itself list them all."""
 
 
-def plan_table(plan: Plan) -> str:
+def plan_table(plan: types.Plan) -> str:
     """Return the first parts of the page: release, source, and the devices of the layers."""
     parts, titles = plan_parts(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
     uncached_workers = [
@@ -44,11 +37,11 @@ def plan_table(plan: Plan) -> str:
 ROUTER_NOTE = "One is loaded at a time: a request for another model waits while it loads."
 
 
-def first_model_note(plan: Plan) -> str:
+def first_model_note(plan: types.Plan) -> str:
     return f"Unless stated otherwise, the rest describes {plan.head.models[0].name}." if plan.head.models else ""
 
 
-def model_source_text(plan: Plan) -> str:
+def model_source_text(plan: types.Plan) -> str:
     """Return the origin, number and size of the model's files; empty for files on the head or several models."""
     model = plan.model
     if model.source.partition(":")[0] not in ("huggingface", "url", "copy") or plan.head.models:
@@ -61,7 +54,7 @@ def model_source_text(plan: Plan) -> str:
     return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}"
 
 
-def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:
+def _workers_without_cache(plan: types.Plan) -> list[tuple[str, str]]:
     """Return HOST:NAME of each worker that receives all of its layers over the network at each load, and the reason."""
     return [
         (f"{host_name}:{worker.name}", worker.cache_why)
@@ -71,7 +64,7 @@ def _workers_without_cache(plan: Plan) -> list[tuple[str, str]]:
     ]
 
 
-def plan_page(plan: Plan | Refused, changes: Sequence[str] = ()) -> str:
+def plan_page(plan: types.Plan | types.Refused, changes: Sequence[str] = ()) -> str:
     """Return the whole plan, at most WIDTH columns wide if names allow."""
     lines = plan_title(plan)
     for title, part in plan_parts(plan, changes).items():
@@ -79,8 +72,8 @@ def plan_page(plan: Plan | Refused, changes: Sequence[str] = ()) -> str:
     return "\n".join(["", *lines, ""])
 
 
-def plan_title(plan: Plan | Refused) -> list[str]:
-    if isinstance(plan, Refused):
+def plan_title(plan: types.Plan | types.Refused) -> list[str]:
+    if isinstance(plan, types.Refused):
         return [f"  {plan.cluster} has no plan"]
     source, protocol = model_source_text(plan), plan.release.protocol or "unknown"
     models = ", ".join(model.name for model in plan.head.models or (plan.model,))
@@ -97,7 +90,7 @@ def plan_title(plan: Plan | Refused) -> list[str]:
     ]
 
 
-def _release_origin(plan: Plan) -> str:
+def _release_origin(plan: types.Plan) -> str:
     """Return the origin of the release and the hosts that compile it."""
     release = plan.release
     origins = {"package": "the distribution's package", "pypi": "PyPI", "prebuilt": release.url or prebuilt.URL}
@@ -108,10 +101,10 @@ def _release_origin(plan: Plan) -> str:
     return f"source: {origin}{f'; compiled on {builders} (takes minutes the first time)' if builders else ''}"
 
 
-def plan_parts(plan: Plan | Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
+def plan_parts(plan: types.Plan | types.Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
     """Return the lines of each part of the page that is not empty, by title."""
     refusal_part = {"Refused": [line for reason in plan.reasons for line in tables.wrap("  ", reason)]}
-    if isinstance(plan, Refused):
+    if isinstance(plan, types.Refused):
         return dict(refusal_part)
     parts = {
         "Models": [
@@ -148,7 +141,7 @@ class TopologyRow(NamedTuple):
     device: str
     endpoint: str
     layers: str
-    link: LinkEstimate | None
+    link: types.LinkEstimate | None
 
     def link_text(self) -> str:
         """Return kind and latency of the link, or nothing."""
@@ -156,7 +149,7 @@ class TopologyRow(NamedTuple):
         return f"{link.kind}, {link.one_way_ms:g} ms{'' if link.measured else ' assumed'}" if link else ""
 
 
-def topology_rows(plan: Plan) -> list[TopologyRow]:
+def topology_rows(plan: types.Plan) -> list[TopologyRow]:
     """Return all devices with layers in llama-server's order; the head's processor comes first if it has layers, too."""
     head = plan.head
     links = {link.endpoint: link for link in plan.estimate.links}
@@ -176,7 +169,7 @@ def _layer_range(start: int, count: int) -> str:
     return f"layer {start}" if count == 1 else f"layers {start} to {start + count - 1}"
 
 
-def _layers_text(entry: DevicePlacement, first_layer: int) -> str:
+def _layers_text(entry: types.DevicePlacement, first_layer: int) -> str:
     """Return the layers of a device, like 'layers 4 to 7, output'."""
     parts = [_layer_range(first_layer, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
     if not parts:
@@ -184,7 +177,7 @@ def _layers_text(entry: DevicePlacement, first_layer: int) -> str:
     return ", ".join(parts)
 
 
-def unused_workers(plan: Plan) -> str:
+def unused_workers(plan: types.Plan) -> str:
     """Return a text with the declared workers without a layer."""
     workers = [
         f"{name} {worker.device} {worker.endpoint}"
@@ -200,7 +193,7 @@ def unused_workers(plan: Plan) -> str:
     return ", ".join(workers)
 
 
-def _topology(plan: Plan) -> list[str]:
+def _topology(plan: types.Plan) -> list[str]:
     head = plan.head
     rows = [["├─", row.host, row.device, row.endpoint, row.layers, row.link_text()] for row in topology_rows(plan)]
     lines = [f"  {head.host}  llama-server, {head.url}"]
@@ -213,7 +206,7 @@ def _topology(plan: Plan) -> list[str]:
     return lines + (tables.wrap("  declared but unused: ", unused_names) if unused_names else [])
 
 
-def _ports(plan: Plan) -> list[str]:
+def _ports(plan: types.Plan) -> list[str]:
     lines = []
     for name, host in plan.hosts.items():
         ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
@@ -234,13 +227,13 @@ def _ports(plan: Plan) -> list[str]:
     return lines or ["  none: the workers listen on loopback only"]
 
 
-def advisory_title(advisory: AdvisoryPlan) -> str:
+def advisory_title(advisory: types.AdvisoryPlan) -> str:
     """Return a title like 'error, accepted: ID on HOST'."""
     hosts = f" on {', '.join(advisory.hosts)}" if advisory.hosts else ""
     return f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}{hosts}"
 
 
-def _advisories(plan: Plan) -> list[str]:
+def _advisories(plan: types.Plan) -> list[str]:
     lines = []
     for entry in plan.advisories:
         lines.append(f"  {advisory_title(entry)}")
@@ -250,7 +243,7 @@ def _advisories(plan: Plan) -> list[str]:
 
 
 def changes_of(
-    plan: Plan,
+    plan: types.Plan,
     restarts: Mapping[str, Sequence[str]],
     drifts: Mapping[str, Drift],
     skipped_hosts: Mapping[str, str],
@@ -284,7 +277,7 @@ def changes_of(
     return lines
 
 
-def chat_page_lines(plan: Plan, has_page: bool) -> list[str]:
+def chat_page_lines(plan: types.Plan, has_page: bool) -> list[str]:
     """Return lines with the address of the chat page, or with a reference to its documentation."""
     if has_page:
         return [f"  Chat with the model in a browser: {plan.head.url}/"]
@@ -292,7 +285,7 @@ def chat_page_lines(plan: Plan, has_page: bool) -> list[str]:
     return [] if is_off else ["  The server has no chat page; docs/clients.md describes how to get it."]
 
 
-def request_lines(plan: Plan, certificate_names: Sequence[str] = ()) -> list[str]:
+def request_lines(plan: types.Plan, certificate_names: Sequence[str] = ()) -> list[str]:
     """Return a request to the server as a shell command for the head."""
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
     path = replies.textless_path((plan.head.models[0] if plan.head.models else plan.head).argv)
@@ -350,7 +343,7 @@ class Command(NamedTuple):
     environment: Mapping[str, str]
 
 
-def commands(plan: Plan) -> list[Command]:
+def commands(plan: types.Plan) -> list[Command]:
     started_services = [
         Command(name, service.name, service.process, service.environment)
         for name, host in plan.hosts.items()
@@ -362,7 +355,7 @@ def commands(plan: Plan) -> list[Command]:
     ]
 
 
-def commands_page(plan: Plan) -> list[str]:
+def commands_page(plan: types.Plan) -> list[str]:
     return [
         line
         for command in commands(plan)

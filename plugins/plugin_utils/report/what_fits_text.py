@@ -6,15 +6,10 @@ import textwrap
 from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.what_fits import (
-    GIB,
-    ORDER_TEXT,
-    FitQuery,
-    FitResult,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import what_fits
 
 
-def text_of(rows: Sequence[FitResult], question: FitQuery) -> str:
+def text_of(rows: Sequence[what_fits.FitResult], question: what_fits.FitQuery) -> str:
     """Return the table for a person."""
     served_rows = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
     other_rows = [["not served", "uses", "file", "GiB", "why"]]
@@ -24,7 +19,7 @@ def text_of(rows: Sequence[FitResult], question: FitQuery) -> str:
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
-    note = f"Contexts: {question.context} tokens, and the largest that fits. Speeds are for an empty context. {ORDER_TEXT.format(question.speed)}"
+    note = f"Contexts: {question.context} tokens, and the largest that fits. Speeds are for an empty context. {what_fits.ORDER_TEXT.format(question.speed)}"
     return "\n".join(
         [
             *textwrap.wrap(note, tables.PAGE_WIDTH),
@@ -34,10 +29,10 @@ def text_of(rows: Sequence[FitResult], question: FitQuery) -> str:
     )
 
 
-def _cells(row: FitResult) -> list[str]:
+def _cells(row: what_fits.FitResult) -> list[str]:
     counts = dict.fromkeys((row.parameters, row.active))
     parameters = " of ".join(f"{count / 1e9:.{0 if count > 1e10 else 1}f} B" for count in reversed(counts))
-    cells = [parameters, row.quantisation, f"{row.bytes / GIB:.1f}"]
+    cells = [parameters, row.quantisation, f"{row.bytes / what_fits.GIB:.1f}"]
     if row.why_not:
         return cells
     contexts = dict.fromkeys((row.context, row.longest_context))

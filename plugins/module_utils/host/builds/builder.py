@@ -17,13 +17,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import manifest, store
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.installer import (
-    Installer,
-    Patch,
-    Source,
-    check_sha256,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.manifest import Manifest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
@@ -40,9 +34,15 @@ STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Expression for grep -E: progress lines of ninja and of this module in a build's log."""
 
 
-class Builder(Installer):
+class Builder(installer.Installer):
     def __init__(
-        self, prefix: str, cache: str, build: BuildPlan, release: ReleasePlan, source: Source, account: str | None
+        self,
+        prefix: str,
+        cache: str,
+        build: BuildPlan,
+        release: ReleasePlan,
+        source: installer.Source,
+        account: str | None,
     ) -> None:
         super().__init__(prefix, build, account)
         self.cache_folder = Path(cache)
@@ -156,19 +156,19 @@ class Builder(Installer):
 
     def _unpack(self) -> None:
         archive_path = Path(self.source.archive)
-        check_sha256(archive_path, self.source.sha256)
+        installer.check_sha256(archive_path, self.source.sha256)
         depth = len(Path(self.member).parts) if self.member else 1
         self._run("clean", ["rm", "-rf", "source", "build"])
         self._run("clean", ["mkdir", "source"])
         argv = ["tar", "-xmf", str(archive_path), "-C", "source", f"--strip-components={depth}", "--no-same-owner"]
         self._run("unpack", [*argv, *([self.member] if self.member else [])])
         if self.source.page:  # a build embeds what is in this folder, and downloads nothing
-            check_sha256(Path(self.source.page.path), self.source.page.sha256)
+            installer.check_sha256(Path(self.source.page.path), self.source.page.sha256)
             self._run("unpack", ["mkdir", "-p", "source/tools/ui/dist"])
             self._run("unpack", ["tar", "-xmf", self.source.page.path, "-C", "source/tools/ui/dist", "--no-same-owner"])
 
-    def _patch(self, patch: Patch) -> None:
-        check_sha256(Path(patch.path), patch.sha256)
+    def _patch(self, patch: installer.Patch) -> None:
+        installer.check_sha256(Path(patch.path), patch.sha256)
         status, printed_lines = self._run_logged(
             f"patch {patch.name}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch.path]
         )

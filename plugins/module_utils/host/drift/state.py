@@ -29,28 +29,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import kept_plan, retention
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import (
-    DIFFERENT,
-    FOREIGN,
-    RUNNING,
-    STOPPED,
-    WAITING,
-    Difference,
-    Drift,
-    Kind,
-    ServiceState,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    AccountPlan,
-    FilePlan,
-    FolderPlan,
-    HostPlan,
-    ServicePlan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import drift, host_types, kept_plan, retention
 
 
-def served_fallback(service: ServicePlan, argv_by_pid: Mapping[int, list[str]]) -> tuple[str, int] | None:
+def served_fallback(service: host_types.ServicePlan, argv_by_pid: Mapping[int, list[str]]) -> tuple[str, int] | None:
     """Return the name and the process of the fallback that the head serves on."""
     matches = (
         (entry.name, pid) for entry in service.fallbacks or () for pid in _find_processes(entry.process, argv_by_pid)
@@ -64,8 +46,8 @@ def _find_processes(argv: Sequence[str], argv_by_pid: Mapping[int, list[str]]) -
 
 
 def service_state(
-    service: ServicePlan, argv_by_pid: Mapping[int, list[str]], sockets: processes.Sockets
-) -> ServiceState:
+    service: host_types.ServicePlan, argv_by_pid: Mapping[int, list[str]], sockets: processes.Sockets
+) -> drift.ServiceState:
     """Return the state of a planned service. A planned fallback counts as planned.
 
     :param argv_by_pid: process → argv, from processes.account_processes.
@@ -81,10 +63,12 @@ def service_state(
         is_planned = variables is None or all(
             variables.get(name) == value for name, value in service.environment.items()
         )
-        state = (RUNNING if programs else WAITING) if is_planned else DIFFERENT
+        state = (drift.RUNNING if programs else drift.WAITING) if is_planned else drift.DIFFERENT
     else:
-        state = DIFFERENT if pids else FOREIGN if processes.is_occupied(address, int(port)) else STOPPED
-    return ServiceState(
+        state = (
+            drift.DIFFERENT if pids else drift.FOREIGN if processes.is_occupied(address, int(port)) else drift.STOPPED
+        )
+    return drift.ServiceState(
         state=state,
         pid=pids[0] if pids else None,
         addresses=tuple(processes.listening_addresses(int(port), sockets)),
@@ -93,9 +77,9 @@ def service_state(
     )
 
 
-def port_conflicts(services: Iterable[ServicePlan], states: Mapping[str, ServiceState]) -> str | None:
+def port_conflicts(services: Iterable[host_types.ServicePlan], states: Mapping[str, drift.ServiceState]) -> str | None:
     """Return a sentence about ports of planned services that other programs use, or None."""
-    blocked_services = [service for service in services if states[service.name].state == FOREIGN]
+    blocked_services = [service for service in services if states[service.name].state == drift.FOREIGN]
     if not blocked_services:
         return None
     variables = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked_services)
@@ -103,16 +87,18 @@ def port_conflicts(services: Iterable[ServicePlan], states: Mapping[str, Service
     return f"Another program already uses {conflicts}: stop that program, or change {' and '.join(variables)}."
 
 
-def _account_differences(accounts: Iterable[AccountPlan]) -> Iterator[Difference]:
+def _account_differences(accounts: Iterable[host_types.AccountPlan]) -> Iterator[drift.Difference]:
     for account in accounts:
         try:
             pwd.getpwnam(account.name)
         except KeyError:
-            yield Difference("account", account.name, f"account {account.name} is missing")
+            yield drift.Difference("account", account.name, f"account {account.name} is missing")
             continue
         missing_groups = [group for group in account.groups if account.name not in _members(group)]
         if missing_groups:
-            yield Difference("account", account.name, f"account {account.name} is not in {', '.join(missing_groups)}")
+            yield drift.Difference(
+                "account", account.name, f"account {account.name} is not in {', '.join(missing_groups)}"
+            )
 
 
 def _members(group: str) -> list[str]:
@@ -122,21 +108,21 @@ def _members(group: str) -> list[str]:
     return []
 
 
-def _folder_differences(folders: Iterable[FolderPlan]) -> Iterator[Difference]:
+def _folder_differences(folders: Iterable[host_types.FolderPlan]) -> Iterator[drift.Difference]:
     for path, owner, mode in folders:
         try:
             status = os.stat(path)
         except OSError:
-            yield Difference("folder", path, f"folder {path} is missing")
+            yield drift.Difference("folder", path, f"folder {path} is missing")
             continue
         actual_mode, actual_owner = f"{stat.S_IMODE(status.st_mode):04o}", processes.owner_of(status.st_uid)
         if mode and mode != actual_mode:
-            yield Difference("folder", path, f"folder {path} has mode {actual_mode}, planned: {mode}")
+            yield drift.Difference("folder", path, f"folder {path} has mode {actual_mode}, planned: {mode}")
         if owner and owner != actual_owner:
-            yield Difference("folder", path, f"folder {path} belongs to {actual_owner}, planned: {owner}")
+            yield drift.Difference("folder", path, f"folder {path} belongs to {actual_owner}, planned: {owner}")
 
 
-def _is_unchanged(file: FilePlan) -> bool:
+def _is_unchanged(file: host_types.FilePlan) -> bool:
     """Return whether a file exists with the planned content. For the known-answer model, compare size and time."""
     path = Path(file.path)
     if not file.sha256:
@@ -144,7 +130,7 @@ def _is_unchanged(file: FilePlan) -> bool:
     return path.is_file() and path.stat().st_size == file.bytes and sha256(path) == file.sha256
 
 
-def _outdated_services(plan: HostPlan, states: Mapping[str, ServiceState]) -> list[str]:
+def _outdated_services(plan: host_types.HostPlan, states: Mapping[str, drift.ServiceState]) -> list[str]:
     """Return services with a missing or different definition, or started with another definition or other files."""
     outdated_services, manager = [], service_managers.MANAGERS[plan.service_manager]
     for service in plan.services:
@@ -156,17 +142,17 @@ def _outdated_services(plan: HostPlan, states: Mapping[str, ServiceState]) -> li
     return outdated_services
 
 
-def _system_differences(plan: HostPlan) -> Iterator[Difference]:
+def _system_differences(plan: host_types.HostPlan) -> Iterator[drift.Difference]:
     if not service_managers.MANAGERS[plan.service_manager].host_settings:
         return
     system = System()
     manager = plan.firewall_manager or "a firewall that is not active"
     if firewall_rules.has_differences(plan.firewall_manager, plan.firewall, system):
-        yield Difference("firewall", manager, f"rules of {manager} are not as planned")
+        yield drift.Difference("firewall", manager, f"rules of {manager} are not as planned")
     if configuration.has_changes(plan.links, system):
-        yield Difference("link", "links", "links are not as planned")
+        yield drift.Difference("link", "links", "links are not as planned")
     if kernel_parameters.has_changes(plan.tuning.parameters, system):
-        yield Difference("tuning", "tuning", "kernel parameters are not as planned")
+        yield drift.Difference("tuning", "tuning", "kernel parameters are not as planned")
 
 
 def running_releases(prefix: str, argv_by_pid: Mapping[int, list[str]]) -> list[str]:
@@ -175,7 +161,7 @@ def running_releases(prefix: str, argv_by_pid: Mapping[int, list[str]]) -> list[
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
 
 
-def unneeded_releases(plan: HostPlan) -> list[str]:
+def unneeded_releases(plan: host_types.HostPlan) -> list[str]:
     """Return the releases to remove, excluding releases that are planned, in a kept plan, being built or running."""
     folder = Path(plan.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
@@ -188,24 +174,24 @@ def unneeded_releases(plan: HostPlan) -> list[str]:
     return retention.unneeded_releases(planned_ids, mtimes, unused_releases)
 
 
-def _differences(kind: Kind, subjects: Iterable[str], text: str) -> Iterator[Difference]:
+def _differences(kind: drift.Kind, subjects: Iterable[str], text: str) -> Iterator[drift.Difference]:
     """Yield a difference for each subject, which replaces {} in the text."""
-    return (Difference(kind, subject, text.format(subject)) for subject in subjects)
+    return (drift.Difference(kind, subject, text.format(subject)) for subject in subjects)
 
 
-def _file_differences(changed_paths: Iterable[str]) -> Iterator[Difference]:
+def _file_differences(changed_paths: Iterable[str]) -> Iterator[drift.Difference]:
     """Yield a difference for the changed files of each folder."""
     for folder, paths in itertools.groupby(sorted(changed_paths, key=os.path.dirname), os.path.dirname):
         path, *other_paths = paths
         if other_paths:
-            yield Difference(
+            yield drift.Difference(
                 "file", folder, f"{1 + len(other_paths)} files in {folder} are missing or have different content"
             )
         else:
-            yield Difference("file", path, f"{path} is missing or has different content")
+            yield drift.Difference("file", path, f"{path} is missing or has different content")
 
 
-def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
+def _installed_manifests(plan: host_types.HostPlan) -> dict[str, manifest.Manifest | None]:
     """Return manifests of planned builds; None if missing, damaged or untrusted."""
     releases_folder = Path(plan.prefix) / "releases"
     return {
@@ -214,20 +200,20 @@ def _installed_manifests(plan: HostPlan) -> dict[str, manifest.Manifest | None]:
     }
 
 
-def _model_differences(differences: model_files.Differences) -> Iterator[Difference]:
+def _model_differences(differences: model_files.Differences) -> Iterator[drift.Difference]:
     yield from _differences("model", differences.missing_files, "model file {} is missing or has different content")
     yield from _differences(
         "model", differences.unchecked_files, "model file {} has not been checked, or has changed since its check"
     )
 
 
-def _record_difference(identity: str | None, last_record: kept_plan.LastPlan | None) -> Iterator[Difference]:
+def _record_difference(identity: str | None, last_record: kept_plan.LastPlan | None) -> Iterator[drift.Difference]:
     """:param identity: id of the plan; None for a plan that is not kept."""
     if identity and not (last_record and last_record.served and last_record.id == identity):
-        yield Difference("record", identity, f"plan {identity} is not the last plan that served")
+        yield drift.Difference("record", identity, f"plan {identity} is not the last plan that served")
 
 
-def compare_host(plan: HostPlan) -> Drift:
+def compare_host(plan: host_types.HostPlan) -> drift.Drift:
     """Return how this host differs from its part of the plan."""
     argv_by_pid = processes.account_processes(plan.prefix, plan.account)
     sockets = processes.read_sockets()
@@ -243,7 +229,7 @@ def compare_host(plan: HostPlan) -> Drift:
     models = reading.read_from_disk(first_path, lambda: model_files.differences(plan.model))
     last_record = kept_plans.last_plan(plan.prefix)
     keys = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
-    return Drift(
+    return drift.Drift(
         services=services,
         defined=tuple(defined_services),
         unplanned=tuple(unplanned_services),
@@ -262,12 +248,12 @@ def compare_host(plan: HostPlan) -> Drift:
             *_model_differences(models),
             *_differences("definition", outdated_services, "{} is not defined as planned"),
             *_differences("boot", sorted(installation.disabled_services(paths, services)), "{} does not start at boot"),
-            *(Difference("manager", plan.service_manager, text) for text in installation.problems(paths)),
+            *(drift.Difference("manager", plan.service_manager, text) for text in installation.problems(paths)),
             *_system_differences(plan),
             *(
-                Difference("service", name, f"{name} is {service.state}")
+                drift.Difference("service", name, f"{name} is {service.state}")
                 for name, service in services.items()
-                if service.state not in (RUNNING, WAITING)
+                if service.state not in (drift.RUNNING, drift.WAITING)
             ),
             *_differences("unplanned", unplanned_services, "{} is no longer planned"),
             *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),

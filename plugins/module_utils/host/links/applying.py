@@ -9,12 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.configuration import (
-    compare,
-    is_unplugged,
-    state_lines,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import configuration, inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspection import NETWORK_MANAGER, NETWORKD
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
@@ -33,7 +28,7 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
     :returns: files and interfaces before and after, as text.
     :raises Refusal: the links must not be configured (then nothing has changed), or an interface does not get its settings.
     """
-    state = compare(links, system)
+    state = configuration.compare(links, system)
     text_before, text_after = state.texts()
     if check or text_before == text_after:
         return text_before, text_after
@@ -54,7 +49,7 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
         {name: address for name, address in state.former.items() if (name, address) not in kept_interfaces}, system
     )
     deadline = time.monotonic() + CONFIGURE_SECONDS
-    while (lines := state_lines(managed_links, inspection.inspect(system), system)) != goals:
+    while (lines := configuration.state_lines(managed_links, inspection.inspect(system), system)) != goals:
         if time.monotonic() > deadline:
             raise Refusal(
                 f"llama_links: {CONFIGURE_SECONDS} seconds after the change, {'; '.join(lines)}. Check `{STATUS_COMMANDS[state.manager]}`, whether another "
@@ -70,7 +65,7 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
     if manager == NETWORK_MANAGER:
         system.run(["nmcli", "connection", "reload"])
         for link in links:
-            if not is_unplugged(link, system):
+            if not configuration.is_unplugged(link, system):
                 up_command = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
                 system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up_command])
     if manager == NETWORKD:
