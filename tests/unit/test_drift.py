@@ -18,17 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import REPLACEMENTS_FILE
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    AccountPlan,
-    FilePlan,
-    FirewallRule,
-    FolderPlan,
-    KernelTuning,
-    LinkPlan,
-    ModelFilePlan,
-    ServiceFallback,
-)
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 from support import builds
 from support.hosts import build_plan, free_port, host_plan, service_plan
@@ -92,7 +83,7 @@ def test_a_service_in_the_words_of_its_build_runs_as_planned(installation, popen
     process = popen([*words, "-c", "8"], executable=sys.executable, stdout=subprocess.PIPE)
     process.stdout.readline()
     planned = service(program, port, process=(*words, "--ctx-size", "8", "--fit", "off"))
-    fallback = planned._replace(process=("x",), fallbacks=(ServiceFallback("worker1", planned.process),))
+    fallback = planned._replace(process=("x",), fallbacks=(host_types.ServiceFallback("worker1", planned.process),))
     assert [state_of(prefix, one).pid for one in (planned, fallback)] == [process.pid] * 2
     assert state_of(prefix, fallback).fallback == "worker1"
 
@@ -165,8 +156,8 @@ def planned(tmp_path):
             cache=str(tmp_path / "cache"),
             state=str(prefix / "state"),
             units=str(units),
-            folders=(FolderPlan(str(prefix), None, "0755"),),
-            files=(FilePlan(f"{prefix}/model", 5, sha256=hashlib.sha256(b"model").hexdigest()),),
+            folders=(host_types.FolderPlan(str(prefix), None, "0755"),),
+            files=(host_types.FilePlan(f"{prefix}/model", 5, sha256=hashlib.sha256(b"model").hexdigest()),),
             builds=(build_plan("here", "worker"),),
             services=(service(prefix / "x", free_port(), definition=DEFINED),),
         )
@@ -188,7 +179,7 @@ def test_only_what_does_not_run_differs(planned):
 
 def test_the_known_answer_model_is_compared_by_its_size_and_time(planned):
     path = planned.prefix / "known-answer.gguf"
-    planned.change(files=(FilePlan(str(path), 5),))
+    planned.change(files=(host_types.FilePlan(str(path), 5),))
     for size, modified, changed in (
         (5, names.KNOWN_ANSWER_MTIME, False),
         (4, names.KNOWN_ANSWER_MTIME, True),
@@ -205,9 +196,9 @@ def under_systemd(monkeypatch, planned, **changes):
     monkeypatch.setattr(state, "System", lambda: Machine(planned.prefix.parent / "root").system)
 
 
-RULE = FirewallRule(50052, ("192.0.2.10",), "192.0.2.11")
-LINK = LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True)
-TUNING = KernelTuning({"ttm.pages_limit": "1"}, False)
+RULE = host_types.FirewallRule(50052, ("192.0.2.10",), "192.0.2.11")
+LINK = host_types.LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True)
+TUNING = host_types.KernelTuning({"ttm.pages_limit": "1"}, False)
 
 
 def without_lingering(monkeypatch, planned):
@@ -224,7 +215,7 @@ def with_model(planned, size=7, sha256="a" * 64, recorded="a" * 64):
     if recorded:
         path.with_name(".source.json").write_text(json.dumps({"files": [entry]}))
     url = "https://models.example.org/m.gguf"
-    planned.change(model=(ModelFilePlan("m.gguf", "model", str(path), url, 7, sha256),))
+    planned.change(model=(host_types.ModelFilePlan("m.gguf", "model", str(path), url, 7, sha256),))
     return str(path)
 
 
@@ -252,11 +243,11 @@ def test_a_model_that_is_fetched_is_compared_with_its_record(planned, more, text
 
 
 def with_account(planned, name, *groups):
-    planned.change(accounts=(AccountPlan(name, groups, "/"),))
+    planned.change(accounts=(host_types.AccountPlan(name, groups, "/"),))
 
 
 def with_folder(planned, path, owner=None):
-    planned.change(folders=(FolderPlan(path, owner, "0755"),))
+    planned.change(folders=(host_types.FolderPlan(path, owner, "0755"),))
 
 
 def with_key(planned, mode=None):
@@ -311,7 +302,7 @@ def test_each_difference_is_found(planned, monkeypatch, kind, said, spoil):
 
 
 def test_files_of_one_folder_are_one_difference(planned):
-    planned.change(files=[FilePlan(f"/no/such/{name}", 1) for name in ("a", "deep/b", "c")])
+    planned.change(files=[host_types.FilePlan(f"/no/such/{name}", 1) for name in ("a", "deep/b", "c")])
     found = [difference.text for difference in planned.drift().differences if difference.kind == "file"]
     assert found == [
         "2 files in /no/such are missing or have different content",

@@ -15,14 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Check,
-    Exits,
-    Handshakes,
-    Health,
-    LinkMeasurement,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import start_log, types
 from ansible_collections.llamacpp.cluster.plugins.modules import verify as verify_module
 from conftest import typed
 from support.drift import drifts
@@ -49,7 +42,7 @@ def test_a_cluster_that_does_what_was_planned(plan):
 
 def with_answer(evidence, endpoint, **changes):
     workers = evidence.handshakes.workers
-    return evidence._replace(handshakes=Handshakes({**workers, endpoint: workers[endpoint]._replace(**changes)}))
+    return evidence._replace(handshakes=types.Handshakes({**workers, endpoint: workers[endpoint]._replace(**changes)}))
 
 
 def with_server(evidence, **changes):
@@ -78,10 +71,10 @@ def changed(evidence, **values):
     return evidence._replace(**values)
 
 
-BROKEN_RECORD = Handshakes({}, "handshakes.json cannot be used")
+BROKEN_RECORD = types.Handshakes({}, "handshakes.json cannot be used")
 WAITS = "the head waits for worker x: refused"
 WRONG_EVIDENCE = [
-    ("handshake", "recorded no handshake", partial(changed, handshakes=Handshakes({ONE: ANSWER}))),
+    ("handshake", "recorded no handshake", partial(changed, handshakes=types.Handshakes({ONE: ANSWER}))),
     ("handshake", "handshakes.json cannot be used", partial(changed, handshakes=BROKEN_RECORD)),
     ("handshake", "silent: held", partial(with_answer, endpoint=ONE, state="silent", detail="held")),
     ("handshake", "planned: 1 device", partial(with_answer, endpoint=ONE, devices=(WorkerDevice(9, 9),))),
@@ -236,14 +229,14 @@ def test_the_port_of_a_worker(monkeypatch):
 def test_links(plan):
     without_iperf = "iperf3 is not installed on head"
     cases = [
-        (LinkMeasurement(9412, 0.214, "", True), "passed", "9412 Mbit/s, round trip 0.21 ms"),
+        (types.LinkMeasurement(9412, 0.214, "", True), "passed", "9412 Mbit/s, round trip 0.21 ms"),
         (
-            LinkMeasurement(None, 0.2, without_iperf, False),
+            types.LinkMeasurement(None, 0.2, without_iperf, False),
             "passed",
             f"round trip 0.20 ms, {without_iperf}, run with -e llama_link_measure=true to use this measurement in planning",
         ),
         (
-            LinkMeasurement(None, None, without_iperf, False),
+            types.LinkMeasurement(None, None, without_iperf, False),
             "not tested",
             f"{without_iperf}, the head's ping was not answered: run with -e llama_link_measure=true to measure again",
         ),
@@ -251,7 +244,7 @@ def test_links(plan):
     ]
     for measured, status, text in cases:
         report = judged(plan, healthy(plan)._replace(links={"worker1": measured}))
-        assert checks(report, "link") == [Check("link", "worker1", status, text)]
+        assert checks(report, "link") == [types.Check("link", "worker1", status, text)]
 
 
 def test_buffers_that_the_log_does_not_list_are_not_tested(plan):
@@ -427,7 +420,7 @@ def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
 
 def test_a_head_that_fails_or_answers_in_another_form_is_named(local, plan):
     form, right = "The report of here about the server", healthy(plan)
-    contradictions = (right._replace(server=None), right._replace(health=Health(False, "no")))
+    contradictions = (right._replace(server=None), right._replace(health=types.Health(False, "no")))
     odd = (None, [], {}, {"health": {"healthy": True, "detail": "\x1b[2J"}}, *contradictions)
     for answer, said in (*((one, form) for one in odd), ({"failed": True, "msg": "no ss there\x1b[2J"}, "no ss there")):
         with pytest.raises(AnsibleActionFail, match=said) as raised:
@@ -472,7 +465,7 @@ def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch
 
 
 def test_the_gate_ends_with_the_log_of_a_server_that_ends_at_each_start(local):
-    crashed = unhealthy("Connection refused", exits=Exits(3, "with status 1", ("bad model",)))
+    crashed = unhealthy("Connection refused", exits=types.Exits(3, "with status 1", ("bad model",)))
     result = verify(local.plan(), unhealthy("Connection refused"), crashed, gate=True)
     assert "exited 3 times" in result["msg"]
     assert result["msg"].endswith("\nbad model")

@@ -8,11 +8,7 @@ from ansible.errors import AnsibleActionFail
 from ansible_collections.llamacpp.cluster.plugins.action import rollback as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import rollback
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Health,
-    ServedFallback,
-    ServerEvidence,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import types
 from conftest import typed
 from support import verification
 from support.actions import run
@@ -245,9 +241,9 @@ def test_the_gate_takes_the_plan_that_a_head_keeps(kept):
     plan = steps(answers)["plan"]
     plan["model"].update(known_answer=None, name="some model")
     right = verification.unhealthy(
-        health=Health(True, "ok"),
-        server=ServerEvidence({}, 0, verification.RIGHT),
-        fallback=ServedFallback("worker2:cpu", 1),
+        health=types.Health(True, "ok"),
+        server=types.ServerEvidence({}, 0, verification.RIGHT),
+        fallback=types.ServedFallback("worker2:cpu", 1),
     )
     assert verification.verify(plan, right, gate=True) == {"changed": False}
     impatient = {**plan, "head": {**plan["head"], "start_timeout": 1}}

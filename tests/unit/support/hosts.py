@@ -6,14 +6,9 @@ import secrets
 import socket
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    BuildPlan,
-    HostPlan,
-    KernelTuning,
-    ServicePlan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
-NOTHING_PLANNED = HostPlan(
+NOTHING_PLANNED = host_types.HostPlan(
     scope="user",
     prefix="/p",
     cache="/c",
@@ -24,7 +19,7 @@ NOTHING_PLANNED = HostPlan(
     account=None,
     accounts=(),
     folders=(),
-    tuning=KernelTuning({}, False),
+    tuning=host_types.KernelTuning({}, False),
     runtime=None,
     tools={},
     optional_tools={},
@@ -55,13 +50,15 @@ def host_plan(**changes):
 
 
 def build_plan(identity, *targets):
-    return BuildPlan(identity, "r", "cpu", "k", {}, {}, targets, {}, "here", ("here",))
+    return host_types.BuildPlan(identity, "r", "cpu", "k", {}, {}, targets, {}, "here", ("here",))
 
 
 def service_plan(argv, listens, **changes):
     """A worker, or what else ``changes`` say."""
     argv = tuple(map(str, argv))
-    planned = ServicePlan("llamacpp-worker-x", "worker", False, "", argv, argv, {}, listens, (), None, (), (), {}, ())
+    planned = host_types.ServicePlan(
+        "llamacpp-worker-x", "worker", False, "", argv, argv, {}, listens, (), None, (), (), {}, ()
+    )
     return planned._replace(**changes)
 
 

@@ -10,27 +10,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake, WorkerDevice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ServedModel
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Completion,
-    Evidence,
-    Exits,
-    Handshakes,
-    Health,
-    ServerEvidence,
-    Subject,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, types
 
 from support import actions
 from support.drift import drifts
 
 ANSWER = Handshake("ok", "", "7.0.0", (WorkerDevice(65536, 65536),))
-RIGHT = Completion(known_answer.SENTENCE, 33, 700.0)
+RIGHT = types.Completion(known_answer.SENTENCE, 33, 700.0)
 
 
 def subject(plan):
     """:param plan: as JSON."""
-    return typed_json.parse(Subject, plan)
+    return typed_json.parse(types.Subject, plan)
 
 
 def several(plan, *names):
@@ -43,7 +34,7 @@ def several(plan, *names):
 
 def unhealthy(detail="refused", **changes):
     """The evidence of a server that is not healthy."""
-    evidence = Evidence(Health(False, detail), Exits(0, "", ()), (), Handshakes({}), {})
+    evidence = types.Evidence(types.Health(False, detail), types.Exits(0, "", ()), (), types.Handshakes({}), {})
     return evidence._replace(**changes)
 
 
@@ -51,9 +42,9 @@ def healthy(plan, completion=RIGHT):
     """The evidence of a server that does what was planned."""
     endpoints = [worker.endpoint for host in plan.hosts.values() for worker in host.workers]
     buffers = {one.device: {"model": one.weights_mib, "KV": one.kv_mib, "compute": 1.0} for one in plan.placement}
-    handshakes = Handshakes(dict.fromkeys(endpoints, ANSWER))
-    server = ServerEvidence(buffers, 0, completion)
-    return unhealthy(health=Health(True, "ok"), handshakes=handshakes, server=server)
+    handshakes = types.Handshakes(dict.fromkeys(endpoints, ANSWER))
+    server = types.ServerEvidence(buffers, 0, completion)
+    return unhealthy(health=types.Health(True, "ok"), handshakes=handshakes, server=server)
 
 
 def reports(plan):
