@@ -121,7 +121,6 @@ class ActionModule(Action):
         self._call_module(state="started", definition=definitions.definition(self._host, _service_of(loads), seconds))
 
     def _finish(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
-        """Start the server again, and write the results."""
         try:
             self._call_module(state="absent")
         finally:
@@ -178,7 +177,6 @@ class ActionModule(Action):
                 self.write_record(self._host.prefix, names.MEASURED_SPEED, record)
 
     def _call_module(self, **arguments: Any) -> dict:
-        """Return the result of the module on the head."""
         answer = self.run_module(host=typed_json.dump(installation.planned_paths(self._host)), **arguments)
         if answer.get("failed"):
             raise AnsibleActionFail(f"benchmark on {self._name}: {failure_reason(answer)}")

@@ -121,7 +121,6 @@ def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
-    """Return a host's report on its links and models."""
     findings = typed_json.parse_report(name, "links and models", Discovered, (result or {}).get("discovered") or {})
     for model in findings.models:
         try:
@@ -132,7 +131,6 @@ def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
 
 
 def _model_report(model: FoundModel | None) -> dict[str, Any]:
-    """Return the result of model_info for a model."""
     if not model:
         return {}
     report = {"summary": model.summary, "unreadable_path": model.unreadable_path}

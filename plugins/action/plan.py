@@ -90,7 +90,6 @@ class ActionModule(Action):
 def make_plan(
     find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], model: Mapping[str, Any]
 ) -> Plan | Refused:
-    """Return the plan of a task's inventory."""
     digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
     try:
         name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))

@@ -137,7 +137,6 @@ class ActionModule(Action):
                 display.display(f"  {line}")
 
     def _record(self, plan: Plan, report: types.Report, evidence: list[types.Evidence], is_asleep: bool) -> None:
-        """Record the result on the head."""
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix

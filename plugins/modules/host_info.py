@@ -80,7 +80,6 @@ def compare_kept_plan(plan):
 
 
 def report(arguments):
-    """Return the result of the module."""
     if arguments.only_kept_plans:
         prefix = detect_paths(arguments.scope).prefix
         plans = {slot: kept_plans.read_plan(prefix, slot) for slot in kept_plans.SLOTS}

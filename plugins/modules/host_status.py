@@ -58,7 +58,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types impo
 
 
 def report_status(arguments):
-    """Return the result of the module."""
     texts: dict[str, Any] = {}
     drift, condition = host_status.read_status(arguments.scope, arguments.plan, arguments.head)
     if arguments.report:

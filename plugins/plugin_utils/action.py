@@ -74,7 +74,6 @@ class Action(ActionBase):
 
     @property
     def host(self) -> str:
-        """Return the name of the host of this task."""
         return self.variables["inventory_hostname"]
 
     def run_module(self, name: str = "", /, **arguments: Any) -> dict:

@@ -29,7 +29,6 @@ _Dumper.add_representer(_Name, lambda dumper, name: dumper.represent_scalar("tag
 
 
 def inventory(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | Refused) -> str:
-    """Return the text of the inventory."""
     head, hosts = proposal.head.name, proposal.hosts
     workers = {_Name(name): hosts[name] if name != head else {} for name in proposal.groups["llama_workers"]}
     groups = {"llama_head": {"hosts": {_Name(head): hosts[head]}}, "llama_workers": {"hosts": workers}}

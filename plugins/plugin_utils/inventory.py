@@ -227,7 +227,6 @@ def _restore_last_known(facts: Any, cached_facts: Any) -> Any:
 
 
 def cluster_group(task_vars: Mapping[str, Any]) -> str:
-    """Return the name of the group with the cluster's hosts."""
     return task_vars.get("llama_cluster_group") or names.CLUSTER_GROUP
 
 

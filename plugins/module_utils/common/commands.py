@@ -39,7 +39,6 @@ class CommandError(Refusal):
 
 
 def find(program: str) -> str | None:
-    """Return the path of a program, or None."""
     return shutil.which(program, path=SEARCH_PATH)
 
 

@@ -73,7 +73,6 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds the lock."""
     try:
         with hold(path) if path.exists() else nullcontext():
             return False

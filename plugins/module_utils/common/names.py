@@ -125,17 +125,14 @@ ROLLING_DISTRIBUTIONS = ("opensuse-tumbleweed",)
 
 
 def address_of(endpoint: str) -> str:
-    """Return the address in ``ADDRESS:PORT``."""
     return endpoint.rpartition(":")[0]
 
 
 def port_of(endpoint: str) -> int:
-    """Return the port in ``ADDRESS:PORT``."""
     return int(endpoint.rpartition(":")[2])
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an IPv4 address or endpoint is a loopback address."""
     return address.startswith("127.")
 
 

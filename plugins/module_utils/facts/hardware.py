@@ -40,7 +40,6 @@ INTEL_INTEGRATED = "0000:00:02.0"
 
 
 def _read_mib(path: Path) -> int | None:
-    """Return a file's number of bytes in MiB."""
     text = text_of(path).strip()
     return int(text) // MIB if text.isdigit() else None
 

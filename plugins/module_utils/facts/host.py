@@ -226,7 +226,6 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
 
 
 def _installation(paths: installation.InstallationPaths) -> dict:
-    """Return the facts of the installation on this host."""
     return {
         "installed": files.is_marked(Path(paths.prefix)),
         "cluster": cluster_of(paths.prefix),

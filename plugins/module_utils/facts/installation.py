@@ -38,7 +38,6 @@ class InstallationPaths(NamedTuple):
 
 
 def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
-    """Return the name of the service manager for this scope on this host."""
     if scope == "user":
         commands.set_runtime_directory()
     managers = (
@@ -76,7 +75,6 @@ def detect_paths(requested_scope: str) -> InstallationPaths:
 
 
 def planned_paths(host_plan: object) -> InstallationPaths:
-    """Return the paths in a host's part of a plan."""
     return InstallationPaths(*(getattr(host_plan, name) for name in InstallationPaths._fields))
 
 

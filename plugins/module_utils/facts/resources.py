@@ -124,7 +124,6 @@ def _file_system(path: str) -> tuple[str, os.statvfs_result]:
 
 
 def read_resources(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> Resources:
-    """Return the resources of this host and the disks of these paths."""
     return Resources(
         uptime_s=uptime(root),
         memory_total_mib=hardware.memory_mib(),

@@ -61,7 +61,6 @@ def _patterns(library: str, folders: list[str]) -> list[str]:
 
 
 def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) -> str | None:
-    """Return the path of a toolkit's compiler, or None."""
     compiler = next((path for path in toolkit.compilers if (folder / path).exists()), None)
     if compiler or not toolkit.compiler_query:
         return f"{prefix}/{compiler}" if compiler else None

@@ -21,7 +21,6 @@ class System:
         return self.root / name.lstrip("/")
 
     def text(self, name: str) -> str:
-        """Return the content of a file; empty without one."""
         return files.text_of(self.path(name))
 
     def program(self, name: str) -> str | None:
@@ -35,7 +34,6 @@ class System:
         return commands.run(argv, seconds, text, may_fail)
 
     def output(self, *argv: str) -> str:
-        """Return the output of a command; empty if it fails."""
         try:
             return self.run(list(argv))
         except commands.CommandError:

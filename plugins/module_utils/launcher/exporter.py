@@ -49,8 +49,6 @@ def _description(**fields: Any) -> metrics.Description:
 
 
 class Exporter:
-    """Exports the metrics of one service."""
-
     def __init__(self, path: Path | None = None, service: str = "") -> None:
         """:param path: file with the description; None to export nothing."""
         self.path, self.service = path, service

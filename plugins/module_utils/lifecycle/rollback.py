@@ -37,8 +37,6 @@ class ComparedPlan(NamedTuple):
 
 
 class KeptPlans(NamedTuple):
-    """Plans that a host keeps."""
-
     next: ComparedPlan | None = None
     now: ComparedPlan | None = None
     before: ComparedPlan | None = None

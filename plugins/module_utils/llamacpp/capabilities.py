@@ -102,7 +102,6 @@ DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER_NAME}
 
 
 def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
-    """Return the RPC protocol of a build; None if unknown."""
     if fork == IK_LLAMA:
         return IK_LLAMA_PROTOCOL
     return next((protocol for first_build, protocol in reversed(PROTOCOLS) if first_build <= build), None)

@@ -358,7 +358,6 @@ def accelerator_row(architecture: str, name: str, memory_mib: int = 0) -> RateRo
 
 @functools.lru_cache(maxsize=256)
 def processor_row(model: str) -> RateRow | None:
-    """Return the row of a processor by its model's name."""
     return next((row for row in PROCESSORS if re.search(row.pattern, model, re.IGNORECASE)), None)
 
 
@@ -375,8 +374,6 @@ TABLE, ASSUMED_SOURCE = "table", "assumed"
 
 
 class Rate(NamedTuple):
-    """How fast a device is."""
-
     gb_per_s: float
     """Bytes of weights and KV cache (1e9) that it reads per second in generation."""
     prompt_gflops: float

@@ -54,7 +54,6 @@ def question_without_text(text: str) -> dict[str, Any]:
 
 
 def find_free_port() -> int:
-    """Return a free port on loopback."""
     with socket.socket() as listener:
         listener.bind((names.LOOPBACK, 0))
         return int(listener.getsockname()[1])

@@ -25,8 +25,6 @@ MIB = 1024 * 1024
 
 
 class WorkerDevice(NamedTuple):
-    """Memory of a worker's device."""
-
     free_mib: int
     total_mib: int
 

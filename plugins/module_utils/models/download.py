@@ -213,7 +213,6 @@ def _configuration(file: ModelFilePlan, part_path: Path, token: Optional[str]) -
 
 
 def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
-    """Write the record of a folder's files."""
     stored_files = (
         StoredFile(file.name, file.bytes or 0, file.sha256, int(os.stat(file.path).st_mtime), file.revision)
         for file in plans

@@ -57,7 +57,6 @@ def _recorded_file(file: ModelFilePlan) -> StoredFile | None:
 
 
 def pending_files(plans: Iterable[ModelFilePlan]) -> list[PendingFile]:
-    """Return files that are incomplete or unchecked."""
     return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_complete(file, _recorded_file(file))]
 
 

@@ -90,11 +90,9 @@ class Verdict(NamedTuple):
 
     @property
     def is_correct(self) -> bool:
-        """Return whether the device computes correctly."""
         return not self.failure and self.distance <= self.bound
 
     def sentence(self) -> str:
-        """Return the verdict as a sentence."""
         figures = f"distance {self.distance:.3f}, allowed {self.bound:.3f}"
         result = (
             f"computes correctly ({figures})"

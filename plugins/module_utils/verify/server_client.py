@@ -35,7 +35,6 @@ MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 
 
 def read_keys(path: str) -> list[str]:
-    """Return the API keys in a file."""
     lines = reading.read_start(Path(path), KEY_BYTES, follows_links=True).decode(*replies.KEY_TEXT).split("\n")
     return [line.strip() for line in lines if line.strip()]
 

@@ -39,7 +39,6 @@ class Query(NamedTuple):
 
     @property
     def local_path(self) -> Path:
-        """Return the path of ``copy``."""
         return Path(join_path(self.folder, str(self.source.copy))).absolute()
 
 

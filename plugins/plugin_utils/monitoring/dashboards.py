@@ -57,8 +57,6 @@ PLANNED_LINES = {
 
 
 class Panel(NamedTuple):
-    """A panel with its queries."""
-
     title: str
     queries: Mapping[str, str]
     """Legend → PromQL, in which the dashboard's ``selector``, in braces, replaces ``{}``."""

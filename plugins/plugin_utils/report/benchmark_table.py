@@ -24,7 +24,6 @@ def row(cell: Cell) -> list[str]:
 
 
 def as_markdown(record: Benchmark) -> str:
-    """Return the table of all cells."""
     rows = [list(TITLES), *map(row, record.cells)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(cells, widths)) for cells in rows]

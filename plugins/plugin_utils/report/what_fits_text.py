@@ -10,7 +10,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import wh
 
 
 def text_of(rows: Sequence[what_fits.FitResult], question: what_fits.FitQuery) -> str:
-    """Return the table for a person."""
     served_rows = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
     other_rows = [["not served", "uses", "file", "GiB", "why"]]
     for row in rows:

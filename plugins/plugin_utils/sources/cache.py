@@ -92,7 +92,6 @@ class CachedBuild:
         self._archive_path = root_folder() / self._name / f"{build_id}{store.PACKED_SUFFIX}"
 
     def archive(self) -> Path | None:
-        """Return the path of the packed release if it exists."""
         return self._archive_path if self._archive_path.exists() else None
 
     @contextmanager

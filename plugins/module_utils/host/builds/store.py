@@ -21,7 +21,6 @@ def log_path(cache: str, identity: str) -> str:
 
 
 def packed_path(cache: str, identity: str) -> str:
-    """Return the path of a release packed for other hosts."""
     return f"{cache}/builds/{identity}{PACKED_SUFFIX}"
 
 

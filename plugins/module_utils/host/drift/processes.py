@@ -65,7 +65,6 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
 
 
 def environment_of(pid: int) -> dict[str, str] | None:
-    """Return a process's environment; None if it is unreadable."""
     try:
         text = Path(f"/proc/{pid}/environ").read_bytes().decode("utf-8", "replace")
     except OSError:
@@ -74,7 +73,6 @@ def environment_of(pid: int) -> dict[str, str] | None:
 
 
 def is_occupied(address: str, port: int) -> bool:
-    """Return whether something listens on the port."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
         candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

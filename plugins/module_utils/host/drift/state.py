@@ -102,7 +102,6 @@ def _account_differences(accounts: Iterable[host_types.AccountPlan]) -> Iterator
 
 
 def _members(group: str) -> list[str]:
-    """Return the members of a group; none without the group."""
     with suppress(KeyError):
         return grp.getgrnam(group).gr_mem
     return []

@@ -16,8 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 class Steps(NamedTuple):
-    """Changes of a firewall."""
-
     differs: bool
     before: list[str]
     after: list[str]

@@ -33,8 +33,6 @@ class InterfaceState(NamedTuple):
 
 
 class Inspection(NamedTuple):
-    """Network state of a host."""
-
     manager: str | None
     interfaces: Mapping[str, InterfaceState]
     protected: frozenset[str]

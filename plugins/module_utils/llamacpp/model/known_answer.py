@@ -133,7 +133,6 @@ MODEL_NAME = "known answer, {} layers of {}, {}"
 
 
 def is_name(name: str) -> bool:
-    """Return whether a name belongs to a known-answer model."""
     return bool(re.fullmatch(MODEL_NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
 
 
@@ -188,5 +187,4 @@ def file_name(layers: int, width: int, kind: str) -> str:
 
 
 def path_of(prefix: str, layers: int, width: int, kind: str) -> str:
-    """Return the path of the model in an installation."""
     return f"{prefix}/{names.MODELS}/{file_name(layers, width, kind)}"

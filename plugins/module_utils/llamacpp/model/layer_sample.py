@@ -50,8 +50,6 @@ class LayerSample(NamedTuple):
 
 
 class SampleLimits(NamedTuple):
-    """Limits of a sample."""
-
     bytes: int
     layers: int
 
