@@ -69,6 +69,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
+def result_of(removals, leftovers, notes=(), old_owners=(), new_owners=()):
+    lines = {"before": [*removals, *(f"builds/{build_id}" for build_id in leftovers), *old_owners], "after": new_owners}
+    diff = {side: "".join(f"{line}\n" for line in lines[side]) for side in lines}
+    changes = {"removed": removals, "notes": list(notes), "unfinished_builds": leftovers, "diff": diff}
+    return {"changed": bool(lines["before"]), **changes}
+
+
 def uninstall(paths, account, host_name, check):
     """Remove the mark of the installation last: until then, the next run completes a run that was killed."""
     cache = paths.cache
@@ -82,22 +89,8 @@ def uninstall(paths, account, host_name, check):
         for build_id in leftovers:
             store.clear_build(cache, build_id)
     removals, sentences = removal.remove_installation(paths, host_name, check)
-    removed_lines = [
-        *removals,
-        *(f"builds/{build_id}" for build_id in leftovers),
-        *(f"{path}: {account}" for path in returned_paths),
-    ]
-    diff = {
-        "before": "".join(f"{line}\n" for line in removed_lines),
-        "after": "".join(f"{path}: root\n" for path in returned_paths),
-    }
-    return {
-        "changed": bool(removed_lines),
-        "removed": removals,
-        "notes": sentences,
-        "unfinished_builds": leftovers,
-        "diff": diff,
-    }
+    owners = {owner: [f"{path}: {owner}" for path in returned_paths] for owner in (account, "root")}
+    return result_of(removals, leftovers, sentences, owners[account], owners["root"])
 
 
 def prune(host, check):
@@ -112,10 +105,7 @@ def prune(host, check):
             store.remove_release(host.prefix, host.cache, build_id)
         for build_id in leftovers:
             store.clear_build(host.cache, build_id)
-    removed_lines = [*releases, *(f"builds/{build_id}" for build_id in leftovers)]
-    diff = {"before": "".join(f"{name}\n" for name in removed_lines), "after": ""}
-    changes = {"removed": releases, "unfinished_builds": leftovers, "notes": []}
-    return {"changed": bool(removed_lines), **changes, "diff": diff}
+    return result_of(releases, leftovers)
 
 
 def main():

@@ -16,16 +16,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional, TypeVar, Union
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
-    MAX_INT,
-    TEXT_LIMIT,
-    Number,
-    Text,
-    is_plain,
-    quote,
-)
 
 T = TypeVar("T")
 ABSENT = "absent"
@@ -34,8 +26,11 @@ Absent = Annotated[Optional[T], ABSENT]
 MAX_ENTRIES = 4096
 """Maximum number of entries of a list or a mapping."""
 DEFAULT_LIMITS: dict[Any, Any] = {
-    **{str: Text(max_length=TEXT_LIMIT), bool: bool, Any: Any},
-    **{int: Number(-MAX_INT), float: Number(-MAX_INT, allows_fractions=True)},
+    **{str: validation.Text(max_length=validation.TEXT_LIMIT), bool: bool, Any: Any},
+    **{
+        int: validation.Number(-validation.MAX_INT),
+        float: validation.Number(-validation.MAX_INT, allows_fractions=True),
+    },
 }
 """Limits of a value whose type has no annotation."""
 
@@ -162,7 +157,7 @@ def format_refusal(host: str, subject: str, reason: object) -> Refusal:
 def _make_reader(hint: Any) -> Callable[[Any], Any]:
     """Return the function that converts JSON to this type."""
     base, annotations = unwrap(hint)
-    limits = next((note for note in annotations if isinstance(note, (Text, Number, tuple))), None)
+    limits = next((note for note in annotations if isinstance(note, (validation.Text, validation.Number, tuple))), None)
     origin, arguments = typing.get_origin(base), typing.get_args(base)
     if is_record(base):
         return _make_record_reader(base)
@@ -214,7 +209,7 @@ def _read_part(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
 def _check_size(data: Any, kind: Any) -> Any:
     """Return a list or a mapping of the right type and size."""
     if not isinstance(data, kind):
-        raise Mismatch(f"is {quote(data)}")
+        raise Mismatch(f"is {validation.quote(data)}")
     if len(data) > MAX_ENTRIES:
         raise Mismatch(f"has {len(data)} entries, more than {MAX_ENTRIES}")
     return data
@@ -222,7 +217,7 @@ def _check_size(data: Any, kind: Any) -> Any:
 
 def _check_value(limits: Any, data: Any) -> Any:
     if not _is_within(data, limits):
-        raise Mismatch(f"is {quote(data)}")
+        raise Mismatch(f"is {validation.quote(data)}")
     return data
 
 
@@ -231,14 +226,14 @@ def _is_within(value: Any, limits: Any) -> bool:
         return True
     if limits is bool:
         return isinstance(value, bool)
-    if isinstance(limits, Number):
+    if isinstance(limits, validation.Number):
         kind = (int, float) if limits.allows_fractions else (int,)
         return isinstance(value, kind) and not isinstance(value, bool) and limits.minimum <= value <= limits.maximum
-    if not isinstance(limits, Text):
+    if not isinstance(limits, validation.Text):
         return isinstance(value, (str, bool)) and value in limits
     if not isinstance(value, str) or len(value) > limits.max_length or not re.fullmatch(limits.expression, value):
         return False
-    return limits.expression.startswith("(?s)") or is_plain(value)
+    return limits.expression.startswith("(?s)") or validation.is_plain(value)
 
 
 def dump(value: Any) -> Any:

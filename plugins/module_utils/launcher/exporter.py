@@ -135,7 +135,9 @@ class Exporter:
             _add_counts(figures, head, info)
             for name in metrics.CONVERSATIONS if head.slot_counts else ():
                 figures.add(name, head.slot_counts[name])
-        verification = self.path and journal.read_back(self.path.with_name(VERIFICATION), _parse_verification)
+        verification = self.path and journal.read_back(
+            self.path.with_name(VERIFICATION), lambda record: (bool(record["passed"]), (*map(str, record["failed"]),))
+        )
         if verification and self.path:
             figures.add("verified_passed", verification[0])
             figures.add("verified_timestamp_seconds", self.path.with_name(VERIFICATION).stat().st_mtime)
@@ -143,11 +145,6 @@ class Exporter:
         self.snapshot = page.Snapshot(
             info, figures, record.state, *record_fields, load, verification[1] if verification else ()
         )
-
-
-def _parse_verification(fields: Any) -> tuple[bool, tuple[str, ...]]:
-    """Return whether the last verification passed, and the checks that failed."""
-    return bool(fields["passed"]), tuple(map(str, fields["failed"]))
 
 
 def _add_record(figures: metrics.Figures, record: serving.HeadRecord, info: metrics.Description) -> None:
