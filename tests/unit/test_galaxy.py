@@ -9,25 +9,10 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = {
-    "CHANGELOG.rst",
-    "CONTRIBUTING.md",
-    "FILES.json",
-    "LICENSE",
-    "MANIFEST.json",
-    "README.md",
-    "changelogs",
-    "docs",
-    "inventories",
-    "meta",
-    "playbooks",
-    "plugins",
-    "requirements.txt",
-    "roles",
-    "site.yml",
-}
-
-
+SHIPPED = """
+CHANGELOG.rst CONTRIBUTING.md FILES.json LICENSE MANIFEST.json README.md requirements.txt site.yml
+changelogs docs inventories meta playbooks plugins roles
+"""
 pytestmark = pytest.mark.programs
 
 
@@ -42,7 +27,7 @@ def names(tmp_path_factory):
 
 
 def test_the_top_level(names):
-    assert {name.split("/")[0] for name in names} == SHIPPED
+    assert {name.split("/")[0] for name in names} == {*SHIPPED.split()}
 
 
 def test_an_execution_environment_finds_its_requirements(names):

@@ -330,6 +330,7 @@ def test_an_archive_that_upstream_replaced_is_refused_until_the_operator_accepts
 
 
 CUT = answer(200, CONTENT[:1000], Content_Length=len(CONTENT))
+SIGN_IN = answer(200, b"<html>sign in</html>")
 NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* cannot be downloaded \(HTTP {}\): upstream tags a build before its archives exist, so try again"
 
 
@@ -342,12 +343,7 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* cannot be downloaded \(H
         (answer(502), 4, 4, NOT_GIVEN.format(502)),
         (answer(404), 1, 1, NOT_GIVEN.format(404)),
         (CUT, 4, 4, "was cut off: the server sent less than it"),
-        (
-            answer(200, b"<html>sign in</html>"),
-            1,
-            1,
-            r"\.tar\.gz, cannot be read: it may be incomplete, or a web page\. Use",
-        ),
+        (SIGN_IN, 1, 1, r"\.tar\.gz, cannot be read: it may be incomplete, or a web page\. Use"),
     ],
 )
 def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server, cache, fault, times, asked, said):

@@ -22,12 +22,7 @@ SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "status.schema.
 NOW = 1_700_000_000
 VERIFIED = {"age_s": 3600, "passed": True, "failed": [], "release": "pypi-0.3.36", "asleep": False}
 TOLD = {
-    "time": NOW,
-    "process": 123,
-    "state": "serving",
-    "since": NOW - 600,
-    "without": [],
-    "waiting_for": [],
+    **{"time": NOW, "process": 123, "state": "serving", "since": NOW - 600, "without": [], "waiting_for": []},
     "restarts": 3,
     "last": [
         {"time": NOW - 7200, "text": "lost worker 192.0.2.12:50052: restarting llama-server"},
@@ -46,24 +41,12 @@ def resources_of(**others):
 def look(plan, name, drift, **others):
     """What host_status returns on a host that is well."""
     services = [service["name"] for service in plan["hosts"][name]["services"]]
-    head = None
-    if name == plan["head"]["host"]:
-        head = {
-            "health": {"healthy": True, "detail": "ok"},
-            "serving": copy.deepcopy(TOLD),
-            "current": True,
-            "waits_for": [],
-            "ends": {"total": 1, "last_exit": "by signal 9", "log": []},
-            "verified": dict(VERIFIED),
-        }
-    known = {
-        "now": NOW,
-        "service_states": dict.fromkeys(services, "running"),
-        "uptimes_s": dict.fromkeys(services, 11520),
-        "restarts": dict.fromkeys(services, 0),
-        "resources": resources_of(),
-        "head": head,
-    }
+    exits = {"total": 1, "last_exit": "by signal 9", "log": []}
+    head = {"health": {"healthy": True, "detail": "ok"}, "current": True, "waits_for": [], "ends": exits}
+    head.update(serving=copy.deepcopy(TOLD), verified=dict(VERIFIED))
+    known = {"now": NOW, "resources": resources_of(), "head": head if name == plan["head"]["host"] else None}
+    for key, value in (("service_states", "running"), ("uptimes_s", 11520), ("restarts", 0)):
+        known[key] = dict.fromkeys(services, value)
     return {"changed": False, "drift": drift, "condition": {**known, **others}}
 
 
@@ -133,45 +116,26 @@ def of_head(answers, **changes):
     return answers
 
 
+LOADING = {"healthy": False, "detail": "the model is loading"}
 SILENT = {"healthy": False, "detail": "[Errno 111] Connection refused"}
 WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
 
 
 @pytest.mark.parametrize(
-    "drifted, managed, health, told, state, problem",
+    "drifted, managed, health, told, state, reason",
     [
-        (
-            "running",
-            "running",
-            {"healthy": False, "detail": "the model is loading"},
-            {},
-            "loading",
-            "the cluster is loading",
-        ),
-        ("running", "running", SILENT, {"state": "loading"}, "loading", "the cluster is loading"),
-        ("running", "running", SILENT, {}, "silent", "the cluster is silent: [Errno 111] Connection refused"),
-        (
-            "waiting",
-            "running",
-            SILENT,
-            None,
-            "waiting",
-            "the cluster is waiting: the head waits for worker 192.0.2.11:50052: refused",
-        ),
-        (
-            "waiting",
-            "running",
-            SILENT,
-            WAITS,
-            "waiting",
-            "the cluster is waiting: the head waits for worker worker1:cpu (192.0.2.11:50052)",
-        ),
-        ("stopped", "running", SILENT, None, "starting", "the cluster is starting: llama-server exited by signal 9"),
-        ("stopped", "stopped", SILENT, None, "stopped", "the cluster is stopped"),
-        ("stopped", "failed", SILENT, None, "failed", "the cluster is failed: llama-server exited by signal 9"),
+        ("running", "running", LOADING, {}, "loading", ""),
+        ("running", "running", SILENT, {"state": "loading"}, "loading", ""),
+        ("running", "running", SILENT, {}, "silent", ": [Errno 111] Connection refused"),
+        ("waiting", "running", SILENT, None, "waiting", ": the head waits for worker 192.0.2.11:50052: refused"),
+        ("waiting", "running", SILENT, WAITS, "waiting", ": the head waits for worker worker1:cpu (192.0.2.11:50052)"),
+        ("stopped", "running", SILENT, None, "starting", ": llama-server exited by signal 9"),
+        ("stopped", "stopped", SILENT, None, "stopped", ""),
+        ("stopped", "failed", SILENT, None, "failed", ": llama-server exited by signal 9"),
     ],
 )
-def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, problem):
+def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, reason):
+    problem = f"the cluster is {state}{reason}"
     answers["head"]["drift"]["services"]["llamacpp-server"]["state"] = drifted
     answers["head"]["condition"]["service_states"]["llamacpp-server"] = managed
     serving = None if told is None else {**TOLD, **told}
@@ -185,7 +149,7 @@ def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed
 
 def test_a_cluster_that_loads_its_model(plan, answers, tmp_path):
     head = answers["head"]["condition"]["head"]
-    head["health"] = {"healthy": False, "detail": "the model is loading"}
+    head["health"] = LOADING
     endpoint = next(entry["endpoint"] for entry in plan["placement"] if entry["endpoint"])
     head["serving"].update(state="loading", load={"seconds": 12.0, "read": 5_000_000, "sent": {endpoint: 1000}})
     told, _error, shown = written(plan, answers, tmp_path)
@@ -439,12 +403,7 @@ def test_the_page_in_the_documentation_is_what_is_shown():
         types.HostStatus("strix2", False, "", True, True, (own,), resources, ()),
     )
     cluster = types.ClusterStatus(
-        name="llama_cluster",
-        state="fallback",
-        detail="",
-        head="strix0",
-        url="http://192.168.128.11:8080",
-        model="gpt-oss 120B",
+        *("llama_cluster", "fallback", "", "strix0", "http://192.168.128.11:8080", "gpt-oss 120B"),
         planned=types.ReleaseStatus("b11063", 11063, "7.0.0"),
         running_builds=("b11063-vulkan-a154adb8",),
         as_planned=None,

@@ -30,6 +30,15 @@ def tasks_of(path):
     return [*flat(content)] if isinstance(content, list) else []
 
 
+def rendered(text, known):
+    return Templar(DataLoader(), known).template(trust_as_template(text))
+
+
+def templates(variables):
+    """Those whose values are texts, as templates."""
+    return {name: trust_as_template(text) for name, text in variables.items() if isinstance(text, str)}
+
+
 def holds(conditions, known):
     templar = Templar(DataLoader(), known)
     return all(templar.evaluate_conditional(trust_as_template(condition)) for condition in conditions)
@@ -95,19 +104,15 @@ def test_why_a_task_failed(result, before, reason):
 )
 def test_verify_knows_where_a_run_made_no_proof_that_was_asked_for(known, lacks_proof):
     *_others, task = tasks_of(ROOT / "playbooks/tasks/verify.yml")
-    asked = trust_as_template(task["llamacpp.cluster.verify"]["lacks_proof"])
-    assert Templar(DataLoader(), known).template(asked) is lacks_proof
+    assert rendered(task["llamacpp.cluster.verify"]["lacks_proof"], known) is lacks_proof
 
 
 def test_the_log_of_a_worker_that_crashed_says_why():
-    (task,) = (
-        one for one in tasks_of(ROOT / "playbooks/site.yml") if one["name"].endswith("computes these layers correctly")
-    )
-    known = {name: trust_as_template(text) for name, text in task["vars"].items()}
+    (task,) = (one for one in tasks_of(ROOT / "playbooks/site.yml") if "computes these layers correctly" in one["name"])
+    known = templates(task["vars"])
     known["__llama_proof"] = {"failure_text": "w crashes", "remedy": "Do."}
     known["__llama_worker_logs"] = {"results": [{"stdout_lines": ["1", "2", "3", "4", "4"]}, {"unreachable": True}]}
-    shown = Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.assert"]["fail_msg"]))
-    assert shown == "w crashes; 2; 3; 4. Do."
+    assert rendered(task["ansible.builtin.assert"]["fail_msg"], known) == "w crashes; 2; 3; 4. Do."
 
 
 @pytest.mark.parametrize("transport", ["plain", "stunnel"])
@@ -118,45 +123,33 @@ def test_a_link_is_measured_at_a_worker_without_a_tunnel_of_the_operator_s(pair,
     pair.hosts["worker1"]["variables"].update(variables)
     plan = pair.plan()
     assert plan["links"] == ["worker1"]
-    measured = yaml.safe_load((ROOT / "roles/llama_link/vars/main.yml").read_text())
-    known = {name: trust_as_template(text) for name, text in measured.items() if isinstance(text, str)}
-    templar = Templar(DataLoader(), {**known, "__llama_host_plan": plan["hosts"]["worker1"]})
-    address = templar.template(trust_as_template("{{ [__llama_link_address, __llama_link_port] }}"))
-    assert address == ["10.0.0.2", 50051]
+    known = templates(yaml.safe_load((ROOT / "roles/llama_link/vars/main.yml").read_text()))
+    known["__llama_host_plan"] = plan["hosts"]["worker1"]
+    assert rendered("{{ [__llama_link_address, __llama_link_port] }}", known) == ["10.0.0.2", 50051]
 
 
-@pytest.mark.parametrize(
-    "name, facts, kinds, asked, measured",
-    [
-        ("new", {"measured": {}}, [], False, True),
-        ("new", {}, [], False, False),
-        ("new", {"measured": {"new": {}}}, [], False, False),
-        ("new", {"measured": {"new": {}}}, ["link"], False, True),
-        ("new", {"measured": {"new": {"requested": True}}}, ["link"], False, False),
-        ("new", {}, ["link"], False, True),
-        ("new", {"measured": {"new": {}}}, [], "true", True),
-        ("other", {"measured": {}}, ["link"], True, False),
-    ],
-    ids=[
-        "new",
-        "the head did not answer",
-        "known",
-        "changed",
-        "changed, planned with",
-        "changed, the head did not answer",
-        "asked for",
-        "no link",
-    ],
-)
+LINKS = {
+    "new": ("new", {"measured": {}}, [], False, True),
+    "the head did not answer": ("new", {}, [], False, False),
+    "known": ("new", {"measured": {"new": {}}}, [], False, False),
+    "changed": ("new", {"measured": {"new": {}}}, ["link"], False, True),
+    "changed, planned with": ("new", {"measured": {"new": {"requested": True}}}, ["link"], False, False),
+    "changed, the head did not answer": ("new", {}, ["link"], False, True),
+    "asked for": ("new", {"measured": {"new": {}}}, [], "true", True),
+    "no link": ("other", {"measured": {}}, ["link"], True, False),
+}
+
+
+@pytest.mark.parametrize("name, facts, kinds, asked, measured", LINKS.values(), ids=LINKS)
 def test_which_links_are_measured(name, facts, kinds, asked, measured):
     (task,) = (
-        task for task in tasks_of(ROOT / "playbooks/tasks/verify.yml") if task.get("name", "").startswith("Measure")
+        one for one in tasks_of(ROOT / "playbooks/tasks/verify.yml") if one.get("name", "").startswith("Measure")
     )
     known = {
         "__llama_plan": {"links": ["new"], "head": {"host": "head"}},
         "__llama_changes": {"kinds": {name: kinds}},
         "hostvars": {"head": {"__llama_facts": {"facts": facts} if facts else {}}},
-        **{key: trust_as_template(value) for key, value in task["vars"].items()},
+        **templates(task["vars"]),
     }
     assert holds(task["when"], {**known, "inventory_hostname": name, "llama_link_measure": asked}) == measured
 
@@ -197,13 +190,12 @@ IPERF3, PING = ((ROOT / "tests/unit/data/links" / name).read_text() for name in 
 )
 def test_what_is_kept_of_a_measured_link(lacking, sent, pinged, measured):
     text = yaml.safe_load((ROOT / "roles/llama_link/vars/main.yml").read_text())
-    known = {name: trust_as_template(value) for name, value in text.items() if isinstance(value, str)}
+    known = templates(text)
     found = {"results": [{"item": name, "rc": 2} for name in lacking]}
     known.update(__llama_link_iperf3=found, __llama_link_transfer=sent, __llama_link_ping=pinged)
     known.update(__llama_link_iperf3_server={}, __llama_link_head="a", __llama_link_address="10.0.0.2")
     known.update({"llama_link_measure": "true"} if measured[-1] else {})
-    kept = {key: trust_as_template(value) for key, value in text["__llama_link_measurement"].items()}
-    assert tuple(Templar(DataLoader(), known).template(kept).values()) == measured
+    assert tuple(rendered(one, known) for one in text["__llama_link_measurement"].values()) == measured
 
 
 @pytest.mark.parametrize(
@@ -226,11 +218,7 @@ def test_whatever_plans_asks_hosts_for_packages_where_the_release_may_be_one(rel
         if f"llamacpp.cluster.{module}" in task
     }
     (text,) = given - {None}
-    templar = Templar(
-        DataLoader(),
-        {**known, "__llama_queried_packages": trust_as_template(known["__llama_queried_packages"]), **release},
-    )
-    assert templar.template(trust_as_template(text)) == (known["__llama_cpp_packages"] if asked else {})
+    assert rendered(text, {**known, **templates(known), **release}) == (known["__llama_cpp_packages"] if asked else {})
 
 
 START = [
@@ -273,8 +261,8 @@ def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair):
     asked = {"ansible_check_mode": False, "__llama_kept_plans": {"kept_plans": {"now": {"plan": record}}}}
     assert holds(task["when"], asked)
     assert not holds(task["when"], {**asked, "__llama_kept_plans": {"skipped": True}})
-    templar = Templar(DataLoader(), {"inventory_hostname": "head", "__llama_current_plan": record})
-    found = templar.template(trust_as_template(task["llamacpp.cluster.verify"]["plan"]))
+    known = {"inventory_hostname": "head", "__llama_current_plan": record}
+    found = rendered(task["llamacpp.cluster.verify"]["plan"], known)
     assert typed_json.parse(Subject, found).head.url == record["head"]["url"]
 
 
@@ -292,13 +280,13 @@ def test_a_change_that_failed_says_what_failed_and_what_serves(hosts, serves, sa
     found = {"__llama_failure": "head: no", "__llama_rollback_error": "gone"}
     hostvars = {"head": found, "w": {"__llama_failure": ""} if "w" in hosts else {}}
     known = {
-        **{name: trust_as_template(text) for name, text in task["vars"].items()},
+        **templates(task["vars"]),
         **{"hostvars": {name: {"inventory_hostname": name, **one} for name, one in hostvars.items()}},
         **{"__llama_batch_hosts": ["head", "w"], "__llama_changes": {"outdated_hosts": ["head", "w"]}},
         **{"__llama_plan": {"id": "a", "release": {"ref": "x"}}, "__llama_rollback_serves": serves},
         **{"__llama_rollback": {"target": {"id": "b", "release": "r", "differing_variables": []}}},
     }
-    assert said in Templar(DataLoader(), known).template(trust_as_template(task["ansible.builtin.fail"]["msg"]))
+    assert said in rendered(task["ansible.builtin.fail"]["msg"], known)
 
 
 USED = {"hosts": {"box": playbook_runs.LOCAL}}
@@ -310,49 +298,35 @@ def members(*hosts):
     return {"llama_cluster": {"children": {name: {"hosts": dict.fromkeys(own)} for name, own in zip(names, hosts)}}}
 
 
+RETIRED = {"llama_cluster": USED, "llama_head": USED, "llama_retired": USED}
+HEADS = ["a", "b"]
+RUNS = {
+    "no host": ("stop.yml", {"llama_head": USED}, "--skip-tags notest,molecule-idempotence-notest"),
+    "retired and used": ("stop.yml", RETIRED, ""),
+    "no tags": ("stop.yml", {}, "--tags plan"),
+    "unknown tag": ("site.yml", {}, "--skip-tags x"),
+    "no replica": ("site.yml", members(HEADS, ["w"], ["lb"]), ""),
+    "two balancers": ("site.yml", members(HEADS, [], ["x", "y"]), ""),
+    "loopback": ("site.yml", members(HEADS, [], ["b"]), ""),
+}
+REFUSALS = {
+    "no host": 'is in the group "llama_cluster" and in llama_head or llama_workers',
+    "retired and used": "These hosts are in llama_retired, and in llama_head or llama_workers as well: box. Remove a host from",
+    "no tags": "has plan, but this playbook has no tags: it always runs as a whole",
+    "unknown tag": "has x, but this playbook has the tags plan, build, services, verify.",
+    "no replica": "These workers belong to no replica, but llama_head has several",
+    "two balancers": "llama_balancer contains x, y, but a cluster has only one",
+    "loopback": "The balancer cannot reach a: set llama_server_host to 0.0.0.0",
+}
+
+
 @pytest.mark.programs
-@pytest.mark.parametrize(
-    "playbook, groups, arguments, said",
-    [
-        (
-            "stop.yml",
-            {"llama_head": USED},
-            ("--skip-tags", "notest,molecule-idempotence-notest"),
-            'is in the group "llama_cluster" and in llama_head or llama_workers',
-        ),
-        (
-            "stop.yml",
-            {"llama_cluster": USED, "llama_head": USED, "llama_retired": USED},
-            (),
-            "These hosts are in llama_retired, and in llama_head or llama_workers as well: box. Remove a host from",
-        ),
-        ("stop.yml", {}, ("--tags", "plan"), "has plan, but this playbook has no tags: it always runs as a whole"),
-        ("site.yml", {}, ("--skip-tags", "x"), "has x, but this playbook has the tags plan, build, services, verify."),
-        (
-            "site.yml",
-            members(["a", "b"], ["w"], ["lb"]),
-            (),
-            "These workers belong to no replica, but llama_head has several",
-        ),
-        (
-            "site.yml",
-            members(["a", "b"], [], ["x", "y"]),
-            (),
-            "llama_balancer contains x, y, but a cluster has only one",
-        ),
-        (
-            "site.yml",
-            members(["a", "b"], [], ["b"]),
-            (),
-            "The balancer cannot reach a: set llama_server_host to 0.0.0.0",
-        ),
-    ],
-    ids=["no host", "retired and used", "no tags", "unknown tag", "no replica", "two balancers", "loopback"],
-)
-def test_a_run_that_cannot_be_meant_ends_before_any_host_is_asked(tmp_path, playbook, groups, arguments, said):
-    status, printed = playbook_runs.run(tmp_path, ROOT / "playbooks" / playbook, groups, *arguments)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_that_cannot_be_meant_ends_before_any_host_is_asked(tmp_path, name):
+    playbook, groups, arguments = RUNS[name]
+    status, printed = playbook_runs.run(tmp_path, ROOT / "playbooks" / playbook, groups, *arguments.split())
     shown = " ".join(printed.split())
     assert status == 2
-    assert said in shown
+    assert REFUSALS[name] in shown
     assert "PLAY [Stop]" not in shown
     assert "PLAY [Plan]" not in shown

@@ -3,33 +3,22 @@
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 
+LISTS = (
+    *("defined", "unplanned", "missing_builds", "running_releases", "changed_files", "changed_models", "redefined"),
+    *("port_probes", "differences"),
+)
+
 
 def drifts(plan, **states):
     """Nothing differs, but services that have these states."""
-    return {
-        name: {
-            "services": {
-                service["name"]: {
-                    "state": states.get(service["name"], "running"),
-                    "pid": None,
-                    "addresses": [],
-                    "clients": [],
-                }
-                for service in host["services"]
-            },
-            "defined": [],
-            "unplanned": [],
-            "missing_builds": [],
-            "running_releases": [],
-            "changed_files": [],
-            "changed_models": [],
-            "redefined": [],
-            "port_probes": [],
-            "last": None,
-            "differences": [],
+    found = {}
+    for host, planned in plan["hosts"].items():
+        services = {
+            name: {"state": states.get(name, "running"), "pid": None, "addresses": [], "clients": []}
+            for name in (service["name"] for service in planned["services"])
         }
-        for name, host in plan["hosts"].items()
-    }
+        found[host] = {"services": services, "last": None, **{name: [] for name in LISTS}}
+    return found
 
 
 def typed_drifts(found):

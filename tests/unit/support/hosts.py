@@ -8,32 +8,13 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
+PLACES = {"prefix": "/p", "cache": "/c", "state": "/p/state", "units": "/p/units"}
+LISTS = "accounts folders unused_accelerators builds workers firewall port_probes links services"
 NOTHING_PLANNED = host_types.HostPlan(
-    scope="user",
-    prefix="/p",
-    cache="/c",
-    state="/p/state",
-    python=None,
-    service_manager="supervisor",
-    units="/p/units",
-    account=None,
-    accounts=(),
-    folders=(),
-    tuning=host_types.KernelTuning({}, False),
-    runtime=None,
-    tools={},
-    optional_tools={},
-    unused_accelerators=(),
-    builds=(),
-    workers=(),
-    firewall=(),
-    firewall_manager=None,
-    unit_closes=False,
-    port_probes=(),
-    links=(),
-    services=(),
-    build_account=None,
-    host_settings=False,
+    **{"scope": "user", "service_manager": "supervisor", "tuning": host_types.KernelTuning({}, False), **PLACES},
+    **dict.fromkeys(LISTS.split(), ()),
+    **dict.fromkeys(("python", "account", "runtime", "firewall_manager", "build_account")),
+    **{"tools": {}, "optional_tools": {}, "unit_closes": False, "host_settings": False},
 )
 
 
