@@ -13,7 +13,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from machines import NAMES, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = list(backends.BY_NAME.values())
@@ -89,12 +88,3 @@ def test_every_backend_has_a_place_in_the_documentation():
     for text in (rows, (ROOT / "docs" / "hardware.md").read_text()):
         words = set(re.findall(r"\w+", text.lower()))
         assert [record.name for record in RECORDS if IN_DOCUMENTS.get(record.name, record.name) not in words] == []
-
-
-def test_the_devices_of_every_backend_are_found(tmp_path, monkeypatch):
-    found = set()
-    for name in NAMES:
-        with monkeypatch.context() as patched:
-            machine = Machine(name, tmp_path / name).stand_in(patched)
-            found |= {device["backend"] for device in machine.accelerators()}
-    assert found == {record.name for record in BESIDE}

@@ -190,17 +190,8 @@ def test_what_llama_bench_writes_is_read(tmp_path):
     "row",
     [
         *(row_of(avg_ts=speed) for speed in ("inf", "nan", 0, -1.0, 1e300, 5e-324, 4e-5, [])),
-        *(
-            row_of(stddev_ts="nan"),
-            row_of(n_prompt=1),
-            row_of(n_gen=1e300),
-            row_of(n_gen="8"),
-            row_of(n_depth=-1),
-            '{"n_prompt": 1}',
-            "7",
-            "out",
-            "{}",
-        ),
+        *(row_of(stddev_ts="nan"), row_of(n_prompt=1), row_of(n_gen=1e300), row_of(n_gen="8"), row_of(n_depth=-1)),
+        *('{"n_prompt": 1}', "7", "out", "{}"),
     ],
 )
 def test_what_is_no_result_is_left_out(row):
@@ -351,10 +342,8 @@ def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
 def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(job.services.commands, "set_runtime_directory", lambda: None)
-    place = typed_json.parse(InstallationPaths, head.host)
-    assert (
-        job.cancel_benchmark(place._replace(scope="user", service_manager="systemd_user"), [SERVER], check=False) == []
-    )
+    place = typed_json.parse(InstallationPaths, {**head.host, "scope": "user", "service_manager": "systemd_user"})
+    assert job.cancel_benchmark(place, [SERVER], check=False) == []
 
 
 class Host:

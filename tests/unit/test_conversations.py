@@ -54,13 +54,8 @@ class Stub:
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.head = SimpleNamespace(
+            **{"headers": {}, "argv": [], "endpoints": [], "ready": True, "asleep": False, "last_sample": None},
             url=f"http://127.0.0.1:{self.server.server_address[1]}",
-            headers={},
-            argv=[],
-            endpoints=[],
-            ready=True,
-            asleep=False,
-            last_sample=None,
             listens=lambda _sample: True,
             idle_timer=SimpleNamespace(since=0.0),
         )

@@ -5,7 +5,6 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -211,9 +210,8 @@ def test_places_follow_the_scope():
         ("launchd", "Library/LaunchAgents"),
     ):
         assert names.installation_folders("user", manager, {"HOME": "/home/u"})["units"] == f"/home/u/{units}"
-    assert Path(names.installation_folders("user", "launchd", {"HOME": "/home/u"})["cache"]).parent == Path(
-        "/home/u/.cache"
-    )
+        place = names.installation_folders("user", manager, {"HOME": "/home/u"})
+        assert (place["prefix"], place["cache"]) == ("/home/u/.local/share/llamacpp", "/home/u/.cache/llamacpp")
 
 
 def test_only_definitions_of_this_collection_are_ours(tmp_path):

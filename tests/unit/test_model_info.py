@@ -245,27 +245,22 @@ def test_a_summary_of_the_operator_may_be_enough(call):
 
 
 @pytest.mark.parametrize(
-    "variables, said",
+    "name, value, said",
     [
-        (
-            {"llama_server_api_key_file": "MISSING"},
-            "llama_server_api_key_file is 'MISSING', which does not exist on the",
-        ),
-        ({"llama_server_tls_key_file": "MISSING"}, "llama_server_tls_key_file is 'MISSING'"),
-        (
-            {"llama_server_extra_args": ["--chat-template-file", "MISSING"]},
-            "llama_server_extra_args has 'MISSING', which",
-        ),
-        ({"llama_server_extra_args": ["--lora=MISSING"]}, "llama_server_extra_args has 'MISSING'"),
-        ({"llama_server_extra_args": ["--log-file", "MISSING"]}, None),
-        ({"llama_server_api_key_file": "MISSING", "llama_hardware": {"cores": 1}}, None),
-        ({"llama_server_api_key_file": __file__}, None),
+        ("api_key_file", "MISSING", "is 'MISSING', which does not exist on the"),
+        ("tls_key_file", "MISSING", "is 'MISSING'"),
+        ("extra_args", ["--chat-template-file", "MISSING"], "has 'MISSING', which"),
+        ("extra_args", ["--lora=MISSING"], "has 'MISSING'"),
+        ("extra_args", ["--log-file", "MISSING"], None),
+        ("api_key_file", __file__, None),
     ],
 )
-def test_files_that_the_head_lacks_are_refused_while_planning(call, tmp_path, variables, said):
-    missing = str(tmp_path / "missing")
-    text = json.dumps(variables).replace("MISSING", missing)
-    found, _action = run(operators(call), {"llama_model_path": "/m.gguf", **json.loads(text)}, str(tmp_path))
+@pytest.mark.parametrize("declared", [{}, {"llama_hardware": {"cores": 1}}])
+def test_files_that_the_head_lacks_are_refused_while_planning(call, tmp_path, declared, name, value, said):
+    missing, variable = str(tmp_path / "missing"), f"llama_server_{name}"
+    given = json.loads(json.dumps({variable: value}).replace("MISSING", missing))
+    found, _action = run(operators(call), {"llama_model_path": "/m.gguf", **given, **declared}, str(tmp_path))
+    said = said and not declared and f"{variable} {said}"
     assert (found.get("refused") or "").startswith((said or "").replace("MISSING", missing))
     assert bool(found.get("refused")) == bool(said)
 

@@ -1,16 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Names and places that are the same on every host."""
+"""Names that are the same on every host."""
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
-
-
-def test_places_of_the_system_and_of_a_user():
-    assert names.installation_folders("system", "systemd", {"HOME": "/root"})["prefix"] == "/opt/llamacpp"
-    place = names.installation_folders("user", "supervisor", {"HOME": "/home/me"})
-    assert (place["prefix"], place["cache"]) == ("/home/me/.local/share/llamacpp", "/home/me/.cache/llamacpp")
 
 
 @pytest.mark.parametrize(

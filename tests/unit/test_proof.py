@@ -149,7 +149,7 @@ EXPERTS = {"blk.*.a": range(8), "blk.*.up": range(3), "blk.*.up_exps": range(3, 
 PATTERN = {"attention__sliding_window_pattern": (1, 1, 0, 1, 1, 0, 1, 1)}
 RARE, TWO = {"blk.*.a": range(8), "blk.*.b": (5,)}, {"blk.*.a": (0, 3), "blk.*.a ": (1, 2, 4, 5, 6, 7)}
 FURTHER = {"blk.*.a": range(7), "blk.*.b": (7,)}
-LATENT = {"layers": 27, "architecture": "deepseek2"}
+DEEP, LATENT = {"blk.*.a": range(27)}, {"layers": 27, "architecture": "deepseek2"}
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ LATENT = {"layers": 27, "architecture": "deepseek2"}
         (EXPERTS, {}, 1, (0,), False, False),  # dense layers alone
         (ALIKE, {"attention__shared_kv_layers": 4}, 5, (0, 1, 2, 3, 4), True, True),  # a shared cache
         (FURTHER, {"nextn_predict_layers": 1}, 9, range(7), True, True),  # further tokens
-        ({"blk.*.a": range(27)}, LATENT, 27, range(27), True, True),  # recognised by its layers
+        (DEEP, LATENT, 27, range(27), True, True),  # recognised by its layers
     ],
 )
 def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts):
@@ -184,19 +184,13 @@ def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts)
 def test_why_no_layers_are_taken():
     for groups, keys, room, why in (
         (ALIKE, {}, 99, "one layer and the embedding tables need 0.0 GiB, but the limit is 0.0"),
-        (
-            {"blk.*.a": range(27)},
-            LATENT,
-            2600,
-            "recognises this model by its number of layers, 27, which do not all fit",
-        ),
+        (DEEP, LATENT, 2600, "recognises this model by its number of layers, 27, which do not all fit"),
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each layer"),
     ):
         summary, outside = summary_of(groups, **keys)
-        assert why in layer_sample.choose_layers(summary, layer_sample.SampleLimits(outside + room, 99))
-        unnamed = layer_sample.choose_layers(
-            summary._replace(tensors=None), layer_sample.SampleLimits(outside + room, 99)
-        )
+        limits = layer_sample.SampleLimits(outside + room, 99)
+        assert why in layer_sample.choose_layers(summary, limits)
+        unnamed = layer_sample.choose_layers(summary._replace(tensors=None), limits)
         assert unnamed.startswith("the names of the model's tensors are unknown")
 
 
@@ -343,18 +337,15 @@ def test_the_fork_neither_repacks_nor_listens_on_unix_sockets(served):
     assert [side.id for side in work_of(served).devices] == [side.id for side in work.devices]
 
 
+V_F16 = "cache_type_v: 'f16'"
+
+
 @pytest.mark.parametrize(
     "attention, type_k, type_v, micro, settings",
     [
         ("on", "q8_0", "f16", None, "flash_attention: 'off'; cache_type_k: 'f16'; micro_batch: 128"),
         ("off", "f16", "f16", None, "flash_attention: 'on'; micro_batch: 128"),
-        (
-            None,
-            "f16",
-            "q8_0",
-            128,
-            "flash_attention: 'off', cache_type_v: 'f16'; flash_attention: 'on'; cache_type_v: 'f16'",
-        ),
+        (None, "f16", "q8_0", 128, f"flash_attention: 'off', {V_F16}; flash_attention: 'on'; {V_F16}"),
     ],
 )
 def test_remedies_are_settings_that_the_plan_does_not_have(served, attention, type_k, type_v, micro, settings):
@@ -706,9 +697,8 @@ def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
 def test_the_service_of_a_proof_has_the_sandbox_of_the_head(served):
     plan = typed(served.accepted())
     action = actions.made(action_plugin, plan=served.accepted())
-    action.run_in_background = mock.Mock(
-        return_value={"proof": typed_json.dump(Proof(9, devices=(RIGHT,))), "remaining": 1}
-    )
+    answer = {"proof": typed_json.dump(Proof(9, devices=(RIGHT,))), "remaining": 1}
+    action.run_in_background = mock.Mock(return_value=answer)
     action.run(task_vars={"inventory_hostname": "head"})
     lines = action.run_in_background.call_args.kwargs["definition"].splitlines()
     host = plan.hosts["head"]
@@ -770,8 +760,7 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path):
 RIGHT = Verdict(ID(1), "worker1 cpu", 512, 0.01, 0.05, "prompts")
 WRONG = Verdict(ID(2), "worker2 cpu", 512, 0.5, 0.05, "prompts of 2 to 8 tokens")
 CRASHED = WRONG._replace(failure="crashes by signal 6")
-
-
+NOT_LOADED = "The model was not loaded"
 LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "grep -aiE {1} /opt/llamacpp/state/{0}.log"}
 
 
@@ -779,20 +768,8 @@ LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "gre
     "verdict, prove, manager, tried, said",
     [
         (RIGHT, "search", "systemd", 3, "^$"),
-        (
-            WRONG,
-            "once",
-            "systemd",
-            0,
-            r"worker2 cpu computes incorrectly in .* \(.*\). The model was not loaded. -e llama_proof=",
-        ),
-        (
-            WRONG,
-            "search",
-            "systemd",
-            3,
-            "worker2 .* The model was not loaded. Run the playbook again if .*. Otherwise change",
-        ),
+        (WRONG, "once", "systemd", 0, rf"worker2 cpu computes incorrectly in .* \(.*\). {NOT_LOADED}. -e llama_proof="),
+        (WRONG, "search", "systemd", 3, f"worker2 .* {NOT_LOADED}. Run the playbook again if .*. Otherwise change"),
         (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
         (CRASHED, "once", "launchd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
     ],

@@ -184,10 +184,8 @@ def reboots(path, answers):
     steps = yaml.safe_load((ROOT / "playbooks/tasks/reboot_host.yml").read_text())
 
     def stand_in(does):
-        return {
-            "name": does,
-            "stand_in": {"does": does, "host": "{{ inventory_hostname }}", "file": f"{path}/told.json"},
-        }
+        arguments = {"does": does, "host": "{{ inventory_hostname }}", "file": f"{path}/told.json"}
+        return {"name": does, "stand_in": arguments}
 
     steps[1]["block"] = [stand_in(does) for does in ("reboots", "starts", "verifies")]
     plays = [play for play in yaml.safe_load((ROOT / "playbooks/reboot.yml").read_text()) if "Reboot" in play["name"]]

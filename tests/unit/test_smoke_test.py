@@ -68,17 +68,30 @@ def programs(tmp_path, monkeypatch):
     return check
 
 
+ILLEGAL = "os.kill(os.getpid(), signal.SIGILL)"
+
+
+def serving(answer):
+    """A llama-server that answers a question so."""
+    return SERVER.replace("ANSWER", answer)
+
+
+def lending(answer):
+    """A worker that answers a handshake so."""
+    return WORKER.replace("ANSWER", answer)
+
+
 def test_programs_that_work(programs):
-    assert programs(SERVER.replace("ANSWER", RIGHT), WORKER.replace("ANSWER", ANSWERS)) is False
+    assert programs(serving(RIGHT), lending(ANSWERS)) is False
 
 
 @pytest.mark.parametrize("status", [200, 415])
 def test_a_server_with_its_chat_page(programs, status):
-    assert programs(SERVER.replace("ANSWER", RIGHT).replace("404", str(status))) is True
+    assert programs(serving(RIGHT).replace("404", str(status))) is True
 
 
 def test_a_worker_alone_has_no_chat_page(programs):
-    assert programs(worker=WORKER.replace("ANSWER", ANSWERS)) is None
+    assert programs(worker=lending(ANSWERS)) is None
 
 
 def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypatch):
@@ -87,27 +100,21 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
         "assert {'CUDA_VISIBLE_DEVICES': '-1', 'GGML_VK_VISIBLE_DEVICES': '', 'OF_THE_BUILD': '1'}.items() <= os.environ.items()\n"
         "assert 'LLAMA_ARG_CTX_SIZE' not in os.environ and os.getcwd() == '/' and os.access(os.environ['HOME'], os.W_OK)\n"
     )
-    programs(seen + SERVER.replace("ANSWER", RIGHT))
+    programs(seen + serving(RIGHT))
 
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
     "server, said",
     [
-        (
-            "os.kill(os.getpid(), signal.SIGILL)",
-            ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"],
-        ),
-        (
-            SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGILL)"),
-            ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"],
-        ),
-        (SERVER.replace("ANSWER", "os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
+        (ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
+        (serving(ILLEGAL), ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        (serving("os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
         ("sys.exit('unknown argument')", ["exited with status 1", "unknown argument"]),
         ("time.sleep(60)", ["did not answer within 1 s"]),
-        (SERVER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
+        (serving("time.sleep(60)"), ["did not answer within 1 s"]),
         (
-            SERVER.replace("ANSWER", "self.reply('every every')"),
+            serving("self.reply('every every')"),
             ["computed a wrong answer", f"'every every', expected '{smoke_test.answer()}'"],
         ),
     ],
@@ -124,10 +131,10 @@ def test_a_server_that_does_not_work(programs, server, said):
 @pytest.mark.parametrize(
     "worker, said",
     [
-        ("os.kill(os.getpid(), signal.SIGILL)", ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        (ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
         ("print('usage')", ["exited with status 0", "usage"]),
-        (WORKER.replace("ANSWER", "time.sleep(60)"), ["did not answer within 1 s"]),
-        (WORKER.replace("ANSWER", "connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer like a worker (not_rpc"]),
+        (lending("time.sleep(60)"), ["did not answer within 1 s"]),
+        (lending("connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer like a worker (not_rpc"]),
     ],
     ids=["SIGILL", "ends with its usage", "silent", "something else"],
 )
@@ -139,7 +146,7 @@ def test_a_worker_that_does_not_work(programs, worker, said):
 
 
 def test_a_worker_of_ik_llama_is_asked_for_the_processor(programs):
-    programs(worker="assert '-cpu' in sys.argv\n" + WORKER.replace("ANSWER", ANSWERS), words=("-H", "-p", "-cpu", "-d"))
+    programs(worker="assert '-cpu' in sys.argv\n" + lending(ANSWERS), words=("-H", "-p", "-cpu", "-d"))
 
 
 def test_a_worker_that_cannot_be_told_which_device_to_lend_is_not_tried(programs):

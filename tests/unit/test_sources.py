@@ -142,21 +142,16 @@ def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
     assert kept(cache) == []
 
 
+OTHER_HASHES = "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES"
+NO_PIP = "/usr/bin/python3: No module named pip"
+
+
 @pytest.mark.parametrize(
     "stderr, said",
     [
-        (
-            "ERROR: THESE PACKAGES DO NOT MATCH THE HASHES\n  Expected sha256 "
-            + "0" * 64
-            + "\n       Got        "
-            + "1" * 64,
-            f"Got *{'1' * 64}",
-        ),
+        (f"{OTHER_HASHES}\n  Expected sha256 {'0' * 64}\n       Got        {'1' * 64}", f"Got *{'1' * 64}"),
         ("ERROR: No matching distribution found", "check its version"),
-        (
-            "/usr/bin/python3: No module named pip",
-            "source: archive. Output of pip: /usr/bin/python3: No module named pip",
-        ),
+        (NO_PIP, f"source: archive. Output of pip: {NO_PIP}"),
     ],
 )
 def test_pip_that_fails(monkeypatch, stderr, said):
