@@ -139,9 +139,8 @@ def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monk
     row = f"{ROWS}replicas,a,UP,,\n"
     monkeypatch.setattr(module, "send_command", lambda _path, command: "Denied.\n" if "set" in command else row)
     failed = run("x", capsys, server="a", state="drained")["msg"]
-    assert (
-        failed == "HAProxy did not change the state of a: Denied. Run site.yml to write HAProxy's configuration again."
-    )
+    remedy = "Run site.yml to write HAProxy's configuration again."
+    assert failed == f"HAProxy did not change the state of a: Denied. {remedy}"
 
 
 @pytest.mark.parametrize("answer", ["HTTP/1.1 400\nbad request\n", f"{ROWS}replicas,a,UP,x,\n", f"{ROWS}replicas,b\n"])

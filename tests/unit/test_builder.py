@@ -178,9 +178,8 @@ def test_after_a_failed_step_the_next_run_begins_anew(tmp_path, tree):
     assert one.install().id == "tiny-cpu-0123abcd"
 
 
-SLOW_CMAKE = (
-    CMAKE + "add_custom_target(slow COMMAND sleep 30 COMMAND touch ended)\nadd_dependencies(llama-server slow)\n"
-)
+SLOW = "add_custom_target(slow COMMAND sleep 30 COMMAND touch ended)\nadd_dependencies(llama-server slow)\n"
+SLOW_CMAKE = CMAKE + SLOW
 
 
 def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):

@@ -146,9 +146,8 @@ def test_a_host_reports_no_secret(reported):
 
 @pytest.mark.parametrize("manager", ["supervisor", "launchd"])
 def test_what_the_account_of_the_services_puts_in_place_of_a_log_is_not_read(tmp_path, manager):
-    place = installation.InstallationPaths(
-        "system", manager, *(str(tmp_path / name) for name in ("prefix", "cache", "units"))
-    )
+    folders = [str(tmp_path / name) for name in ("prefix", "cache", "units")]
+    place = installation.InstallationPaths("system", manager, *folders)
     logs = services.manager_of(place)
     secret, path = tmp_path / "shadow", Path(logs.record.log.format(prefix=place.prefix, service="x"))
     path.parent.mkdir(parents=True)

@@ -95,9 +95,8 @@ found = sources.resolve(request_of({request!r}), str)
 print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha256, kept.sha256, fetched.changed + kept.changed)
 """
     answers = [answer.split() for answer in at_once(code, count=4)]
-    assert {tuple(answer[:4]) for answer in answers} == {
-        ("1", commit, "True", of_path(tmp_path).checksum.split(":")[1])
-    }
+    digest = of_path(tmp_path).checksum.split(":")[1]
+    assert {tuple(answer[:4]) for answer in answers} == {("1", commit, "True", digest)}
     assert sum(int(answer[4]) for answer in answers) == 2, "each source is fetched once"
     assert leftovers(folder) == []
 

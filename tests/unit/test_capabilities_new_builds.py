@@ -48,9 +48,8 @@ def test_what_the_tables_lack_of_programs(tmp_path):
     new = ["architecture not-yet: new", "log line novel: new", "option --novel: new"]
     said = sorted(read_build.read_build(12300, tmp_path))
     assert [line for line in said if "unknown" not in line] == new
-    lacking = [
-        line.partition(": unknown, because the input does not contain it")[0] for line in said if line not in new
-    ]
+    unknown = ": unknown, because the input does not contain it"
+    lacking = [line.partition(unknown)[0] for line in said if line not in new]
     assert lacking == ["archive", "cmake option", "protocol", "type", "worker option"]
 
 

@@ -165,9 +165,8 @@ def test_a_mount_that_hangs_is_named_with_its_host(tmp_path, monkeypatch, call, 
     monkeypatch.setattr(os, "open", lambda *_given, **_named: time.sleep(0.3))
     monkeypatch.setattr(reading, "run_within", lambda _seconds, work: within(0.05, work))
     message = call(module=module, **given(path))["msg"]
-    assert re.search(
-        rf"{path}\S* on {platform.node()} could not be read within 0.05 s: check the (disk|network)", message
-    )
+    said = rf"{path}\S* on {platform.node()} could not be read within 0.05 s: check the (disk|network)"
+    assert re.search(said, message)
 
 
 @pytest.mark.parametrize(

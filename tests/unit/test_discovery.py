@@ -301,9 +301,8 @@ def test_what_is_proposed_for_a_system_plans_like_the_inventory_that_somebody_wr
     task_vars = test_inventories.variables_of(name, {})
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
     keys = ("ansible_host", "ansible_connection", *SAID)
-    hosts = {
-        host: {key: hostvars[host][key] for key in keys if key in hostvars[host]} for host in groups["llama_cluster"]
-    }
+    own = {host: hostvars[host] for host in groups["llama_cluster"]}
+    hosts = {host: {key: known[key] for key in keys if key in known} for host, known in own.items()}
     cables = {"thunderbolt0": ("usb4", None, "10.99.0", [*hosts])} if name == "strix_halo_pair" else {}
     done = discovered(tmp_path, network(*hosts, **cables), hosts, {host: {} for host in hosts})
     head = hostvars[groups["llama_head"][0]]

@@ -258,9 +258,8 @@ def test_a_disk_that_fills_meanwhile(server, small_disk, call, monkeypatch, left
         patched.setattr(download, "check_free_space", lambda *_arguments: None)
         result = call(**arguments)
     if left < 7:
-        assert re.search(
-            r"(No space left on device|curl could not write the file)\. Free space on .*disk", result["msg"]
-        )
+        full = r"(No space left on device|curl could not write the file)\. Free space on .*disk"
+        assert re.search(full, result["msg"])
         assert not (models / "source" / "m.gguf").exists() or (models / "source" / "m.gguf").read_bytes() == data
         assert not (models / "source" / download_record.RECORD_FILE).exists()
     filler.unlink()

@@ -36,9 +36,7 @@ def collect(server, folder, tmp_path, local, monkeypatch):
     def run(seconds=0.0, running=True, wake=True, **head):
         starts = running if callable(running) else lambda: running
         found = {os.getpid(): ["--", "x"]}
-        monkeypatch.setattr(
-            evidence.processes, "account_processes", lambda _prefix, _account: found if starts() else {}
-        )
+        monkeypatch.setattr(evidence.processes, "account_processes", lambda *_arguments: found if starts() else {})
         place, file = str(tmp_path), tmp_path / "runtime.py"
         file.write_text("text")
         planned = subject(local.plan())
@@ -259,11 +257,9 @@ def test_an_answer_of_another_form_is_an_error():
         usage + '1}, "timings": {"predicted_per_second": NaN}}',
         usage + '1}, "timings": {"predicted_per_second": "x"}}',
     ):
-        assert "not an answer from llama-server" in server_client.parse_completion(replies.Reply(200, text)).error
-        assert (
-            "not an answer from llama-server"
-            in server_client.parse_completion(replies.Reply(200, text), is_embedding=True).error
-        )
+        for is_embedding in (False, True):
+            found = server_client.parse_completion(replies.Reply(200, text), is_embedding)
+            assert "not an answer from llama-server" in found.error
 
 
 def test_tokens_of_a_question_are_counted_where_a_server_makes_embeddings():

@@ -39,9 +39,8 @@ class Repository:
         self.git("checkout", "--quiet", "main")
 
     def git(self, *arguments):
-        return subprocess.run(
-            ["git", *IDENTITY, *arguments], cwd=self.path, check=True, capture_output=True, text=True
-        ).stdout.strip()
+        argv = ["git", *IDENTITY, *arguments]
+        return subprocess.run(argv, cwd=self.path, check=True, capture_output=True, text=True).stdout.strip()
 
     def commit(self, number):
         (self.path / "number").write_text(f"{number}\n")
@@ -106,9 +105,8 @@ def served(repository):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = ["--listen=127.0.0.1", f"--port={port}", "--export-all", f"--base-path={repository.path.parent}"]
-    daemon = subprocess.Popen(
-        ["git", "daemon", "--reuseaddr", "--log-destination=none", *options], start_new_session=True
-    )
+    argv = ["git", "daemon", "--reuseaddr", "--log-destination=none", *options]
+    daemon = subprocess.Popen(argv, start_new_session=True)
     url = f"git://127.0.0.1:{port}/{repository.path.name}"
     try:
         for _attempt in range(100):

@@ -258,9 +258,8 @@ def test_a_tile_instruction_that_the_processor_refuses_ends_the_trial():
     """The permission is left out: what the machine code then says is the processor's own word."""
     asking, doing = "if ctypes.CDLL", "if False and ctypes.CDLL"
     assert amx.TILE_PROGRAM.count(asking) == 1
-    done = subprocess.run(
-        [sys.executable, "-c", amx.TILE_PROGRAM.replace(asking, doing)], capture_output=True, check=False
-    )
+    program = amx.TILE_PROGRAM.replace(asking, doing)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert done.returncode == -signal.SIGILL
 
 

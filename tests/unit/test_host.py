@@ -155,9 +155,8 @@ def test_packages_that_are_not_offered_at_all(tmp_path):
     (tmp_path / "lock").touch()
     assert not host.package_versions("", "llama.cpp-tools", tmp_path)["listed"]
     known = POLICY.format(installed="1:0.6.1-1", candidate="1:0.6.1-1")
-    assert host.package_versions(known, "llama.cpp-tools", tmp_path)["listed"], (
-        "a list that goes does not change a plan"
-    )
+    found = host.package_versions(known, "llama.cpp-tools", tmp_path)
+    assert found["listed"], "a list that goes does not change a plan"
     (tmp_path / "deb.example_dists_trixie_main_binary-amd64_Packages.lz4").touch()
     assert host.package_versions("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": True}
 

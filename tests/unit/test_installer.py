@@ -30,9 +30,8 @@ target_link_libraries(ggml-rpc-server ggml)
 target_link_libraries(llama-server ggml)
 """
 )
-FILES = {
-    f"bin/{name}" for name in ("ggml-rpc-server", "llama-server", "libggml.so", "libggml.so.0", "libggml.so.0.9.4")
-}
+PROGRAMS = "ggml-rpc-server", "llama-server", "libggml.so", "libggml.so.0", "libggml.so.0.9.4"
+FILES = {f"bin/{name}" for name in PROGRAMS}
 
 
 @pytest.fixture(scope="module")

@@ -332,10 +332,8 @@ def test_a_failure_says_what_to_do_or_where_to_look(local, monkeypatch):
 
 
 def test_a_failure_names_the_worker_that_is_away_and_the_run_that_has_the_lock(local, plan):
-    lacks, other = (
-        "the model needs nas's worker 192.0.2.12:50052: silent",
-        Run("anna", "laptop7", "boot", 4711, "site.yml"),
-    )
+    lacks = "the model needs nas's worker 192.0.2.12:50052: silent"
+    other = Run("anna", "laptop7", "boot", 4711, "site.yml")
     evidence = healthy(plan, RIGHT._replace(error="status 500: proxy error"))._replace(waits_for=(lacks,), lock=other)
     asked = {"answers": {name: {"drift": drift} for name, drift in drifts(local.plan()).items()}}
     for arguments in (asked, {"gate": True}):

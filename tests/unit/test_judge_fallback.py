@@ -121,10 +121,8 @@ def test_verify_waits_for_the_return_from_a_fallback(plan, monkeypatch, patience
     answers = {name: {"drift": drift} for name, drift in drifts(plan).items()}
     result = verify(plan, *evidence, answers=answers, fallback_wait=patience)
     assert ("fallback" in result.get("failing", ())) == failing
-    assert (
-        any(line.startswith("  [head] llama-server: the head has served without worker1:cpu") for line in said)
-        != failing
-    )
+    waits = "  [head] llama-server: the head has served without worker1:cpu"
+    assert any(line.startswith(waits) for line in said) != failing
 
 
 def test_verify_says_that_no_fallback_is_needed(plan, pair):

@@ -136,9 +136,8 @@ def loads(plan, each, moved, number):
     :param moved: bytes that the first worker gets in each step.
     """
     endpoint = plan["placement"][0]["endpoint"]
-    return [
-        unhealthy(LOADING, load=LoadCounters(each * step, None, {endpoint: moved(step)})) for step in range(1, number)
-    ]
+    loads = [LoadCounters(each * step, None, {endpoint: moved(step)}) for step in range(1, number)]
+    return [unhealthy(LOADING, load=load) for load in loads]
 
 
 def test_a_line_every_ten_seconds(pair):

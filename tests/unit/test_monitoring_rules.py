@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "plugins/plugin_utils/monitoring/llamacpp.rules.yml"
@@ -41,9 +41,7 @@ def slows(before, after):
 
 
 def states(now):
-    return {
-        f"head state {state}": int(state == now) for state in ("waiting", "loading", "serving", "asleep", "fallback")
-    }
+    return {f"head state {state}": int(state == now) for state in serving.STATES}
 
 
 OWN = {"state": "state", "restarts_total": "cause", "service_info": "release"}

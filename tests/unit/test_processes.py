@@ -66,9 +66,8 @@ def test_whether_one_of_our_processes_listens(monkeypatch):
         assert not processes.is_served("192.0.2.1", listener.getsockname()[1], [os.getpid()])
         assert processes.listening_addresses(port, processes.read_sockets()) == ["0.0.0.0"]
         inode = str(os.fstat(everywhere.fileno()).st_ino)
-        exact, everyone = (
-            processes.Socket(at, 8080, "", "0A", inode * (at == "0.0.0.0")) for at in ("127.0.0.1", "0.0.0.0")
-        )
+        owners = {"127.0.0.1": "", "0.0.0.0": inode}
+        exact, everyone = (processes.Socket(at, 8080, "", "0A", owner) for at, owner in owners.items())
         monkeypatch.setattr(processes, "read_sockets", lambda: processes.Sockets([exact, everyone], []))
         served = [processes.is_served(at, 8080, [os.getpid()]) for at in ("127.0.0.1", "127.0.0.2")]
         assert served == [False, True]

@@ -748,9 +748,7 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path):
     assert run.read_record(path).verdicts == (RIGHT._replace(distance=0.02),)
     for number in range(run.MAX_VERDICTS):
         run.keep_verdicts(path, Proof(3, devices=(RIGHT._replace(id=ID(number + 100)),)))
-    assert [one.id for one in run.read_record(path).verdicts] == [
-        ID(number + 100) for number in range(run.MAX_VERDICTS)
-    ]
+    assert [one.id for one in run.read_record(path).verdicts] == [ID(100 + each) for each in range(run.MAX_VERDICTS)]
     path.write_text(json.dumps({"verdicts": [{"id": 3}]}))
     assert run.read_record(path).verdicts == ()
 

@@ -64,9 +64,8 @@ def _other_reads(tree, scope):
         named = isinstance(node, (ast.FunctionDef, ast.ClassDef))
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            follows = any(
-                one.arg == "follows_links" and ast.unparse(one.value) != "follows_links" for one in node.keywords
-            )
+            links = [ast.unparse(one.value) for one in node.keywords if one.arg == "follows_links"]
+            follows = links not in ([], ["follows_links"])
             opens = called.rpartition(".")[2] in OPENERS and called != "hashlib.sha256"
             if follows or opens or called == "system.text":
                 yield scope

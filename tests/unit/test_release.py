@@ -76,9 +76,8 @@ def test_programs_that_do_not_work_here_are_not_installed(call, programs, tmp_pa
     failed = call(**programs)
     assert failed["failed"]
     assert failed["msg"].startswith("Installing new: llama-server was tested on this host's processor")
-    assert tried == [
-        (["ggml-rpc-server", "libggml.so", "llama-server"], ["ggml-rpc-server", "llama-server"], True, None)
-    ]
+    programs = ["ggml-rpc-server", "llama-server"]
+    assert tried == [(["ggml-rpc-server", "libggml.so", "llama-server"], programs, True, None)]
     assert [path.name for path in (tmp_path / "prefix/releases").glob("[!.]*")] == ["old"]
     assert not list(tmp_path.glob("prefix/releases/.new/trial"))
 

@@ -17,9 +17,8 @@ from support.clusters import serving, strix_halos
 from support.drift import drifts, typed_drifts
 from support.lifecycle import decide
 
-DEVICE = DevicePlacement(
-    "d", "host", None, None, 1, False, 0, 0, 0, 0, 0, 0, "the largest", ("weights_mib", "kv_mib"), ()
-)
+EXACT = ("weights_mib", "kv_mib")
+DEVICE = DevicePlacement("d", "host", None, None, 1, False, 0, 0, 0, 0, 0, 0, "the largest", EXACT, ())
 
 
 def device(weights, kv, compute, capacity):

@@ -80,9 +80,8 @@ def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, aft
 
 def test_what_a_server_does_by_itself_is_counted_over_the_whole_window():
     still, looks = progress.IdleTimer(10, 100), ((100, 0.0), (101, 0.01), (110, 0.01), (111, 1.0), (120, 1.0))
-    found = [
-        still.seconds(progress.ProcessSample(progress.Activity("S", cpu, 0, 0), [], {}), [], now) for now, cpu in looks
-    ]
+    samples = [(now, progress.ProcessSample(progress.Activity("S", cpu, 0, 0), [], {})) for now, cpu in looks]
+    found = [still.seconds(sample, [], now) for now, sample in samples]
     assert found == [0, 1, 10, 11, 0]
 
 
@@ -252,9 +251,8 @@ def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
     look = progress.ProcessSample(progress.Activity("S", 0, 9, 0, 5), [link], {"7": progress.Traffic(100, 1, 0, 0)})
     first = progress.load_of(look, ["192.0.2.2:50052", "192.0.2.3:50052"], 1.0, None)
     assert first == loading.LoadCounters(1.0, 5, {"192.0.2.2:50052": 100})
-    again = progress.load_of(
-        look._replace(traffic={"7": progress.Traffic(3, 1, 0, 0)}), ["192.0.2.2:50052"], 2.0, first
-    )
+    later = look._replace(traffic={"7": progress.Traffic(3, 1, 0, 0)})
+    again = progress.load_of(later, ["192.0.2.2:50052"], 2.0, first)
     assert again.sent == first.sent
 
 

@@ -73,9 +73,8 @@ def test_a_model_does_not_notice_that_a_worker_of_another_one_is_lost(cluster, m
 def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stays_away(cluster):
     (_worker, one), port = a_worker(), launched.free_port()
     two = f"127.0.0.1:{port}"
-    launcher = cluster.router(
-        {"one": ["answers", one], "two": ["answers", two]}, [one, two], ["--fallback-after", "0.5"]
-    )
+    models = {"one": ["answers", one], "two": ["answers", two]}
+    launcher = cluster.router(models, [one, two], ["--fallback-after", "0.5"])
     lines_until(launcher, f"no answer from worker {two}: models that need it fail until it returns")
     until(lambda: cluster.is_now("asleep"))
     assert cluster.ask(model="one") == b"the answer"

@@ -312,7 +312,5 @@ def lines_until(process, text):
 
 
 def children(process):
-    found = subprocess.run(
-        ["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False
-    ).stdout.split()
-    return [int(pid) for pid in found]
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=False)
+    return [*map(int, found.stdout.split())]

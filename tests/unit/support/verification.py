@@ -53,9 +53,8 @@ def reports(plan):
     for name, host in plan.hosts.items():
         addresses = {service.name: service.listens.split(":")[0] for service in host.services}
         services = {service: ServiceState("running", None, (address,), ()) for service, address in addresses.items()}
-        found[name] = typed_json.parse(Drift, drifts({"hosts": {name: {"services": []}}})[name])._replace(
-            services=services
-        )
+        report = typed_json.parse(Drift, drifts({"hosts": {name: {"services": []}}})[name])
+        found[name] = report._replace(services=services)
     return found
 
 
@@ -88,9 +87,8 @@ def verify(plan, *evidence, recorded=None, asked=lambda _arguments: None, check_
         return answer if isinstance(answer, dict) and "failed" in answer else {"evidence": answer}
 
     action._execute_module = execute
-    action._low_level_execute_command = lambda text, sudoable, in_data: (
-        recorded(text, in_data) if recorded else {"rc": 0}
-    )
+    recorded = recorded or (lambda _text, _data: {"rc": 0})
+    action._low_level_execute_command = lambda text, sudoable, in_data: recorded(text, in_data)
     hostvars = {name: {"ansible_host": "192.0.2.99"} for name in plan["hosts"]}
     known = {"hostvars": hostvars, "inventory_hostname": plan["head"]["host"], **(play or {})}
     with mock.patch.object(
