@@ -33,20 +33,12 @@ CATALOGUE = cluster_inputs.make_catalogue(inventory.packages())
 RELEASE = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
 
 FACTS = {
-    "system": "Linux",
-    "architecture": "x86_64",
+    **{"system": "Linux", "architecture": "x86_64", "memory_mib": 65536, "accelerators": []},
     "distribution": {"id": "debian", "version": "13", "family": "debian"},
     "cpu": {"model": "test", "cores": 16, "features_id": "f"},
-    "memory_mib": 65536,
-    "accelerators": [],
     "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "ccache": None},
-    "scope": "system",
-    "python": "/usr/bin/python3",
-    "service_manager": "systemd",
-    "units_filter": True,
-    "prefix": "/opt/llamacpp",
-    "cache": "/var/cache/llamacpp",
-    "units": "/etc/systemd/system",
+    **{"scope": "system", "python": "/usr/bin/python3", "service_manager": "systemd", "units_filter": True},
+    **{"prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "units": "/etc/systemd/system"},
 }
 
 

@@ -44,9 +44,8 @@ MEASURED = {"llama_benchmark_programs": True}
 
 def cluster_of(*workers, **variables):
     """A head, and workers of which each has 64 GiB."""
-    found = Cluster().add(
-        "head", "head", address="192.0.2.10", **{"llama_model_known_answer": known_answer_of(), **variables}
-    )
+    variables = {"llama_model_known_answer": known_answer_of(), **variables}
+    found = Cluster().add("head", "head", address="192.0.2.10", **variables)
     for number, name in enumerate(workers or ("worker1", "worker2")):
         release = {key: value for key, value in variables.items() if key.startswith("llama_release")}
         found.add(name, "worker", address=f"192.0.2.{11 + number}", **release)

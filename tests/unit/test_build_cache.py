@@ -138,9 +138,8 @@ def test_a_builder_hands_on_nothing_that_it_received(install, tmp_path, controll
 
 
 def test_a_host_does_not_build_where_its_builder_did_not(install):
-    with pytest.raises(
-        AnsibleActionFail, match=r"has not built .* for this host: fix the error on .*, or run without --limit"
-    ):
+    said = "has not built .* for this host: fix the error on .*, or run without --limit"
+    with pytest.raises(AnsibleActionFail, match=said):
         install("worker1")
     assert install.compiled == []
 

@@ -51,6 +51,10 @@ def launchers(plan):
     return [service["argv"][: service["argv"].index("--")] for service in services if service["kind"] == "worker"]
 
 
+SMALL = {"known_answer": known_answer_of(4, SIDE, "f16")}
+LORA = {"extra_args": ["--lora", "/srv/a.gguf"]}
+
+
 @pytest.mark.parametrize(
     "auxiliary",
     [
@@ -58,14 +62,7 @@ def launchers(plan):
         {"llama_server_extra_args": ["--lora", "/srv/a.gguf"]},
         {
             "llama_model_known_answer": None,
-            "llama_models": [
-                {"name": "one", "known_answer": known_answer_of(4, SIDE, "f16")},
-                {
-                    "name": "two",
-                    "known_answer": known_answer_of(4, SIDE, "f16"),
-                    "extra_args": ["--lora", "/srv/a.gguf"],
-                },
-            ],
+            "llama_models": [{"name": "one", **SMALL}, {"name": "two", **SMALL, **LORA}],
         },
     ],
 )

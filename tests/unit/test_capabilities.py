@@ -37,9 +37,8 @@ def test_between_which_builds_an_architecture_appeared(architecture, fork, lacki
 def test_a_build_before_the_window_is_refused(fork, build):
     given = {"source": "git", "ref": "a" * 40, "build": build, "fork": fork}
     assert releases.release_of(release_request.request_of({**given, "build": build + 1}), {}).build == build + 1
-    with pytest.raises(
-        Refusal, match=f"llama_release is build {build} of {fork}, but the oldest supported build is {build + 1}: use"
-    ):
+    said = f"llama_release is build {build} of {fork}, but the oldest supported build is {build + 1}: use"
+    with pytest.raises(Refusal, match=said):
         releases.release_of(release_request.request_of(given), {})
 
 

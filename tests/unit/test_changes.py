@@ -41,10 +41,8 @@ def test_what_is_restarted(local, changed, restarts):
     plan = local.plan()
     found = drifts(plan, **changed.get("services", {}))
     build = plan["hosts"]["here"]["builds"][0]["id"]
-    for key, names in changed.items():
-        found["here"][key] = (
-            [build if name == "BUILD" else name for name in names] if key != "services" else found["here"][key]
-        )
+    for key in {*changed} - {"services"}:
+        found["here"][key] = [build if name == "BUILD" else name for name in changed[key]]
     changes = decide(plan, found)
     assert changes.restarts == {"here": restarts}
     assert changes.outdated_hosts == (["here"] if restarts else [])

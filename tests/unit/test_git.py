@@ -151,9 +151,8 @@ def test_a_tag_wins_over_a_branch_of_its_name(repository):
 
 @pytest.mark.parametrize("ref", ["no-such-branch", "0" * 40])
 def test_a_ref_that_is_not_there(repository, ref):
-    with pytest.raises(
-        Refusal, match=f"llama_release has the ref '{ref}', which is not a tag, branch or commit of {repository.path}"
-    ):
+    said = f"llama_release has the ref '{ref}', which is not a tag, branch or commit of {repository.path}"
+    with pytest.raises(Refusal, match=said):
         repository.resolved(ref)
 
 

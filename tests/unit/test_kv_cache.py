@@ -75,29 +75,22 @@ def test_cells_of_each_layer(architecture, keys, settings, expected):
     assert cells(model(architecture, **keys), **settings) == expected
 
 
+WITH_A_SIZE = {"xxxoxx": "olmo2 afmoe mellum muse-glimmer cohere2", "oxxxox": "laguna smallthinker"}
+WITH_A_SIZE |= {"xoxoxo": "gpt-oss", "xxxxxx": "plamo3", "oooooo": "phi3"}
+WITHOUT_A_SIZE = {"xoxoxo": "gemma2", "oooooo": "laguna smallthinker exaone4", "xxxoxx": "llama4"}
+"""Which layers have a window → architectures whose file says how large it is, or does not."""
+
+
 @pytest.mark.parametrize(
     "architecture, keys, windows",
     [
-        ("gemma2", {}, "xoxoxo"),
-        ("olmo2", WINDOW, "xxxoxx"),
-        ("gpt-oss", WINDOW, "xoxoxo"),
-        ("afmoe", WINDOW, "xxxoxx"),
-        ("mellum", WINDOW, "xxxoxx"),
-        ("muse-glimmer", WINDOW, "xxxoxx"),
-        ("plamo3", WINDOW, "xxxxxx"),
+        *((name, WINDOW, windows) for windows, names in WITH_A_SIZE.items() for name in names.split()),
+        *((name, {}, windows) for windows, names in WITHOUT_A_SIZE.items() for name in names.split()),
         ("granite_swa", {**WINDOW, "attention__sliding_window_pattern": [1, 1, 0, 1, 1, 0]}, "xxoxxo"),
         ("maple", {**WINDOW, "attention__sliding_window_pattern": [0, 1, 0, 1, 0, 1]}, "oxoxox"),
         ("spark2_5", {**WINDOW, "attention__sliding_window_pattern": [1, 0, 0, 1, 0, 0]}, "xooxoo"),
         ("step35", {**WINDOW, "attention__sliding_window_pattern": [0, 1, 1, 1, 0, 1]}, "oxxxox"),
-        ("cohere2", WINDOW, "xxxoxx"),
-        ("laguna", WINDOW, "oxxxox"),
-        ("laguna", {}, "oooooo"),
-        ("smallthinker", WINDOW, "oxxxox"),
-        ("smallthinker", {}, "oooooo"),
-        ("llama4", {}, "xxxoxx"),
         ("llama4", {"attention__sliding_window": 0}, "oooooo"),
-        ("exaone4", {}, "oooooo"),
-        ("phi3", WINDOW, "oooooo"),
         ("mimo2", {**WINDOW, "attention__sliding_window_pattern": [0, 1, 1, 0, 1, 1]}, "oxxoxx"),
         ("gemma3", {**WINDOW, "attention__sliding_window_pattern": 3}, "xxoxxo"),
         ("gemma3", {**WINDOW, "attention__sliding_window_pattern": [1, 0, 0, 0, 0, 0]}, "xooooo"),

@@ -157,9 +157,8 @@ def test_each_host_is_a_target_and_its_labels_come_from_there(plan):
 def test_prometheus_takes_the_configuration(plan, tmp_path):
     output.write_folder("llama_monitoring_path", str(tmp_path / "new"), watch(plan))
     for name, syntax in (("prometheus.yml", ()), ("scrape.yml", ("--syntax-only",))):
-        done = subprocess.run(
-            [PROMTOOL, "check", "config", *syntax, tmp_path / "new" / name], capture_output=True, text=True
-        )
+        argv = [PROMTOOL, "check", "config", *syntax, tmp_path / "new" / name]
+        done = subprocess.run(argv, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     dashboards = {path.stem for path in (tmp_path / "new" / "dashboards").iterdir()}
     assert dashboards == {"cluster", "hosts"}

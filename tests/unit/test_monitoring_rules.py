@@ -86,15 +86,8 @@ for _host in SERVICES:
 def series(key):
     """A series as node exporter and Prometheus label it, of «host metric» or «host metric value»."""
     host, name, *own = key.split(" ")
-    known = {
-        "worker": "cpu",
-        "worker_host": host,
-        "model": "m",
-        "service": SERVICES[host],
-        "plan": "p",
-        "release": "b1",
-    }
-    known["kind"] = "head" if host == "head" else "worker"
+    known = {"worker": "cpu", "worker_host": host, "model": "m", "service": SERVICES[host], "plan": "p"}
+    known.update(release="b1", kind="head" if host == "head" else "worker")
     known.update({OWN[name]: own[0]} if own else {})
     by = "head" if name.startswith("worker_") else host
     role = "head" if by == "head" else "worker"
@@ -239,9 +232,8 @@ def test_a_worker_speaks_for_no_other_host(tmp_path):
 
 def test_each_alert_is_raised_by_some_fault():
     rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
-    assert {alert for *_fault, wanted in FAULTS for alert in wanted} == {
-        rule["alert"] for rule in rules if "alert" in rule
-    }
+    alerts = {rule["alert"] for rule in rules if "alert" in rule}
+    assert {alert for *_fault, wanted in FAULTS for alert in wanted} == alerts
 
 
 def test_slow_generation_says_how_slow(tmp_path):

@@ -29,9 +29,8 @@ def write(path, text="new\n"):
 def test_a_path_that_cannot_be_written(tmp_path, path, said):
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(
-        AnsibleActionFail, match=f"llama_plan_path is .*, which cannot be written on the controller: .*{said}.*{REMEDY}"
-    ):
+    failure = f"llama_plan_path is .*, which cannot be written on the controller: .*{said}.*{REMEDY}"
+    with pytest.raises(AnsibleActionFail, match=failure):
         write(f"{tmp_path}/{path}" if path[:1] != "/" else path)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder"]
 

@@ -222,9 +222,8 @@ def test_it_is_not_served_where_keys_cannot_be_read(exported):
     extra = exported.describe("llamacpp-server", kind="head", planned={"m": {}})
     port = free_port()
     process = exported.cluster.head("answers", [], [*extra, "--page", f"127.0.0.1:{port}"], ["--api-key-file", keys])
-    assert (
-        f"the page is not served: {keys} contains no key" in launched.lines_until(process, "the page is not served")[-1]
-    )
+    line = launched.lines_until(process, "the page is not served")[-1]
+    assert f"the page is not served: {keys} contains no key" in line
     exported.when("state", 1, state="serving")
     assert fetched(port) == (0, "")
 
@@ -350,9 +349,8 @@ def test_a_browser_shows_it_and_keeps_it_fresh(browser, paged, tmp_path, monkeyp
         sight.call("Page.enable")
         sight.call("Page.addScriptToEvaluateOnNewDocument", source=hasty)
         sight.open(f"http://127.0.0.1:{port}/", width, dark=dark)
-        assert {address for address in sight.requests if not address.startswith("data:")} == {
-            f"http://127.0.0.1:{port}/"
-        }
+        addresses = {address for address in sight.requests if not address.startswith("data:")}
+        assert addresses == {f"http://127.0.0.1:{port}/"}
         assert sight.complaints == []
         assert sight.evaluate("document.documentElement.scrollWidth") == width
         assert sight.evaluate(CONTRAST) == []

@@ -128,9 +128,8 @@ def test_a_file_without_these_layers(tmp_path):
     text = (KEYS[0], ("unheard.block_count", gguf_files.STRING, "4"))
     for keys, layers, why in ((KEYS[:1], (0,), "None"), (KEYS, (0, 4), "4"), (KEYS, (), "4"), (text, (0,), "'4'")):
         (tmp_path / "whole.gguf").write_bytes(gguf_files.model(keys=keys, tensors=TENSORS))
-        with pytest.raises(
-            gguf.GGUFError, match=f"{why} layers, which do not include all of {', '.join(map(str, layers))}"
-        ):
+        said = f"{why} layers, which do not include all of {', '.join(map(str, layers))}"
+        with pytest.raises(gguf.GGUFError, match=said):
             layer_sample.write_sample(str(tmp_path / "whole.gguf"), tmp_path / "cut.gguf", layers)
 
 

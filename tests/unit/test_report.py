@@ -70,9 +70,8 @@ def test_a_command_can_be_pasted_into_a_shell():
 def test_the_page_of_a_cluster():
     cluster = strix_halos(4, 377)
     for index in range(4):
-        cluster.hosts[f"strix{index}"]["variables"]["llama_links"] = [
-            {"interface": "thunderbolt0", "address": f"192.168.128.{11 + index}/24"}
-        ]
+        link = {"interface": "thunderbolt0", "address": f"192.168.128.{11 + index}/24"}
+        cluster.hosts[f"strix{index}"]["variables"]["llama_links"] = [link]
     cluster.hosts["strix0"]["facts"]["measured"] = {"strix2": {"round_trip_ms": 0.4}}
     plan = cluster.plan()
     text = plan_text.plan_page(typed(plan))

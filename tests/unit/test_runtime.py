@@ -191,13 +191,8 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
 @pytest.mark.parametrize(
     "place, name",
     [
-        (progress, "sample_process"),
-        (progress, "children_of"),
-        (llama_server, "is_healthy"),
-        (exporter, "_add_record"),
-        (exporter.Sensors, "read"),
-        (metrics.Figures, "text"),
-        (page, "Snapshot"),
+        *((progress, "sample_process"), (progress, "children_of"), (llama_server, "is_healthy"), (page, "Snapshot")),
+        *((exporter, "_add_record"), (exporter.Sensors, "read"), (metrics.Figures, "text")),
     ],
 )
 def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, capfd, place, name, error):

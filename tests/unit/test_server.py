@@ -139,10 +139,8 @@ def test_a_stopped_head_is_started_again(cluster):
     assert not os.path.exists(f"/proc/{child}")
     assert cluster.record()["restarts"] == 1
     assert "suspended (SIGSTOP)" in cluster.record()["last"][-1]["text"]
-    assert (
-        "by its launcher: llama-server has been suspended"
-        in json.loads((cluster.state / "ends.json").read_text())["how"]
-    )
+    ends = json.loads((cluster.state / "ends.json").read_text())
+    assert "by its launcher: llama-server has been suspended" in ends["how"]
 
 
 def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_path):
@@ -290,9 +288,8 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
     pair = Pair(cluster)
     process = pair.head()
     said = lines_until(process, f"model buffer size smaller {pair.first}")
-    assert any(
-        f"no answer from worker {pair.second}: starting llama-server without strix1:hip" in line for line in said
-    )
+    lost = f"no answer from worker {pair.second}: starting llama-server without strix1:hip"
+    assert any(lost in line for line in said)
     until(lambda: cluster.is_now("fallback"))
     record = cluster.record()
     assert (record["without"], record["waiting_for"], record["restarts"]) == (["strix1:hip"], [], 0)

@@ -71,6 +71,9 @@ def test_what_others_say_is_shown_without_control_characters():
     assert all(text.isprintable() for text in rendered)
 
 
+ITEMS = [{"msg": "fine"}, *[{"failed": True, "msg": "ended"}] * 2, {"failed": True, "msg": "full"}]
+
+
 @pytest.mark.parametrize(
     "result, before, reason",
     [
@@ -79,14 +82,7 @@ def test_what_others_say_is_shown_without_control_characters():
         ({"msg": "non-zero return code", "stderr": "disk\nfull"}, {}, "disk full"),
         ({}, {}, ""),
         ({"rc": 1}, {}, "no reason given"),
-        (
-            {
-                "msg": "One or more items failed",
-                "results": [{"msg": "fine"}, *[{"failed": True, "msg": "ended"}] * 2, {"failed": True, "msg": "full"}],
-            },
-            {},
-            "ended full",
-        ),
+        ({"msg": "One or more items failed", "results": ITEMS}, {}, "ended full"),
     ],
 )
 def test_why_a_task_failed(result, before, reason):

@@ -82,36 +82,23 @@ def test_ansibles_messages_repeat_no_control_character():
 
 
 SECRETS = [
-    "https://me:SECRET@192.0.2.1/x",
-    "https://SECRET@192.0.2.1/x",
-    "http://192.0.2.1/x?token=SECRET",
-    "http://192.0.2.1/x?a=1&access_token=SECRET",
+    *("https://me:SECRET@192.0.2.1/x", "https://SECRET@192.0.2.1/x", "ssh://me:SECRET@192.0.2.1/x"),
+    *(f"http://192.0.2.1/x?{name}=SECRET" for name in ("token", "a=1&access_token", "api-key", "sig")),
     "http://192.0.2.1/x?X-Amz-Signature=SECRET&b=2",
-    "http://192.0.2.1/x?api-key=SECRET",
-    "http://192.0.2.1/x?sig=SECRET",
-    "ssh://me:SECRET@192.0.2.1/x",
     *(f"https://h/x#{name}=S" for name in ("access_token", "jwt", "passphrase", "code", "key", "tokens")),
     *(f"https://h/x?a=b&{name}=S" for name in ("AWSAccessKeyId", "subscription-key", "apikey2")),
-    "user:pw@proxy:3128",
-    "--proxy=user:p@ss@192.0.2.1:3128/",
-    "user:pw@[::1]:3128",
+    *("user:pw@proxy:3128", "--proxy=user:p@ss@192.0.2.1:3128/", "user:pw@[::1]:3128"),
 ]
-NO_SECRETS = [
-    "ssh://git@192.0.2.1/x",
-    "git@192.0.2.1:x",
-    "https://192.0.2.1/x?download=true",
-    "https://192.0.2.1/a@b?keys",
-    "https://192.0.2.1/x?monkey=1&turkey=2&keyboard=3",
-    "https://192.0.2.1/x?barcode=1&codec=2",
-    "model:7b@q4_k_m",
-    "image:tag@sha256:0123456789abcdef",
-    "blk.1:CPU",
-]
+NO_SECRETS = """
+ssh://git@192.0.2.1/x git@192.0.2.1:x https://192.0.2.1/x?download=true https://192.0.2.1/a@b?keys
+https://192.0.2.1/x?monkey=1&turkey=2&keyboard=3 https://192.0.2.1/x?barcode=1&codec=2
+model:7b@q4_k_m image:tag@sha256:0123456789abcdef blk.1:CPU
+"""
 
 
 def test_a_secret_in_a_url_is_found():
     assert [text for text in SECRETS if not redaction.has_secret(text)] == []
-    assert [text for text in NO_SECRETS if redaction.has_secret(text)] == []
+    assert [text for text in NO_SECRETS.split() if redaction.has_secret(text)] == []
 
 
 @pytest.mark.parametrize(

@@ -33,13 +33,9 @@ def start(folder, playbook, inventory, *arguments, **environment):
         "XDG_DATA_HOME": str(folder / "data"),
         "XDG_CONFIG_HOME": str(folder / "config"),
     }
+    program = Path(sys.executable).with_name("ansible-playbook")
     return subprocess.Popen(
-        [
-            Path(sys.executable).with_name("ansible-playbook"),
-            *(["-i", inventory] if inventory else []),
-            playbook,
-            *arguments,
-        ],
+        [program, *(["-i", inventory] if inventory else []), playbook, *arguments],
         cwd=folder,
         env={**os.environ, **settings, **environment},
         stdout=subprocess.PIPE,
