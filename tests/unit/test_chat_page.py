@@ -130,17 +130,16 @@ def test_npm_builds_it_only_on_request(source, tmp_path, cache, warnings):
     assert kept(cache) == [page.path.name]
 
 
+NPM_CI = "npm ci --ignore-scripts --no-audit --no-fund"
+
+
 @pytest.mark.parametrize(
     "node, npm, reason",
     [
         (None, None, "node --version failed on the controller ([Errno 2] No such file or directory: 'node')"),
         ("v18.19.0", NPM, "the controller has Node.js v18.19.0, but the page needs 20 or newer"),
-        (
-            "v22.1.0",
-            "echo no network >&2; exit 1",
-            "npm ci --ignore-scripts --no-audit --no-fund failed on the controller: no network",
-        ),
-        ("v22.1.0", "sleep 9", "npm ci --ignore-scripts --no-audit --no-fund failed on the controller (Command"),
+        ("v22.1.0", "echo no network >&2; exit 1", f"{NPM_CI} failed on the controller: no network"),
+        ("v22.1.0", "sleep 9", f"{NPM_CI} failed on the controller (Command"),
         ("v22.1.0", ":", "the files of the page are incomplete"),
     ],
 )

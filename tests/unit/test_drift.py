@@ -197,6 +197,7 @@ def under_systemd(monkeypatch, planned, **changes):
 
 
 RULE = host_types.FirewallRule(50052, ("192.0.2.10",), "192.0.2.11")
+NFTABLES = {"firewall_manager": "nftables", "firewall": (RULE,)}
 LINK = host_types.LinkPlan("eth1", "192.0.2.1/24", None, None, manage=True)
 TUNING = host_types.KernelTuning({"ttm.pages_limit": "1"}, False)
 
@@ -276,11 +277,7 @@ SPOILED = [
     ("boot", "llamacpp-worker-x does not start at boot", lambda p, m: under_systemd(m, p)),
     ("manager", "supervisor is not running", lambda p, m: None),
     ("manager", "stop at logout", lambda p, m: without_lingering(m, p)),
-    (
-        "firewall",
-        "nftables are not as",
-        lambda p, m: under_systemd(m, p, firewall_manager="nftables", firewall=(RULE,)),
-    ),
+    ("firewall", "nftables are not as", lambda p, m: under_systemd(m, p, **NFTABLES)),
     ("link", "links are not as planned", lambda p, m: under_systemd(m, p, links=(LINK,))),
     ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuning=TUNING)),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
@@ -473,8 +470,6 @@ def test_what_a_build_works_on_now_stays(planned, releases, tmp_path, monkeypatc
 
 ZERO = "0" * 64
 EMPTY = hashlib.sha256(b"").hexdigest()
-
-
 MANIFESTS = [
     *(
         json.dumps({**builds.manifest_of({}), "files": files})

@@ -37,8 +37,6 @@ en1: flags=8863<UP,BROADCAST> mtu 1500
 bridge0: flags=8863<UP,BROADCAST> mtu 1500
 \tinet 10.99.0.1 netmask 0xffffff00 broadcast 10.99.0.255
 """
-
-
 IPV4 = "0000:0000:0000:0000:0000:ffff:"
 
 

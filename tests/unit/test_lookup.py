@@ -36,20 +36,18 @@ def answer_listing(server, body):
 # Hugging Face
 
 
+def parts_of(name, count):
+    return [f"{name}/some-model-{name}-0000{index}-of-0000{count}.gguf" for index in range(1, count + 1)]
+
+
 @pytest.mark.parametrize(
     "keys, files",
     [
         ({"quantisation": "Q4_K_M"}, ["some-model-Q4_K_M.gguf"]),
         ({"quantisation": "ud-q4_k_m"}, ["some-model-UD-Q4_K_M.gguf"]),
-        (
-            {"quantisation": "UD-Q2_K_XL"},
-            [f"UD-Q2_K_XL/some-model-UD-Q2_K_XL-0000{index}-of-00003.gguf" for index in (1, 2, 3)],
-        ),
+        ({"quantisation": "UD-Q2_K_XL"}, parts_of("UD-Q2_K_XL", 3)),
         ({"files": ["some-model-Q4_K_M.gguf"]}, ["some-model-Q4_K_M.gguf"]),
-        (
-            {"files": ["Q8_0/some-model-Q8_0-00002-of-00002.gguf"]},
-            [f"Q8_0/some-model-Q8_0-0000{index}-of-00002.gguf" for index in (1, 2)],
-        ),
+        ({"files": ["Q8_0/some-model-Q8_0-00002-of-00002.gguf"]}, parts_of("Q8_0", 2)),
     ],
 )
 def test_a_model_on_hugging_face_is_all_its_files_at_a_commit(server, repo, keys, files):

@@ -40,12 +40,8 @@ ROCM = {"backend": "hip", "prefix": "/opt/rocm", "links": [], "compiler": None, 
 
 def names_of(backend, build=BUILD, devices=(), rocm=None, **changed):
     accelerators = [{**GPU, "backend": backend, "architecture": device} for device in devices]
-    given = {
-        **FACTS,
-        "glibc": "2.41",
-        "accelerators": accelerators,
-        "toolchains": [{**ROCM, "version": rocm}] if rocm else None,
-    }
+    toolchains = [{**ROCM, "version": rocm}] if rocm else None
+    given = {**FACTS, "glibc": "2.41", "accelerators": accelerators, "toolchains": toolchains}
     return prebuilt_archives.archive_names("host", cluster_inputs.parse_facts({**given, **changed}), backend, build)
 
 

@@ -23,10 +23,7 @@ from support.hosts import host_plan, service_plan, tree
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = {
-    "scope": "system",
-    "prefix": "/opt/llamacpp",
-    "cache": "/var/cache/llamacpp",
-    "host_settings": True,
+    **{"scope": "system", "prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "host_settings": True},
     "defined": ["llamacpp-server", "llamacpp-worker-cpu"],
     "accounts": {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp", "llamacppy": "/home/llamacppy"},
     "made_accounts": ["llamacpp", "llamacpp-build", "llamacppy"],

@@ -139,25 +139,21 @@ def test_a_token_that_cannot_be(server, token):
     assert not server.asked
 
 
-def test_a_certificate_that_nobody_trusts(certify):
+@pytest.fixture
+def secured(certify):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certify("me"))
+    context.load_cert_chain(*certify("localhost"))
     server = Server(context)
-    try:
-        assert "cannot be read ([SSL: CERTIFICATE_VERIFY_FAILED]" in why_not(server.url + "/m.gguf")
-    finally:
-        server.stop()
+    yield server
+    server.stop()
 
 
-def test_no_way_from_https_to_http(certify, monkeypatch):
-    certificate, key = certify("localhost")
-    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate, key)
-    server = Server(context)
-    server.faults["/m.gguf"] = redirect("http://other/m.gguf")
-    try:
-        url = server.url.replace("127.0.0.1", "localhost")
-        assert "redirected to http://other/m.gguf, which does not begin with https:" in why_not(url + "/m.gguf")
-    finally:
-        server.stop()
+def test_a_certificate_that_nobody_trusts(secured):
+    assert "cannot be read ([SSL: CERTIFICATE_VERIFY_FAILED]" in why_not(secured.url + "/m.gguf")
+
+
+def test_no_way_from_https_to_http(secured, tmp_path, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "localhost.pem"))
+    secured.faults["/m.gguf"] = redirect("http://other/m.gguf")
+    url = secured.url.replace("127.0.0.1", "localhost")
+    assert "redirected to http://other/m.gguf, which does not begin with https:" in why_not(url + "/m.gguf")
