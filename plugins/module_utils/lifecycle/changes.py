@@ -158,7 +158,9 @@ def absence_note(plan: Plan, name: str) -> str:
         models = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
         return f"Requests for {', '.join(models)} fail until this host is back."
     if has_fallback is None:
-        return "The head does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
+        return (
+            "The head does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
+        )
     if has_fallback:
         return f"After a while, the head serves without {_absence_name(plan, name)}, until this host is back."
     return "The cluster does not use this host."
