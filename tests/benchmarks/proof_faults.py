@@ -167,7 +167,7 @@ def write(path: Path, shape: str) -> None:
 def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence[str]) -> ProofWork:
     """Return what proves two workers with all layers of a model."""
     summary = header_summary.parse(header_summary.summarize(headers.read_path(str(model))))
-    sample = layer_sample.choose_layers(summary, layer_sample.SampleLimits(1 << 40, 512))
+    sample = layer_sample.choose_layers(summary, 1 << 40, 512)
     context = proof_plan.PROCESSOR_CONTEXT if given.processor else questions.CONTEXT
     argv = [
         str(given.programs / "llama-server"),

@@ -16,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDS = list(backends.BY_NAME.values())
-BESIDE = [record for record in RECORDS if record is not backends.CPU]
 IN_DOCUMENTS = {"cpu": "processors"}
 """Backend → what documents call it, where that is not its name."""
 

@@ -11,7 +11,6 @@ from support.verification import checks, judged, reports
 
 END = "127.128.2.11:50052"
 """On the head, of the tunnel to worker1."""
-ENDS = ["127.128.2.11:50052=192.0.2.11:50052", "127.128.2.11:50252=192.0.2.11:50252"]
 
 
 @pytest.fixture

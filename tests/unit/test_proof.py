@@ -172,11 +172,11 @@ DEEP, LATENT = {"blk.*.a": range(27)}, {"layers": 27, "architecture": "deepseek2
 )
 def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts):
     summary, outside = summary_of(groups, **keys)
-    sample = layer_sample.choose_layers(summary, layer_sample.SampleLimits(10_000 + outside, room))
+    sample = layer_sample.choose_layers(summary, 10_000 + outside, room)
     assert sample == (tuple(layers), outside + 100 * len(layers), every_kind, experts)
     if len(layers) < room:
         return
-    less = layer_sample.choose_layers(summary, layer_sample.SampleLimits(outside + 100 * len(layers) - 1, room))
+    less = layer_sample.choose_layers(summary, outside + 100 * len(layers) - 1, room)
     assert isinstance(less, str) if len(layers) == 1 or "architecture" in keys else len(less.layers) < len(layers)
 
 
@@ -187,9 +187,9 @@ def test_why_no_layers_are_taken():
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each layer"),
     ):
         summary, outside = summary_of(groups, **keys)
-        limits = layer_sample.SampleLimits(outside + room, 99)
-        assert why in layer_sample.choose_layers(summary, limits)
-        unnamed = layer_sample.choose_layers(summary._replace(tensors=None), limits)
+        limits = outside + room, 99
+        assert why in layer_sample.choose_layers(summary, *limits)
+        unnamed = layer_sample.choose_layers(summary._replace(tensors=None), *limits)
         assert unnamed.startswith("the names of the model's tensors are unknown")
 
 

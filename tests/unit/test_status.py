@@ -11,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.action import status as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import VerificationStatus
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import status_text
 from conftest import typed
 from support import actions, playbook_runs
@@ -411,7 +412,7 @@ def test_the_page_in_the_documentation_is_what_is_shown():
         restarts=1,
         last_restarts=(types.RestartStatus(600, "lost worker 192.168.128.12:50052: restarting llama-server"),),
         without=("strix1:cpu",),
-        verified=types.VerificationStatus(3600, True, (), "b11063"),
+        verified=VerificationStatus(3600, True, (), "b11063"),
     )
     problems = cluster_status.problems_of(cluster, hosts)
     shown = status_text.text_of(types.Status(types.SCHEMA, 0, cluster, hosts, "", "", problems))

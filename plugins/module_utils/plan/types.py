@@ -9,21 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import fast_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    DRAFT,
-    MMPROJ,
-    Backend,
-    Endpoint,
-    HostPlan,
-    KnownAnswerPlan,
-    ModelFilePlan,
-    PathText,
-    PlanId,
-    Port,
-    Seconds,
-    Sha256,
-    WorkerPlan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
 SCHEMA = 1
 
@@ -33,7 +19,7 @@ class PatchPlan(NamedTuple):
 
     path: str
     """path on the controller"""
-    sha256: Sha256
+    sha256: host_types.Sha256
     """SHA-256 of its content"""
     files: tuple[str, ...]
     """files that it changes"""
@@ -91,7 +77,7 @@ class ReleasePlan(NamedTuple):
 class ModelPlan(NamedTuple):
     """The model that is served."""
 
-    path: PathText
+    path: host_types.PathText
     """path on the head"""
     name: str
     """name for people"""
@@ -101,13 +87,13 @@ class ModelPlan(NamedTuple):
     """number of layers"""
     large_tensor_bytes: tuple[int, ...]
     """distinct sizes of the tensors that workers cache"""
-    known_answer: Optional[KnownAnswerPlan]
+    known_answer: Optional[host_types.KnownAnswerPlan]
     """size of the known-answer model; null for any other"""
     source: str
     """origin: `huggingface:REPO@COMMIT`, `url:…`, `ollama:…`, `copy:…`, `path:…` or `known-answer`"""
     revision: Optional[str]
     """commit of the repository; null without one"""
-    files: tuple[ModelFilePlan, ...]
+    files: tuple[host_types.ModelFilePlan, ...]
     """files, including llama_model_mmproj and llama_model_draft, with parts in order; empty for the known-answer model"""
     chat_template: Absent[bool] = None
     """whether its file has a chat template; missing if unknown"""
@@ -131,9 +117,9 @@ class ExternalWorkerPlan(NamedTuple):
     """name in `placement`"""
     host: str
     """host, by its name in the inventory; it is not part of this cluster"""
-    endpoint: Endpoint
+    endpoint: host_types.Endpoint
     """address and port at which the head reaches it"""
-    backend: Backend
+    backend: host_types.Backend
     """declared backend of its device"""
     memory_mib: int
     """declared memory of its device"""
@@ -181,7 +167,7 @@ class DevicePlacement(NamedTuple):
 class AuxiliaryModelPlan(NamedTuple):
     """A projector or a draft model, and its device."""
 
-    role: Annotated[str, (MMPROJ, DRAFT)]
+    role: Annotated[str, (host_types.MMPROJ, host_types.DRAFT)]
     """mmproj or draft"""
     name: str
     """name for people"""
@@ -206,7 +192,7 @@ class AuxiliaryModelPlan(NamedTuple):
 class UncountedModel(NamedTuple):
     """A projector or a draft model whose size is unknown."""
 
-    role: Annotated[str, (MMPROJ, DRAFT)]
+    role: Annotated[str, (host_types.MMPROJ, host_types.DRAFT)]
     """mmproj or draft"""
     reason: str
     """reason why its size is unknown"""
@@ -236,13 +222,13 @@ class FallbackPlan(NamedTuple):
 
     without: str
     """`HOST:WORKER`, or `HOST` if all of its workers are excluded"""
-    endpoint: Endpoint
+    endpoint: host_types.Endpoint
     """endpoint of that worker, or of the first worker of that host"""
     placement: tuple[DevicePlacement, ...]
     """placement without it, like `placement`"""
     head: FallbackHead
     """command line of llama-server"""
-    workers: tuple[Endpoint, ...]
+    workers: tuple[host_types.Endpoint, ...]
     """endpoints of the workers that it needs"""
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second with an empty context; null for a model that generates no text"""
@@ -255,7 +241,7 @@ class NoFallback(NamedTuple):
 
     without: str
     """name as in `fallbacks`"""
-    endpoint: Endpoint
+    endpoint: host_types.Endpoint
     """endpoint as in `fallbacks`"""
     missing_mib: Optional[int]
     """memory that the other devices lack; null if memory is not the reason"""
@@ -308,7 +294,7 @@ class LinkEstimate(NamedTuple):
 
     host: str
     """host of the worker"""
-    endpoint: Endpoint
+    endpoint: host_types.Endpoint
     """endpoint of the worker"""
     kind: Annotated[
         str, ("loopback", "ethernet", "infiniband", "thunderbolt", "tunnel", "usb4", "wireguard", "wireless")
@@ -451,7 +437,7 @@ class Estimate(NamedTuple):
 class ProvenDevice(NamedTuple):
     """A device that a proof tests."""
 
-    id: PlanId
+    id: host_types.PlanId
     """hash of everything that affects its result"""
     name: str
     """host and worker or device"""
@@ -521,11 +507,11 @@ class ServedModel(NamedTuple):
     """auxiliary models whose size is unknown"""
     estimate: Estimate
     """predicted speed; `load_s` is the time to change to this model"""
-    idle_seconds: Absent[Seconds] = None
+    idle_seconds: Absent[host_types.Seconds] = None
     """seconds without a request after which it is unloaded"""
     proof: Absent[ProofPlan] = None
     """proof of the devices, as in `head`"""
-    reading: Absent[PlanId] = None
+    reading: Absent[host_types.PlanId] = None
     """key of its record of reading plain text, as in `head`"""
 
 
@@ -540,7 +526,7 @@ class ConversationsPlan(NamedTuple):
     """predicted seconds to save or restore a full context, over the links and the disk"""
     computing_s: float
     """predicted seconds to compute a full context"""
-    timeout_s: Seconds
+    timeout_s: host_types.Seconds
     """seconds without progress after which a save or restore counts as hung"""
 
 
@@ -565,19 +551,19 @@ class HeadPlan(NamedTuple):
     """URL with which the head itself reaches the server"""
     address: str
     """address to which it binds"""
-    port: Port
+    port: host_types.Port
     """number of the port"""
     allowed: tuple[str, ...]
     """networks of `llama_server_allowed`"""
-    api_key_file: Optional[PathText]
+    api_key_file: Optional[host_types.PathText]
     """file with API keys"""
-    tls_certificate_file: Optional[PathText]
+    tls_certificate_file: Optional[host_types.PathText]
     """file with its certificate; null with plain HTTP"""
-    tls_key_file: Optional[PathText]
+    tls_key_file: Optional[host_types.PathText]
     """file with the certificate's key"""
-    start_timeout: Seconds
+    start_timeout: host_types.Seconds
     """seconds until it must answer; five times the predicted loading time unless the inventory sets it"""
-    fallback_after: Optional[Seconds]
+    fallback_after: Optional[host_types.Seconds]
     """seconds that a worker must be absent before the head serves without it; null if the head always waits"""
     context: int
     """number of tokens: llama_server_context, or the model's trained context if that is smaller"""
@@ -595,15 +581,15 @@ class HeadPlan(NamedTuple):
     """memory of the head for conversations that have left their slot; 0 if none are cached"""
     checkpoints_mib: int = 0
     """memory of the head for checkpoints of windows and states, for all slots together"""
-    idle_seconds: Absent[Seconds] = None
+    idle_seconds: Absent[host_types.Seconds] = None
     """seconds without a request after which it unloads its model; missing if it never does"""
     conversations: Absent[ConversationsPlan] = None
     """conversations on its disk; missing if they do not survive a restart"""
-    page_port: Absent[Port] = None
+    page_port: Absent[host_types.Port] = None
     """value of `llama_server_page_port`; missing without a page"""
     proof: Absent[ProofPlan] = None
     """how `llama_proof` proves the devices; missing for the known-answer model, for a model that generates no text, and without devices"""
-    reading: Absent[PlanId] = None
+    reading: Absent[host_types.PlanId] = None
     """key under which the head records how well the model reads plain text; missing if the model generates no text"""
     models: Absent[tuple[ServedModel, ...]] = None
     """models of `llama_models`: then `argv` belongs to the router, and other keys describe the first model; missing with a single model"""
@@ -649,7 +635,7 @@ class Plan(NamedTuple):
     """id → release, for all releases of which hosts have builds"""
     model: ModelPlan
     """model that is served"""
-    hosts: Mapping[str, HostPlan]
+    hosts: Mapping[str, host_types.HostPlan]
     """host → its part of the plan"""
     head: HeadPlan
     """command line and settings of llama-server"""
@@ -671,15 +657,15 @@ class Plan(NamedTuple):
     """predicted speed, from the rates of devices and links; null if the model does not fit"""
     advisories: tuple[AdvisoryPlan, ...]
     """known traps that apply to the plan"""
-    id: Absent[PlanId] = None
+    id: Absent[host_types.PlanId] = None
     """hash under which hosts keep their parts; missing in a plan that is not applied"""
 
     @property
-    def head_host(self) -> HostPlan:
+    def head_host(self) -> host_types.HostPlan:
         return self.hosts[self.head.host]
 
     @property
-    def workers(self) -> tuple[WorkerPlan, ...]:
+    def workers(self) -> tuple[host_types.WorkerPlan, ...]:
         """Return the workers of all hosts."""
         return tuple(worker for host in self.hosts.values() for worker in host.workers)
 

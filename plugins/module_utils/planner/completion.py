@@ -12,20 +12,14 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    FilePlan,
-    FolderPlan,
-    HostPlan,
-    ModelFilePlan,
-    ServicePlan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Estimate, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
 EXCLUDED_FILES = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
 """Suffixes of files that do not count for a plan's id: its cached inputs, and labels for metrics."""
-DefinitionWriter = Callable[[HostPlan, ServicePlan], str]
+DefinitionWriter = Callable[[host_types.HostPlan, host_types.ServicePlan], str]
 """Function that returns the definition of a service.
 
 :raises Refusal: the service manager cannot express a word of it.
@@ -68,11 +62,11 @@ def _with_metrics(plan: Plan) -> Plan:
 
 def _complete_host(
     plan: Plan, name: str, runtime_files: Sequence[RuntimeFile], write_definition: DefinitionWriter
-) -> HostPlan:
+) -> host_types.HostPlan:
     host = plan.hosts[name]
     files = [_file_plan(f"{host.prefix}/{names.CLUSTER_RECORD}", json.dumps({"cluster": plan.cluster}).encode())]
     if host.runtime:
-        folder = FolderPlan(host.runtime, "root" if host.account else None, "0755")
+        folder = host_types.FolderPlan(host.runtime, "root" if host.account else None, "0755")
         host = host._replace(folders=(*host.folders, folder))
         files += [_file_plan(f"{host.runtime}/{file.name}", file.content, file.source) for file in runtime_files]
     defined_services = []
@@ -84,7 +78,7 @@ def _complete_host(
     return host._replace(files=(*host.files, *files), services=tuple(defined_services))
 
 
-def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FilePlan]:
+def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[host_types.FilePlan]:
     """Return the fallbacks for the launcher, the presets, the known-answer models, and the facts of all hosts."""
     files = []
     if plan.head.fallback_after is not None:
@@ -95,7 +89,7 @@ def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[FileP
         entry.model.path: entry.model.known_answer for entry in plan.per_model() if entry.model.known_answer
     }
     for path, model_size in known_answer_models.items():
-        files.append(FilePlan(path, known_answer_file.file_bytes(*model_size)))
+        files.append(host_types.FilePlan(path, known_answer_file.file_bytes(*model_size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     return [*files, _file_plan(f"{prefix}/{names.CACHED_FACTS}", text.encode())]
 
@@ -169,14 +163,14 @@ def _predicted_metrics(estimate: Estimate) -> dict[str, float | None]:
     return metrics
 
 
-def _downloaded_files(plan: Plan) -> tuple[ModelFilePlan, ...]:
+def _downloaded_files(plan: Plan) -> tuple[host_types.ModelFilePlan, ...]:
     """Return the files that the head fetches; nothing if their sizes are not known yet."""
     files = {file.path: file for model_plan in plan.per_model() for file in model_plan.model.files if file.url}
     return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
 
-def _file_plan(path: str, content: bytes, source: str | None = None) -> FilePlan:
-    return FilePlan(
+def _file_plan(path: str, content: bytes, source: str | None = None) -> host_types.FilePlan:
+    return host_types.FilePlan(
         path=path,
         bytes=len(content),
         sha256=hashlib.sha256(content).hexdigest(),
@@ -216,5 +210,5 @@ def compute_plan_id(plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _without_urls(files: Sequence[ModelFilePlan]) -> tuple[ModelFilePlan, ...]:
+def _without_urls(files: Sequence[host_types.ModelFilePlan]) -> tuple[host_types.ModelFilePlan, ...]:
     return tuple(file._replace(url=None) for file in files)

@@ -20,13 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    DevicePlacement,
-    Estimate,
-    Plan,
-    ProofPlan,
-    ProvenDevice,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
@@ -75,7 +69,7 @@ REMEDIES = (
 """Settings that select other kernels, in the order in which they are tried. Quantised values need flash attention."""
 
 
-def plan_proof(candidate: Candidate, estimate: Estimate, seconds: int) -> ProofPlan | None:
+def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> types.ProofPlan | None:
     """Return the proof with as many layers as the head's processor computes in time; None if there is nothing to prove.
 
     :param estimate: estimate of the whole model.
@@ -99,10 +93,10 @@ def plan_proof(candidate: Candidate, estimate: Estimate, seconds: int) -> ProofP
         return _compute_s(summary, [*prompts, *variants], layers, rate.gb_per_s, gflops)
 
     layer_s = reference_s(1) - reference_s(0)
-    limits = layer_sample.SampleLimits(min(MAX_FILE_BYTES, capacity), max(1, int((seconds - reference_s(0)) / layer_s)))
-    sample = layer_sample.choose_layers(summary, limits)
+    max_layers = max(1, int((seconds - reference_s(0)) / layer_s))
+    sample = layer_sample.choose_layers(summary, min(MAX_FILE_BYTES, capacity), max_layers)
     if isinstance(sample, str):
-        return ProofPlan((), 0, False, False, 0, 0, reason=sample)
+        return types.ProofPlan((), 0, False, False, 0, 0, reason=sample)
     upload_s = (estimate.load_s or 0) * sample.bytes / summary.size
     device_seconds = [
         _compute_s(summary, prompts, len(sample.layers), device.gb_per_s, device.prompt_gflops)
@@ -110,7 +104,7 @@ def plan_proof(candidate: Candidate, estimate: Estimate, seconds: int) -> ProofP
     ]
     outage_s = START_S + upload_s + max(device_seconds, default=0)
     proof_s = sample.bytes / 1e9 / cost_model.DISK_GB_PER_S + START_S * 3 + reference_s(len(sample.layers))
-    return ProofPlan(*sample, context=context, seconds=math.ceil(proof_s), outage_s=math.ceil(outage_s))
+    return types.ProofPlan(*sample, context=context, seconds=math.ceil(proof_s), outage_s=math.ceil(outage_s))
 
 
 def _compute_s(
@@ -138,7 +132,7 @@ def _compute_s(
     return len(prompts) * weight_bytes / 1e9 / gb_per_s + 2e-9 * operations / gflops
 
 
-def with_proof(plan: Plan) -> Plan:
+def with_proof(plan: types.Plan) -> types.Plan:
     """Return the finished plan with the ids of its proof and of its reading check."""
     head, proof = plan.head, plan.head.proof
     if head.models:
@@ -147,13 +141,13 @@ def with_proof(plan: Plan) -> Plan:
         return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
     if proof and proof.layers:
         sides = [_proof_side(plan, entry) for entry in plan.placement]
-        proof = proof._replace(devices=tuple(ProvenDevice(side.id, side.name) for side in sides))
+        proof = proof._replace(devices=tuple(types.ProvenDevice(side.id, side.name) for side in sides))
     has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
     generates = plan.estimate.generation_range is not None and not has_known_answer
     return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
 
 
-def proof_work(plan: Plan) -> ProofWork | None:
+def proof_work(plan: types.Plan) -> ProofWork | None:
     """Return the head's work to prove the plan of one model; None if there is nothing to prove."""
     proof, head = plan.head.proof, plan.head_host
     if not proof or not proof.layers:
@@ -183,7 +177,7 @@ def proof_work(plan: Plan) -> ProofWork | None:
     )
 
 
-def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
+def _proof_side(plan: types.Plan, entry: types.DevicePlacement | None) -> Side:
     """Return a device as a side of the comparison; the head's processor if ``entry`` is None."""
     details: Any
     argv = _proof_argv(plan, entry)
@@ -219,24 +213,24 @@ def _proof_side(plan: Plan, entry: DevicePlacement | None) -> Side:
     return Side(_digest(plan, proven_layers, details, dict(plan.head.environment)), name, argv)
 
 
-def _reading_id(plan: Plan) -> str:
+def _reading_id(plan: types.Plan) -> str:
     """Return an id of everything that changes how well the model reads, except the release and the devices, which the check tests."""
     return _digest(plan, [pair for pair in _planned_options(plan) if pair[0] not in IRRELEVANT_OPTIONS])
 
 
-def _digest(plan: Plan, *details: Any) -> str:
+def _digest(plan: types.Plan, *details: Any) -> str:
     """Return an id of the model's files and further details."""
     files = [(file.name, file.bytes, file.sha256, file.revision) for file in plan.model.files]
     text = json.dumps([plan.model.path, plan.model.revision, files, *details], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _planned_options(plan: Plan) -> list[tuple[str, list[str]]]:
+def _planned_options(plan: types.Plan) -> list[tuple[str, list[str]]]:
     """Return the names in the table and the values of the options in the planned command line."""
     return [(options.name_of(word), value) for word, *value in options.group_words(plan.head.argv[1:])]
 
 
-def _remedies(plan: Plan) -> Iterator[Remedy]:
+def _remedies(plan: types.Plan) -> Iterator[Remedy]:
     """Yield settings that the planned command line lacks. Words after the command line override its own."""
     planned_values = dict(_planned_options(plan))
     for values in REMEDIES:
@@ -250,7 +244,7 @@ def _remedies(plan: Plan) -> Iterator[Remedy]:
             yield Remedy(", ".join(settings), tuple(words))
 
 
-def _proof_argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
+def _proof_argv(plan: types.Plan, entry: types.DevicePlacement | None) -> tuple[str, ...]:
     """Return llama-server's command line for a device, or for the processor alone, which then repacks no weights, like the processors of workers."""
     fork, (program, *words) = plan.release.fork, plan.head.argv
     option_words = options.group_words(words)
@@ -276,7 +270,7 @@ def _proof_argv(plan: Plan, entry: DevicePlacement | None) -> tuple[str, ...]:
     return (program, *settings, *itertools.chain(*kept_words))
 
 
-def _device_name(fork: str, entry: DevicePlacement) -> str:
+def _device_name(fork: str, entry: types.DevicePlacement) -> str:
     """Return the name for --device of a device alone."""
     template = capabilities.DEVICE_NAME[fork]
     return template.format(index=0, endpoint=entry.endpoint) if entry.endpoint else entry.device

@@ -12,12 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import o
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    BuildPlan,
-    KnownAnswerPlan,
-    LinkPlan,
-    ModelFilePlan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 
@@ -61,7 +56,7 @@ class Host(NamedTuple):
     """Facts that the head keeps for a run in which the host does not answer."""
     backends: tuple[str, ...] = ()
     """``llama_backend``: ``auto``, or names of backends."""
-    links: tuple[LinkPlan, ...] = ()
+    links: tuple[host_types.LinkPlan, ...] = ()
     worker_requests: tuple[WorkerRequest, ...] = ()
     cmake_options: Mapping[str, str] = {}
     toolchain: str | None = None
@@ -192,7 +187,7 @@ class ModelReport(NamedTuple):
     unreadable_path: str | None = None
     """File or folder that the service cannot read."""
     refused: str | None = None
-    files: tuple[ModelFilePlan, ...] = ()
+    files: tuple[host_types.ModelFilePlan, ...] = ()
     offered: tuple[Quantisation, ...] = ()
     draft: ModelSummary | None = None
     projector: Projector | None = None
@@ -203,7 +198,7 @@ class ModelRequest(NamedTuple):
 
     source: ModelSource | None
     """None for the known-answer model."""
-    known_answer: KnownAnswerPlan | None
+    known_answer: host_types.KnownAnswerPlan | None
     summary: ModelSummary | None
     """Summary of the model's file, or ``llama_model_gguf_summary`` if the file was not read; None if neither is known."""
     mmproj: ModelSource | None = None
@@ -221,7 +216,7 @@ class Model(NamedTuple):
     """The model that the head serves."""
 
     path: str
-    known_answer: KnownAnswerPlan | None
+    known_answer: host_types.KnownAnswerPlan | None
     summary: ModelSummary
     source: str = ""
     """Source of the model for messages, without secrets."""
@@ -229,7 +224,7 @@ class Model(NamedTuple):
     """Name that clients see; empty for one of several models, which the router names."""
     revision: str | None = None
     """Commit in a repository."""
-    files: tuple[ModelFilePlan, ...] = ()
+    files: tuple[host_types.ModelFilePlan, ...] = ()
     offered: tuple[Quantisation, ...] = ()
     """Quantisations in the repository, if it was queried."""
     draft: ModelSummary | None = None
@@ -491,7 +486,7 @@ class EquippedHost(NamedTuple):
     workers: tuple[Worker, ...]
     devices: tuple[Device, ...]
     """Devices that llama-server itself drives there; empty unless it is the head."""
-    builds: Mapping[str, BuildPlan] = {}
+    builds: Mapping[str, host_types.BuildPlan] = {}
     """Backend → build."""
 
     @property

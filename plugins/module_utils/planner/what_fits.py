@@ -21,17 +21,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     SpeedRange,
     UsersEstimate,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.cost_model import EXPERTS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Catalogue,
-    Cluster,
-    ModelRequest,
-    ModelSource,
-)
 
-ANY_MODEL = ModelRequest(None, None, None)
+ANY_MODEL = types.ModelRequest(None, None, None)
 """Placeholder for cluster_inputs.read_cluster if the cluster has no model yet."""
 GIB = 1024 * MIB
 CONTEXTS = (32768, 65536, 131072, 262144)
@@ -140,7 +134,9 @@ def offers_of(models: Sequence[Mapping[str, Any]], own_models: Sequence[Mapping[
     return list(offers.values())
 
 
-def fit_models(cluster: Cluster, offers: Sequence[Offer], catalogue: Catalogue, query: FitQuery) -> list[FitResult]:
+def fit_models(
+    cluster: types.Cluster, offers: Sequence[Offer], catalogue: types.Catalogue, query: FitQuery
+) -> list[FitResult]:
     """Return the result for each model, in the order that ``ORDER_TEXT`` describes.
 
     :param cluster: cluster with any model; restrictions on its layers do not count.
@@ -168,7 +164,7 @@ def _sort_key(row: FitResult, tokens_per_s: float) -> tuple[float, ...]:
     return (0, -row.parameters) if is_fast else (1, -row.user_speed)
 
 
-def _fit_model(cluster: Cluster, offer: Offer, catalogue: Catalogue, query: FitQuery) -> FitResult:
+def _fit_model(cluster: types.Cluster, offer: Offer, catalogue: types.Catalogue, query: FitQuery) -> FitResult:
     attempts = []
     for name, summary in offer.quantisations():
         row = _fit_quantisation(cluster, offer, name, summary, catalogue, query.context)
@@ -191,7 +187,7 @@ def _fit_model(cluster: Cluster, offer: Offer, catalogue: Catalogue, query: FitQ
 
 
 def _fit_quantisation(
-    cluster: Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: Catalogue, context: int
+    cluster: types.Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: types.Catalogue, context: int
 ) -> FitResult:
     expert_parameters = sum(
         row.tensor_count * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name)
@@ -213,10 +209,12 @@ def _fit_quantisation(
     )
 
 
-def _plan_model(cluster: Cluster, summary: ModelSummary, context: int, catalogue: Catalogue) -> Plan | Refused:
-    source = ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
+def _plan_model(
+    cluster: types.Cluster, summary: ModelSummary, context: int, catalogue: types.Catalogue
+) -> Plan | Refused:
+    source = types.ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
-    changed_cluster = cluster._replace(server=server, model=ModelRequest(source, None, summary))
+    changed_cluster = cluster._replace(server=server, model=types.ModelRequest(source, None, summary))
     return planner.make_candidate(changed_cluster, catalogue, "")
 
 

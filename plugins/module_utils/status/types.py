@@ -13,12 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, Scope
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import (
-    Exits,
-    Health,
-    ModelStatus,
-    VerificationStatus,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import types
 
 SCHEMA = 2
 Line = Annotated[str, Text(max_length=2000)]
@@ -36,7 +31,7 @@ class HostStatusArguments(NamedTuple):
 class HeadCondition(NamedTuple):
     """State of the head."""
 
-    health: Optional[Health]
+    health: Optional[types.Health]
     """answer of llama-server; null if its address is unknown"""
     serving: Optional[ServingRecord]
     """record of the launcher; null if it is missing or unreadable"""
@@ -44,15 +39,15 @@ class HeadCondition(NamedTuple):
     """whether that launcher runs"""
     waits_for: tuple[Line, ...]
     """sentences about workers that did not complete the handshake"""
-    ends: Exits
+    ends: types.Exits
     """exits of llama-server"""
-    verified: Optional[VerificationStatus]
+    verified: Optional[types.VerificationStatus]
     """last verification; null if it was never verified"""
-    models: tuple[ModelStatus, ...] = ()
+    models: tuple[types.ModelStatus, ...] = ()
     """state of each of several models, as llama-server reports it"""
 
 
-UNKNOWN_CONDITION = HeadCondition(None, None, False, (), Exits(0, "", ()), None)
+UNKNOWN_CONDITION = HeadCondition(None, None, False, (), types.Exits(0, "", ()), None)
 
 
 class Condition(NamedTuple):
@@ -171,9 +166,9 @@ class ClusterStatus(NamedTuple):
     """endpoints of the workers for which it waits"""
     load: Optional[loading.LoadProgress] = None
     """progress while the model is loading; null otherwise, and if the kernel does not report it"""
-    verified: Optional[VerificationStatus] = None
+    verified: Optional[types.VerificationStatus] = None
     """last verification; null if it was never verified"""
-    models: Annotated[tuple[ModelStatus, ...], ABSENT] = ()
+    models: Annotated[tuple[types.ModelStatus, ...], ABSENT] = ()
     """state of each of several models; missing with one model"""
     balancer: Absent[str] = None
     """status of this replica on the balancer, in HAProxy's words; missing without a balancer"""

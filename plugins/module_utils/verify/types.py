@@ -11,16 +11,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.rpc import Handshake
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, PlanId
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    DevicePlacement,
-    ExternalWorkerPlan,
-    FallbackPlan,
-    HeadPlan,
-    ModelPlan,
-    ServedModel,
-)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Verdict
 
 SCHEMA = 1
@@ -47,14 +40,14 @@ class Subject(NamedTuple):
     """Subject of a verification: the part of the plan that a head also keeps."""
 
     cluster: str
-    model: ModelPlan
-    head: HeadPlan
+    model: types.ModelPlan
+    head: types.HeadPlan
     hosts: Mapping[str, HostPlan]
     """each host's part of the plan; a kept plan has only the head's part"""
-    external_workers: tuple[ExternalWorkerPlan, ...]
+    external_workers: tuple[types.ExternalWorkerPlan, ...]
     links: tuple[str, ...]
-    fallbacks: tuple[FallbackPlan, ...]
-    placement: tuple[DevicePlacement, ...] = ()
+    fallbacks: tuple[types.FallbackPlan, ...]
+    placement: tuple[types.DevicePlacement, ...] = ()
     """placement on each device; a kept plan has none"""
     unreachable_hosts: tuple[str, ...] = ()
     """hosts that do not answer the controller; not part of a plan"""
@@ -69,7 +62,7 @@ class Subject(NamedTuple):
         ) or (self,)
 
     @property
-    def named_model(self) -> Optional[ServedModel]:
+    def named_model(self) -> Optional[types.ServedModel]:
         """Return the model, if requests must name it; None with a single model."""
         return self.head.models[0] if self.head.models else None
 
@@ -139,7 +132,7 @@ class ServedFallback(NamedTuple):
     since: int
     """seconds since 1970"""
 
-    def find_in(self, fallbacks: tuple[FallbackPlan, ...]) -> Optional[FallbackPlan]:
+    def find_in(self, fallbacks: tuple[types.FallbackPlan, ...]) -> Optional[types.FallbackPlan]:
         """Return the planned fallback; None if the plan does not contain it."""
         return next((fallback for fallback in fallbacks if fallback.without == self.name), None)
 

@@ -49,12 +49,7 @@ class LayerSample(NamedTuple):
     """whether a layer has experts, if the model has any"""
 
 
-class SampleLimits(NamedTuple):
-    bytes: int
-    layers: int
-
-
-def choose_layers(summary: ModelSummary, limits: SampleLimits) -> LayerSample | str:
+def choose_layers(summary: ModelSummary, max_bytes: int, max_layers: int) -> LayerSample | str:
     """Return as many layers as fit: the first, the last and every kind, spread evenly.
 
     :returns: the reason for no sample, as the end of a sentence, if not one layer fits or the file's tensors are not known by name.
@@ -73,16 +68,16 @@ def choose_layers(summary: ModelSummary, limits: SampleLimits) -> LayerSample | 
         del sample_kinds[1:dense_layers]
     outside_bytes = sum(group.bytes for group in summary.tensors if group.layers is None)
     needs_all_layers = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
-    for count in range(min(limits.layers, len(sample_kinds)), 0, -1):
+    for count in range(min(max_layers, len(sample_kinds)), 0, -1):
         layers = _spread_layers(sample_kinds[:count], kinds)
         size = outside_bytes + sum(summary.layer_bytes[layer] for layer in layers)
-        if size <= limits.bytes and not (needs_all_layers and count < summary.layers):
+        if size <= max_bytes and not (needs_all_layers and count < summary.layers):
             every_kind = {kinds[layer] for layer in layers} == {*kinds}
             return LayerSample(layers, size, every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
     if needs_all_layers:
         return f"llama.cpp recognises this model by its number of layers, {summary.layers}, which do not all fit"
     smallest_bytes = outside_bytes + min(summary.layer_bytes[: len(kinds)])
-    return f"one layer and the embedding tables need {smallest_bytes / 2**30:.1f} GiB, but the limit is {limits.bytes / 2**30:.1f}"
+    return f"one layer and the embedding tables need {smallest_bytes / 2**30:.1f} GiB, but the limit is {max_bytes / 2**30:.1f}"
 
 
 class Kind(NamedTuple):

@@ -22,17 +22,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS, IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import prebuilt_archives
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Catalogue,
-    Cluster,
-    EquippedHost,
-    Host,
-    Programs,
-    ReleaseRequest,
-    Server,
-)
 
 
 def _short_sha(data: Any, digits: int = 12) -> str:
@@ -58,7 +50,7 @@ def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
     )
 
 
-def release_of(request: ReleaseRequest, package_versions: Mapping[str, str | None]) -> ReleasePlan:
+def release_of(request: types.ReleaseRequest, package_versions: Mapping[str, str | None]) -> ReleasePlan:
     """Return the requested release: its source, its identity, and the build number that determines its capabilities.
 
     :param package_versions: host → version of llama.cpp that its distribution packages, or None.
@@ -67,7 +59,7 @@ def release_of(request: ReleaseRequest, package_versions: Mapping[str, str | Non
 
 
 @functools.lru_cache(maxsize=64)
-def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
+def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
     """Return the release. Its id depends on its content, not on the place of an archive or a patch."""
     ref, origin, tree = _origin_of(request, package)
     fork, build = request.fork, request.build if request.build is not None else tree.get("build")
@@ -115,7 +107,7 @@ def _release_of(request: ReleaseRequest, package: str) -> ReleasePlan:
     return release._replace(id=f"{ref}-{_short_sha(identity)}")
 
 
-def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
+def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
     """Return short name, origin and known facts of a release. The tag of a build names its content for good, so that a plan needs no network;
     any other ref of a repository needs a commit."""
     source, commit = request.source, request.commit
@@ -142,7 +134,7 @@ def _origin_of(request: ReleaseRequest, package: str) -> tuple[str, dict[str, An
     return f"{source}-{request.checksum[7:15]}", {"checksum": request.checksum, **location, "member": ""}, {}
 
 
-Requests = Mapping[str, Optional[ReleaseRequest]]
+Requests = Mapping[str, Optional[types.ReleaseRequest]]
 """Variable → the operator's request."""
 
 
@@ -151,9 +143,9 @@ def variable_of(backend: str, requests: Requests) -> str:
     return variable if requests[variable] else "llama_release"
 
 
-def requested_release(variable: str, requests: Requests) -> ReleaseRequest:
+def requested_release(variable: str, requests: Requests) -> types.ReleaseRequest:
     """Return the request of a variable that ``variable_of`` returned."""
-    return cast(ReleaseRequest, requests[variable])
+    return cast(types.ReleaseRequest, requests[variable])
 
 
 def sources_of(requests: Requests) -> dict[str, str]:
@@ -169,7 +161,7 @@ def sources_of(requests: Requests) -> dict[str, str]:
     return sources
 
 
-def releases_by_backend(cluster: Cluster, built_backends: Mapping[str, Sequence[str]]) -> dict[str, ReleasePlan]:
+def releases_by_backend(cluster: types.Cluster, built_backends: Mapping[str, Sequence[str]]) -> dict[str, ReleasePlan]:
     """Return the release of each backend: ``llama_release_<backend>``, or else ``llama_release``. Nothing was looked up for any other backend.
 
     :param built_backends: host → its backends.
@@ -237,8 +229,11 @@ def _tree_of(release: ReleasePlan) -> tuple[str, int, set[str]]:
 
 
 def with_builds(
-    cluster: Cluster, equipped_hosts: Mapping[str, EquippedHost], programs: Programs, catalogue: Catalogue
-) -> dict[str, EquippedHost]:
+    cluster: types.Cluster,
+    equipped_hosts: Mapping[str, types.EquippedHost],
+    programs: types.Programs,
+    catalogue: types.Catalogue,
+) -> dict[str, types.EquippedHost]:
     """Return the hosts with their builds. Hosts of one kind with the same options share a build with the programs of all of them. What is
     compiled for accelerators takes longest, so these builds have all programs, and hosts may change their roles."""
     builds = {
@@ -249,7 +244,7 @@ def with_builds(
     targets: dict[str, set[str]] = {}
     for build in builds.values():
         targets.setdefault(_shared_key(build), set()).update(build.targets)
-    sharing_hosts: dict[str, list[Host]] = {}
+    sharing_hosts: dict[str, list[types.Host]] = {}
     for (name, backend), build in builds.items():
         host, release = equipped_hosts[name].host, programs.releases[backend]
         build = _with_programs(build, release, host, sorted(targets[_shared_key(build)]), catalogue)
@@ -266,7 +261,7 @@ def with_builds(
     }
 
 
-def _trusted_builders(sharing_hosts: Sequence[Host]) -> tuple[str, ...]:
+def _trusted_builders(sharing_hosts: Sequence[types.Host]) -> tuple[str, ...]:
     """Return the host that builds for the hosts that share a build: ``llama_build_host``, or the head, or the first of the inventory. Unless an operator names
     the builder, the other hosts follow: what they compiled before the head moved still counts."""
     names = [host.name for host in sorted(sharing_hosts, key=lambda host: not host.is_head)]
@@ -285,7 +280,7 @@ def _shared_key(kind: BuildPlan) -> str:
 
 
 def _with_programs(
-    kind: BuildPlan, release: ReleasePlan, host: Host, targets: list[str], catalogue: Catalogue
+    kind: BuildPlan, release: ReleasePlan, host: types.Host, targets: list[str], catalogue: types.Catalogue
 ) -> BuildPlan:
     paths: dict[str, str] = {}
     if release.source == "package":
@@ -303,7 +298,7 @@ def _with_programs(
     return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
 
 
-def _build_kind(cluster: Cluster, entry: EquippedHost, backend: str, programs: Programs) -> BuildPlan:
+def _build_kind(cluster: types.Cluster, entry: types.EquippedHost, backend: str, programs: types.Programs) -> BuildPlan:
     """Return the build that hosts of one kind share, with the programs that this host needs."""
     host, facts, server = entry.host, entry.host.facts, cluster.server
     release, tools = programs.releases[backend], entry.build_tools[backend]
@@ -350,7 +345,9 @@ def _build_kind(cluster: Cluster, entry: EquippedHost, backend: str, programs: P
     )
 
 
-def _build_options(host: Host, backend: str, release: ReleasePlan, server: Server, tls: bool) -> dict[str, str]:
+def _build_options(
+    host: types.Host, backend: str, release: ReleasePlan, server: types.Server, tls: bool
+) -> dict[str, str]:
     """Return the cmake options of a host's build. The operator's options override ours.
 
     :param tls: whether llama-server speaks TLS. It is built so on all hosts, since hosts of one kind share a build.
@@ -370,7 +367,7 @@ def _build_options(host: Host, backend: str, release: ReleasePlan, server: Serve
     }
 
 
-def _check_rdma(host: Host, release: ReleasePlan) -> None:
+def _check_rdma(host: types.Host, release: ReleasePlan) -> None:
     """:raises Refusal: programs of this release do not support RDMA."""
     if not host.rdma or (release.source in release_request.COMPILED_SOURCES and release.mainline):
         return

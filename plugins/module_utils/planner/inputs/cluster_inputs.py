@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import BACKENDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS, Facts, parse_facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import (
     external_workers,
@@ -29,17 +29,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
     release_request,
     transport,
     turns,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Catalogue,
-    Cluster,
-    Host,
-    ModelEntry,
-    ModelRequest,
-    ReleaseRequest,
-    Server,
-    Tuning,
-    WorkerRequest,
 )
 
 MAX_THREADS = 4096
@@ -72,7 +61,9 @@ def check_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[st
     return {name: {**entry, "facts": _merged_facts(cluster, name, entry)} for name, entry in hosts.items()}
 
 
-def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: ModelRequest | None = None) -> Cluster:
+def read_cluster(
+    name: str, hosts: Mapping[str, Mapping[str, Any]], model: types.ModelRequest | None = None
+) -> types.Cluster:
     """Return the cluster of an inventory.
 
     :param hosts: result of check_hosts.
@@ -89,7 +80,7 @@ def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: Model
     variables = hosts[heads[0]]["variables"]
     external = external_workers.read_workers(variables[external_workers.VARIABLE] or (), hosts)
     entries = () if model else tuple(map(_model_entry, turns.read_entries(variables)))
-    cluster = Cluster(
+    cluster = types.Cluster(
         name=name,
         head=heads[0],
         server=entries[0].server if entries else server_of(variables),
@@ -108,10 +99,10 @@ def read_cluster(name: str, hosts: Mapping[str, Mapping[str, Any]], model: Model
     return transport.with_transport(cluster)
 
 
-def _model_entry(entry: turns.EntryVariables) -> ModelEntry:
+def _model_entry(entry: turns.EntryVariables) -> types.ModelEntry:
     try:
         model = model_inputs.request_of(entry.variables)
-        return ModelEntry(entry.name, entry.aliases, server_of(entry.variables), model, entry.server_variables)
+        return types.ModelEntry(entry.name, entry.aliases, server_of(entry.variables), model, entry.server_variables)
     except Refusal as refusal:
         raise Refusal(turns.entry_sentence(entry.name, str(refusal))) from None
 
@@ -136,9 +127,9 @@ def _check_name(subject: str, name: str) -> None:
         )
 
 
-def make_catalogue(packages: Mapping[str, Any]) -> Catalogue:
+def make_catalogue(packages: Mapping[str, Any]) -> types.Catalogue:
     """:param packages: ``tools`` and ``llama`` of packages.yml."""
-    return Catalogue(packages["tools"], packages["llama"])
+    return types.Catalogue(packages["tools"], packages["llama"])
 
 
 def _merged_facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -161,20 +152,20 @@ def _merged_facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str
     return facts
 
 
-def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> Host:
+def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> types.Host:
     variables = entry["variables"]
     facts = entry["facts"]
     if facts is None:
         raise Refusal(
             f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: bring the host up, or declare its hardware"
         )
-    tuning = Tuning(
+    tuning = types.Tuning(
         bool(variables["llama_host_tuning"]),
         variables["llama_host_tuning_gtt_mib"],
         bool(variables["llama_host_reboot"]),
     )
     host_facts = kernel_parameters.facts_after_reboot(parse_facts(facts), tuning)
-    return Host(
+    return types.Host(
         name=name,
         is_head="head" in entry["groups"],
         is_worker="worker" in entry["groups"],
@@ -220,8 +211,8 @@ def is_ipv4_address(address: str) -> bool:
     return bool(re.fullmatch(validation.IPV4, address))
 
 
-def _releases(variables: Mapping[str, Any]) -> dict[str, ReleaseRequest | None]:
-    requests: dict[str, ReleaseRequest | None] = {}
+def _releases(variables: Mapping[str, Any]) -> dict[str, types.ReleaseRequest | None]:
+    requests: dict[str, types.ReleaseRequest | None] = {}
     for variable in ("llama_release", *(f"llama_release_{backend}" for backend in BACKENDS)):
         try:
             is_set = variables[variable] or variable == "llama_release"
@@ -269,9 +260,11 @@ def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
     return LinkPlan(**{**fields, "address": address, "manage": bool(fields["manage"])})
 
 
-def _worker_request(place: str, values: Mapping[str, Any]) -> WorkerRequest:
-    fields: dict[str, Any] = {field: values[field] for field in WorkerRequest._fields if values.get(field) is not None}
-    return WorkerRequest(**fields)._replace(
+def _worker_request(place: str, values: Mapping[str, Any]) -> types.WorkerRequest:
+    fields: dict[str, Any] = {
+        field: values[field] for field in types.WorkerRequest._fields if values.get(field) is not None
+    }
+    return types.WorkerRequest(**fields)._replace(
         environment=read_environment(f"environment in {place}", values.get("environment"))
     )
 
@@ -318,10 +311,10 @@ def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, st
     return values
 
 
-def server_of(variables: Mapping[str, Any]) -> Server:
+def server_of(variables: Mapping[str, Any]) -> types.Server:
     """:param variables: ``llama_server_…``, with their defaults."""
-    fields = {name: variables[f"llama_server_{name}"] for name in Server._fields}
-    return Server(**fields)._replace(
+    fields = {name: variables[f"llama_server_{name}"] for name in types.Server._fields}
+    return types.Server(**fields)._replace(
         allowed=_networks("llama_server_allowed", fields["allowed"]),
         tensor_split=tuple(fields["tensor_split"] or ()),
         override_tensor=tuple(fields["override_tensor"] or ()),

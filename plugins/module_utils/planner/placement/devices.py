@@ -12,16 +12,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import auxiliary_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare, Layout
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Device,
-    EquippedHost,
-    Host,
-    Server,
-    Worker,
-)
 
 MMAP_LIMIT_MIB = 30 * 1024
 """Size of the weights of one program's HIP devices from which mapped pages were seen to hang (#19745, #5402, #15018)."""
@@ -47,7 +41,7 @@ def visible_mib(accelerator: Accelerator, environment: Mapping[str, str]) -> flo
     return total_mib * 2 // 3
 
 
-def limit_mib(device: Device) -> float:
+def limit_mib(device: types.Device) -> float:
     """Return the memory that the driver shows of a device that holds no more. There is no limit for the head's own devices, whose driver shows all because
     of environment_of_head, unless the operator says what it shows."""
     if not device.accelerator or not (device.worker or backends.UNIFIED_HEAP in device.environment):
@@ -75,10 +69,10 @@ def usable_mib(memory_mib: int) -> int:
 
 
 def capacities_of(
-    host: Host,
-    workers: Sequence[Worker],
-    driven: Sequence[Device],
-    server: Server | None,
+    host: types.Host,
+    workers: Sequence[types.Worker],
+    driven: Sequence[types.Device],
+    server: types.Server | None,
     has_memory_limits: bool = False,
 ) -> dict[str, int]:
     """Return the MiB that each device of a host may hold; CPU stands for each worker on the processor.
@@ -139,12 +133,12 @@ def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) ->
 
 
 def driven_devices(
-    host: Host, lent_names: Collection[str], backend: str, environment: Mapping[str, str]
-) -> list[Device]:
+    host: types.Host, lent_names: Collection[str], backend: str, environment: Mapping[str, str]
+) -> list[types.Device]:
     """Return the devices that llama-server itself uses, with all of their memory. Those that share the host's memory only where there is no other, lent or
     not, as llama.cpp does it. One whose memory is not known is left out."""
     sized_devices = [
-        Device(host.name, backend, name, name, accelerator.memory_mib, environment, accelerator=accelerator)
+        types.Device(host.name, backend, name, name, accelerator.memory_mib, environment, accelerator=accelerator)
         for name, accelerator in _visible_devices(host.facts, lent_names, backend)
         if accelerator.memory_mib
     ]
@@ -155,7 +149,7 @@ def driven_devices(
     return discrete or ([] if lends_discrete else sized_devices[:1])
 
 
-def _limits_of_head(driven: Sequence[Device], server: Server) -> dict[str, int]:
+def _limits_of_head(driven: Sequence[types.Device], server: types.Server) -> dict[str, int]:
     """Return name of a device that llama-server drives → MiB that the operator lets it hold."""
     sizes = {device.name: device.capacity_mib for device in driven}
     for name, mib in server.memory_mib.items():
@@ -178,7 +172,7 @@ def _limits_of_head(driven: Sequence[Device], server: Server) -> dict[str, int]:
     return {**{name: max(0, size - reserve) for name, size in sizes.items()}, **server.memory_mib}
 
 
-def single_host_devices(host: Host, backend: str, server: Server | None = None) -> list[Device]:
+def single_host_devices(host: types.Host, backend: str, server: types.Server | None = None) -> list[types.Device]:
     """Return the devices of a backend that would be used if this host served alone.
 
     :param server: of the head, whose limits count there; None of another host, of which they say nothing.
@@ -192,7 +186,7 @@ def single_host_devices(host: Host, backend: str, server: Server | None = None) 
     return [device._replace(capacity_mib=capacities[device.name]) for device in driven]
 
 
-def without_host_memory(all_devices: Sequence[Device], size: int, head: Host) -> list[Device]:
+def without_host_memory(all_devices: Sequence[types.Device], size: int, head: types.Host) -> list[types.Device]:
     """Return the devices with the capacity that so many bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
     the largest device that shares it."""
     sharing_devices = [device for device in all_devices if device.host == head.name and device.shares_memory]
@@ -205,7 +199,7 @@ def without_host_memory(all_devices: Sequence[Device], size: int, head: Host) ->
     ]
 
 
-def environment_of_head(head: EquippedHost, backend: str, layouts: Sequence[Layout]) -> dict[str, str]:
+def environment_of_head(head: types.EquippedHost, backend: str, layouts: Sequence[Layout]) -> dict[str, str]:
     """Return the variables that make llama-server use the devices of these layouts as planned, and take no memory of unused devices."""
     driven = {device.name for layout in layouts for device in layout.driven_devices()}
     uses_workers = any(layout.endpoints for layout in layouts)
@@ -236,7 +230,7 @@ def _needs_heap(layout: Layout) -> bool:
     )
 
 
-def _is_gb10(device: Device) -> bool:
+def _is_gb10(device: types.Device) -> bool:
     """Return whether a device is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
     Spark (#27742, comment of 26 August 2026)."""
     return device.backend == "cuda" and device.shares_memory and device.architecture == GB10
@@ -257,7 +251,7 @@ def weights_mib(shares: Iterable[DeviceShare]) -> float:
     return sum(share.weights_mib for share in shares)
 
 
-def load_mode_of(release: ReleasePlan, shares: Sequence[DeviceShare], head: Host) -> str | None:
+def load_mode_of(release: ReleasePlan, shares: Sequence[DeviceShare], head: types.Host) -> str | None:
     """Return how the model is read unless the operator says it: not by mmap if HIP or a GB10 was seen to hang or crawl on it, nor by a head whose
     Metal would hold nearly the whole file beside workers (ggml-org/llama.cpp#27667). None is llama-server's default.
     """

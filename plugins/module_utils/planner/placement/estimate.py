@@ -10,17 +10,7 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    ContextSpeed,
-    DeviceEstimate,
-    Estimate,
-    LinkEstimate,
-    PromptEstimate,
-    ShapeEstimate,
-    SingleHostEstimate,
-    SpeedRange,
-    UsersEstimate,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 
@@ -72,12 +62,12 @@ class Speeds(NamedTuple):
 
     generation: float
     prompt: float
-    generation_range: SpeedRange
-    prompt_range: SpeedRange
+    generation_range: types.SpeedRange
+    prompt_range: types.SpeedRange
 
 
-def range_of(speed: float, factor: float) -> SpeedRange:
-    return SpeedRange(float(f"{speed / factor:.2g}"), float(f"{speed * factor:.2g}"))
+def range_of(speed: float, factor: float) -> types.SpeedRange:
+    return types.SpeedRange(float(f"{speed / factor:.2g}"), float(f"{speed * factor:.2g}"))
 
 
 def _short_prompt(candidate: Candidate) -> int:
@@ -130,7 +120,7 @@ SAMPLING_NS = 5.0
 """Nanoseconds for each token of the vocabulary in which llama-server chooses a user's next token and sends it: 0.8 ms for 152064 beside two H200."""
 
 
-def users_estimate(candidate: Candidate, users: int) -> UsersEstimate:
+def users_estimate(candidate: Candidate, users: int) -> types.UsersEstimate:
     """Return the speeds of users who ask at the same time, all together. Each has read the planned prompt; who finds no free slot waits."""
     workload = candidate.workload
     count = max(1, min(users, workload.cache.parallel))
@@ -142,7 +132,7 @@ def users_estimate(candidate: Candidate, users: int) -> UsersEstimate:
     tokens = count * cost_model.PROMPT_TOKENS
     prompt_s = prompts.seconds_of(candidate, tokens) + count * checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
     prompt = tokens / (prompt_s or math.inf)
-    return UsersEstimate(
+    return types.UsersEstimate(
         users=users,
         at_once=count,
         generation_tokens_per_s=speed and round_figure(speed),
@@ -167,24 +157,26 @@ def prompt_figures(candidate: Candidate) -> dict[str, Any]:
     return {"prompt_tokens_per_s": speeds and speeds.prompt, "prompt_range": speeds and speeds.prompt_range}
 
 
-def prompt_estimate(candidate: Candidate) -> PromptEstimate:
+def prompt_estimate(candidate: Candidate) -> types.PromptEstimate:
     """Return the estimate for a prompt in the planned micro-batches."""
     workload, cache, tokens = candidate.workload, candidate.workload.cache, candidate.workload.prompt_tokens
     seconds = prompts.seconds_of(candidate, tokens, tokens // 2) + checkpoint_ms(candidate, tokens) / 1000
     speed = round_figure(tokens / (seconds or math.inf))
     factor = cost_model.prompt_factor(prompts.at_depth(candidate, tokens // 2).parts, workload.micro_batch)
     is_pipelined = prompts.is_pipelined(candidate)
-    return PromptEstimate(tokens, speed, range_of(speed, factor), cache.batch, cache.micro_batch, is_pipelined)
+    return types.PromptEstimate(tokens, speed, range_of(speed, factor), cache.batch, cache.micro_batch, is_pipelined)
 
 
-def _full_context(candidate: Candidate) -> tuple[ContextSpeed, ...]:
+def _full_context(candidate: Candidate) -> tuple[types.ContextSpeed, ...]:
     """Return the speeds of one request with all of its context filled."""
     whole_context = candidate.workload.context_per_request
     speeds = speeds_of(prompts.at_depth(candidate, whole_context))
-    return (ContextSpeed(whole_context, speeds.generation, speeds.prompt),)
+    return (types.ContextSpeed(whole_context, speeds.generation, speeds.prompt),)
 
 
-def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[ShapeEstimate, ...]) -> Estimate:
+def estimate(
+    candidate: Candidate, best_host: types.SingleHostEstimate, shapes: tuple[types.ShapeEstimate, ...]
+) -> types.Estimate:
     """Return the plan's ``estimate``."""
     parts, generates = candidate.parts, candidate.workload.generates_text
     sources = [part.rate.source for part in parts]
@@ -194,7 +186,7 @@ def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[
         for device in candidate.layout.devices
         if device.worker and device.buffer in part_by_device
     ]
-    return Estimate(
+    return types.Estimate(
         **generation_figures(candidate),
         **prompt_figures(candidate),
         load_s=round_figure(cost_model.load_s(candidate.release, parts)) if parts else None,
@@ -213,8 +205,8 @@ def estimate(candidate: Candidate, best_host: SingleHostEstimate, shapes: tuple[
     )
 
 
-def _device(part: cost_model.ModelPart) -> DeviceEstimate:
-    return DeviceEstimate(
+def _device(part: cost_model.ModelPart) -> types.DeviceEstimate:
+    return types.DeviceEstimate(
         device=part.device,
         host=part.host,
         gb_per_s=part.rate.gb_per_s,
@@ -224,7 +216,7 @@ def _device(part: cost_model.ModelPart) -> DeviceEstimate:
     )
 
 
-def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.ModelPart]) -> Iterator[LinkEstimate]:
+def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.ModelPart]) -> Iterator[types.LinkEstimate]:
     """Yield the cost of each worker besides computing.
 
     :param parts_by_device: buffer → part of the model.
@@ -232,7 +224,7 @@ def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.ModelP
     for device in candidate.layout.devices:
         link, part = candidate.site.links.get(device.buffer), parts_by_device.get(device.buffer)
         if link and device.endpoint:
-            yield LinkEstimate(
+            yield types.LinkEstimate(
                 host=device.host,
                 endpoint=device.endpoint,
                 kind=link.kind,

@@ -23,16 +23,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import MAX_MIB, Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cluster_inputs import MAX_THREADS
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Cluster,
-    Host,
-    Programs,
-    Worker,
-    WorkerRequest,
-)
 
 FIRST_PORT = 50052
 SPIN_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
@@ -58,7 +52,7 @@ class LendableDevice(NamedTuple):
     """Whether that memory is the host's own."""
 
 
-def lendable_devices(host: Host, built_backends: Collection[str]) -> list[LendableDevice]:
+def lendable_devices(host: types.Host, built_backends: Collection[str]) -> list[LendableDevice]:
     """All devices that the host's builds offer, the CPU last."""
     devices = [
         LendableDevice(
@@ -78,7 +72,7 @@ def lendable_devices(host: Host, built_backends: Collection[str]) -> list[Lendab
 
 
 def _device_of(
-    place: str, request: WorkerRequest, devices: list[LendableDevice], used_devices: Collection[str]
+    place: str, request: types.WorkerRequest, devices: list[LendableDevice], used_devices: Collection[str]
 ) -> LendableDevice:
     """The device that a worker lends: the one that its entry names, or else the first of its backend that is left."""
     free_devices = [
@@ -110,7 +104,7 @@ def _device_of(
     return device
 
 
-def _check_numbers(place: str, request: WorkerRequest, port: int, used_ports: Collection[int]) -> None:
+def _check_numbers(place: str, request: types.WorkerRequest, port: int, used_ports: Collection[int]) -> None:
     for variable, value, maximum in (
         ("threads", request.threads, MAX_THREADS),
         ("memory_mib", request.memory_mib, MAX_MIB),
@@ -127,7 +121,7 @@ def _check_numbers(place: str, request: WorkerRequest, port: int, used_ports: Co
         )
 
 
-def _name_of(place: str, request: WorkerRequest, default: str, used_names: Collection[str]) -> str:
+def _name_of(place: str, request: types.WorkerRequest, default: str, used_names: Collection[str]) -> str:
     name = request.name or default
     if not re.fullmatch(WORKER_NAME, name):
         raise Refusal(f"{place} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, because it names a service")
@@ -136,7 +130,7 @@ def _name_of(place: str, request: WorkerRequest, default: str, used_names: Colle
     return name
 
 
-def _tunnel(place: str, host: Host, text: str | None) -> str | None:
+def _tunnel(place: str, host: types.Host, text: str | None) -> str | None:
     """Where a tunnel ends on the head: an address of the head's loopback."""
     if text is None:
         return None
@@ -155,7 +149,7 @@ def _tunnel(place: str, host: Host, text: str | None) -> str | None:
     return f"{address}:{port}"
 
 
-def _endpoints(host: Host, port: int, tunnel: str | None, address: str) -> tuple[str, str, str | None]:
+def _endpoints(host: types.Host, port: int, tunnel: str | None, address: str) -> tuple[str, str, str | None]:
     """Return where a worker listens, where the head dials it, and what is open to the head on a network. The tunnel of ``llama_transport`` ends on the
     head at an address of loopback that follows from the worker's, at the worker's port: so tunnels need no ports of their own.
 
@@ -171,7 +165,9 @@ def _endpoints(host: Host, port: int, tunnel: str | None, address: str) -> tuple
     return loopback_endpoint, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{port}", direct_endpoint
 
 
-def _default_workers(host: Host, programs: Programs, devices: Sequence[LendableDevice]) -> list[LendableDevice]:
+def _default_workers(
+    host: types.Host, programs: types.Programs, devices: Sequence[LendableDevice]
+) -> list[LendableDevice]:
     """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
 
     A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
@@ -201,7 +197,7 @@ def _cached_tensor_bytes(summary: ModelSummary) -> int:
     return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
 
-def _decide_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> tuple[bool, str]:
+def _decide_cache(request: types.WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> tuple[bool, str]:
     """Return whether a worker has a cache, and why. Unless the inventory sets ``cache``, the models and the size of the disk decide.
 
     :param models: known served models, without models that only prove a release.
@@ -219,19 +215,19 @@ def _decide_cache(request: WorkerRequest, facts: Facts, models: Sequence[ModelSu
     return True, "the host's disk is large enough"
 
 
-def declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[Worker]:
+def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Programs) -> list[types.Worker]:
     """Return the workers of a host, those that it asks for or those that it has by default. Their capacity is 0 unless the operator sets it."""
     if not host.is_worker:
         return []
     models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
     devices = lendable_devices(host, programs.built_backends[host.name])
     defaults = _default_workers(host, programs, devices)
-    requests: Sequence[WorkerRequest] = host.worker_requests or [
-        WorkerRequest(device=device.device) for device in defaults
+    requests: Sequence[types.WorkerRequest] = host.worker_requests or [
+        types.WorkerRequest(device=device.device) for device in defaults
     ]
     has_direct_endpoint = any(request.tunnel is None for request in requests) and not host.is_head
     address = addresses.common_address(host, cluster.head) if has_direct_endpoint else LOOPBACK
-    workers: list[Worker] = []
+    workers: list[types.Worker] = []
     for index, request in enumerate(requests):
         place = f"llama_worker_endpoints[{index}] for {host.name}"
         device = _device_of(place, request, devices, {worker.device for worker in workers})
@@ -241,7 +237,7 @@ def declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[Wo
         name = _name_of(place, request, device.device.lower() + suffix, {worker.name for worker in workers})
         listens, endpoint, open_endpoint = _endpoints(host, port, _tunnel(place, host, request.tunnel), address)
         has_cache, cache_why = _decide_cache(request, host.facts, models)
-        worker = Worker(
+        worker = types.Worker(
             name=name,
             host=host.name,
             listens=listens,
@@ -268,7 +264,7 @@ def declare_workers(cluster: Cluster, host: Host, programs: Programs) -> list[Wo
     ]
 
 
-def _environment_of(host: Host, worker: Worker) -> dict[str, str]:
+def _environment_of(host: types.Host, worker: types.Worker) -> dict[str, str]:
     """Return the environment of a worker's process, as far as its release does not matter."""
     environment = {**(SPIN_ENVIRONMENT if worker.device == backends.CPU.device else {}), **worker.environment}
     bus_order = backends.BY_NAME[worker.backend].bus_order
@@ -286,7 +282,7 @@ def _environment_of(host: Host, worker: Worker) -> dict[str, str]:
     return environment
 
 
-def argv_of(worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str) -> list[str]:
+def argv_of(worker: types.Worker, build: BuildPlan, release: ReleasePlan, folder: str) -> list[str]:
     values = (
         ("address", names.address_of(worker.listens)),
         ("worker-port", str(names.port_of(worker.listens))),

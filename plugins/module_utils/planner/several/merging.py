@@ -9,15 +9,8 @@ from typing import TypeVar
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, HostPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    SCHEMA,
-    AdvisoryPlan,
-    HeadPlan,
-    Plan,
-    Refused,
-    ServedModel,
-)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
@@ -43,7 +36,7 @@ def variants(cluster: Cluster) -> list[Cluster]:
     ]
 
 
-def merge_plans(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Refused:
+def merge_plans(cluster: Cluster, plans: Sequence[types.Plan | types.Refused]) -> types.Plan | types.Refused:
     """Return the plan of all, without services.
 
     :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
@@ -54,9 +47,9 @@ def merge_plans(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Ref
         _sentence(model, text)
         for text, model in _merge_texts(model_names, [plan.reasons for plan in plans], own_variables)
     )
-    valid_plans = [plan for plan in plans if isinstance(plan, Plan)]
+    valid_plans = [plan for plan in plans if isinstance(plan, types.Plan)]
     if len(valid_plans) < len(plans):
-        return Refused(SCHEMA, cluster.name, True, False, reasons)
+        return types.Refused(types.SCHEMA, cluster.name, True, False, reasons)
     first_plan = valid_plans[0]
     try:
         return first_plan._replace(
@@ -72,10 +65,10 @@ def merge_plans(cluster: Cluster, plans: Sequence[Plan | Refused]) -> Plan | Ref
             head=_head(valid_plans, tuple(map(_model, cluster.model_entries, valid_plans))),
         )
     except Refusal as refusal:
-        return Refused(SCHEMA, cluster.name, True, False, (str(refusal),))
+        return types.Refused(types.SCHEMA, cluster.name, True, False, (str(refusal),))
 
 
-def _host(name: str, plans: Sequence[Plan]) -> HostPlan:
+def _host(name: str, plans: Sequence[types.Plan]) -> HostPlan:
     """A host whose workers serve whichever model uses them."""
     host = plans[0].hosts[name]
     by_worker = zip(*(plan.hosts[name].workers for plan in plans))
@@ -98,7 +91,7 @@ def _merge_prefills(prefills: Sequence[CachePrefill | None]) -> CachePrefill | N
     return existing_prefills[0]._replace(tensors=tuple(tensors)) if existing_prefills else None
 
 
-Text = TypeVar("Text", str, AdvisoryPlan)
+Text = TypeVar("Text", str, types.AdvisoryPlan)
 
 
 def _merge_texts(
@@ -126,8 +119,8 @@ def _sentence(model: str, text: str) -> str:
 
 
 def _advisories(
-    model_names: Sequence[str], plans: Sequence[Plan], own_variables: Collection[str] = ()
-) -> tuple[AdvisoryPlan, ...]:
+    model_names: Sequence[str], plans: Sequence[types.Plan], own_variables: Collection[str] = ()
+) -> tuple[types.AdvisoryPlan, ...]:
     return tuple(
         advisory._replace(
             message=_sentence(model, advisory.message),
@@ -137,13 +130,13 @@ def _advisories(
     )
 
 
-def _model(entry: ModelEntry, plan: Plan) -> ServedModel:
+def _model(entry: ModelEntry, plan: types.Plan) -> types.ServedModel:
     argv = presets.model_argv(plan.head.argv)
     values = {**plan._asdict(), **plan.head._asdict(), **entry._asdict(), "model": plan.model, "argv": argv}
-    return ServedModel(**{field: values[field] for field in ServedModel._fields})
+    return types.ServedModel(**{field: values[field] for field in types.ServedModel._fields})
 
 
-def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
+def _head(plans: Sequence[types.Plan], models: tuple[types.ServedModel, ...]) -> types.HeadPlan:
     """:raises Refusal: models cannot be served together."""
     head = plans[0].head
     presets.check_release(plans[0].release)
@@ -165,7 +158,7 @@ def _head(plans: Sequence[Plan], models: tuple[ServedModel, ...]) -> HeadPlan:
     )
 
 
-def _environment(plans: Sequence[Plan]) -> Mapping[str, str]:
+def _environment(plans: Sequence[types.Plan]) -> Mapping[str, str]:
     """The router's, which its children have too: what hides devices of the head from a model that uses none would hide them from others.
 
     :raises Refusal: models need different values.

@@ -8,12 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    FallbackHead,
-    FallbackPlan,
-    NoFallback,
-    Plan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
@@ -36,7 +31,7 @@ class Absence(NamedTuple):
     workers: tuple[Worker, ...]
 
 
-def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> Plan:
+def with_fallbacks(installation: Installation, main: Candidate, plan: types.Plan) -> types.Plan:
     """Return the plan with its fallbacks, except those that meet an error which the plan does not meet and nobody accepted."""
     server, absences = installation.cluster.server, [*_absences(main)]
     if installation.cluster.has_other_models or not main.fits or not absences:
@@ -57,7 +52,7 @@ def with_fallbacks(installation: Installation, main: Candidate, plan: Plan) -> P
             candidates.append(candidate)
             fallbacks.append(_fallback_plan(absence, candidate, installation.serving_build.id))
         else:
-            failures.append(NoFallback(absence.name, absence.workers[0].endpoint, missing_mib, reason))
+            failures.append(types.NoFallback(absence.name, absence.workers[0].endpoint, missing_mib, reason))
     head = serve_candidates(plan.head, installation, candidates) if server.fallback else plan.head
     return plan._replace(head=head, fallbacks=tuple(fallbacks), no_fallback=tuple(failures))
 
@@ -90,12 +85,12 @@ def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidat
     return (candidate, None, "") if candidate.fits else (None, missing_mib, f"needs {missing_mib} MiB more memory")
 
 
-def _fallback_plan(absence: Absence, candidate: Candidate, build_id: str) -> FallbackPlan:
-    return FallbackPlan(
+def _fallback_plan(absence: Absence, candidate: Candidate, build_id: str) -> types.FallbackPlan:
+    return types.FallbackPlan(
         without=absence.name,
         endpoint=absence.workers[0].endpoint,
         placement=candidate.placement(),
-        head=FallbackHead(argv_of(candidate, prompt_cache(candidate), build_id)),
+        head=types.FallbackHead(argv_of(candidate, prompt_cache(candidate), build_id)),
         workers=candidate.layout.endpoints,
         **generation_figures(candidate),
     )

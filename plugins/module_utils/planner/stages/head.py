@@ -12,12 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
-    ConversationsPlan,
-    HeadMemory,
-    HeadPlan,
-    ReleasePlan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
@@ -42,14 +37,14 @@ METRICS_OPTION = "--metrics"
 """Option that makes llama-server count tokens and requests, for its launcher."""
 
 
-def plan_of_head(installation: Installation, candidate: Candidate, load_s: float | None) -> HeadPlan:
+def plan_of_head(installation: Installation, candidate: Candidate, load_s: float | None) -> types.HeadPlan:
     """Return the head's part of the plan."""
     host, workload, layout = installation.head.host, candidate.workload, candidate.layout
     server, cache, on_head = workload.server, prompt_cache(candidate), layout.on_head()
     scheme = "https" if server.tls else "http"
     own_url = f"{scheme}://{'127.0.0.1' if server.host == names.ANY_ADDRESS else server.host}:{server.port}"
     runtime = installation.runtime_folder(host.facts.prefix)
-    head = HeadPlan(
+    head = types.HeadPlan(
         host=host.name,
         service=names.SERVER,
         argv=argv_of(candidate, cache, installation.serving_build.id),
@@ -77,7 +72,7 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
         load_mode=candidate.layout.load_mode,
         devices=tuple(device.name for device in layout.head_devices()),
         backends=(),
-        cpu=HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
+        cpu=types.HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
         prompt_cache_mib=cache.mib,
         checkpoints_mib=cache.checkpoints_mib,
         idle_seconds=server.idle_seconds,
@@ -86,7 +81,9 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
     return serve_candidates(head, installation, [candidate])
 
 
-def serve_candidates(head: HeadPlan, installation: Installation, candidates: Sequence[Candidate]) -> HeadPlan:
+def serve_candidates(
+    head: types.HeadPlan, installation: Installation, candidates: Sequence[Candidate]
+) -> types.HeadPlan:
     """Return the head's part of the plan with the environment in which llama-server serves any of these candidates."""
     build, layouts = installation.serving_build, [candidate.layout for candidate in candidates]
     return head._replace(
@@ -100,7 +97,7 @@ def serve_candidates(head: HeadPlan, installation: Installation, candidates: Seq
 
 
 def _launcher_words(
-    installation: Installation, candidate: Candidate, disk_plan: ConversationsPlan | None, own_url: str
+    installation: Installation, candidate: Candidate, disk_plan: types.ConversationsPlan | None, own_url: str
 ) -> Iterator[str]:
     server, protocol = candidate.workload.server, candidate.release.protocol
     host, prefix = installation.head.host, installation.head.host.facts.prefix
@@ -209,7 +206,7 @@ def _device_names(fork: str, layout: Layout) -> list[str]:
     ]
 
 
-def _unsupported_message(name: str, value: object, release: ReleasePlan) -> str:
+def _unsupported_message(name: str, value: object, release: types.ReleasePlan) -> str:
     """Return why this release does not support a setting."""
     values = options.supported_values(name, release.fork)
     remedy = f"use {' or '.join(values)}" if values else "remove it"

@@ -16,17 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
     options,
     rpc_upload,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
-    AccountPlan,
-    BuildPlan,
-    CachePrefill,
-    FirewallRule,
-    FolderPlan,
-    HostPlan,
-    KernelTuning,
-    PrefillTensor,
-    WorkerPlan,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ExternalWorkerPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import kernel_parameters, services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import requirements
@@ -42,7 +32,7 @@ PROBE_COUNT = 2
 """Number of other hosts that try whether a worker's port is closed to them."""
 
 
-def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Candidate) -> HostPlan:
+def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Candidate) -> host_types.HostPlan:
     host, facts = entry.host, entry.host.facts
     is_head, system = host.name == installation.cluster.head, facts.scope == "system"
     sources = {installation.programs.releases[backend].source for backend in entry.backends}
@@ -52,7 +42,7 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
     manager = service_managers.MANAGERS[facts.service_manager]
     accounts = _accounts(facts, sources) if system else ()
     keys = _keys(installation, entry)
-    return HostPlan(
+    return host_types.HostPlan(
         scope=facts.scope,
         prefix=facts.prefix,
         cache=facts.cache,
@@ -66,7 +56,7 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
         host_settings=manager.host_settings,
         folders=(
             *_folders(facts, names.ACCOUNT if system else None, sources, host.metrics),
-            *([FolderPlan(posixpath.dirname(keys[0]), "root" if system else None, "0755")] if keys else []),
+            *([host_types.FolderPlan(posixpath.dirname(keys[0]), "root" if system else None, "0755")] if keys else []),
         ),
         tuning=_tuning(host),
         runtime=installation.runtime_folder(facts.prefix) if needs_runtime else None,
@@ -90,10 +80,12 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
     )
 
 
-def _worker(installation: Installation, entry: EquippedHost, candidate: Candidate, worker: Worker) -> WorkerPlan:
+def _worker(
+    installation: Installation, entry: EquippedHost, candidate: Candidate, worker: Worker
+) -> host_types.WorkerPlan:
     release, build = installation.programs.releases[worker.build], entry.builds[worker.build]
     folder = entry.host.facts.prefix + "/releases"
-    return WorkerPlan(
+    return host_types.WorkerPlan(
         name=worker.name,
         used=worker.endpoint in candidate.layout.endpoints,
         endpoint=worker.endpoint,
@@ -117,14 +109,14 @@ def _worker(installation: Installation, entry: EquippedHost, candidate: Candidat
 
 
 def _worker_prefill(
-    worker: Worker, build: BuildPlan, release: ReleasePlan, folder: str, candidate: Candidate
-) -> CachePrefill | None:
+    worker: Worker, build: host_types.BuildPlan, release: ReleasePlan, folder: str, candidate: Candidate
+) -> host_types.CachePrefill | None:
     """Return how a worker's cache is filled; None if there is nothing to fill, or a fork has another protocol."""
     tensors = _prefill_tensors(_worker_parts(candidate.layout, worker.endpoint), candidate.workload.model.path)
     if not worker.cache or not tensors or not release.mainline:
         return None
     fork, processor = release.fork, backends.CPU.device
-    return CachePrefill(
+    return host_types.CachePrefill(
         tensors=tuple(tensors),
         argv=(
             f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARY[release.fork]}",
@@ -146,7 +138,7 @@ def _worker_parts(layout: Layout, endpoint: str) -> list[Part]:
     return []
 
 
-def _prefill_tensors(parts: Sequence[Part], path: str) -> list[PrefillTensor]:
+def _prefill_tensors(parts: Sequence[Part], path: str) -> list[host_types.PrefillTensor]:
     layers_by_tensor: dict[tuple[str, int], list[int] | None] = {}
     for part in parts:
         if part.name and part.bytes > rpc_upload.CACHE_THRESHOLD:
@@ -156,12 +148,12 @@ def _prefill_tensors(parts: Sequence[Part], path: str) -> list[PrefillTensor]:
             if match and layers is not None:
                 layers.append(int(match[1]))
     return [
-        PrefillTensor(name, size, None if layers is None else tuple(layers), path)
+        host_types.PrefillTensor(name, size, None if layers is None else tuple(layers), path)
         for (name, size), layers in layers_by_tensor.items()
     ]
 
 
-def _firewall(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tuple[FirewallRule, ...]:
+def _firewall(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tuple[host_types.FirewallRule, ...]:
     """The port of each worker is open to the head alone, and of a host with links the one at which these are measured."""
     opened_endpoints = [worker.open for worker in declared_workers if worker.open]
     if not opened_endpoints:
@@ -169,15 +161,17 @@ def _firewall(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tup
     address = names.address_of(opened_endpoints[0])
     source = addresses.common_address(head, host.name, address)
     ports = [*map(names.port_of, opened_endpoints), *([names.IPERF_PORT] if host.links else [])]
-    return tuple(FirewallRule(port, (source,), address) for port in ports)
+    return tuple(host_types.FirewallRule(port, (source,), address) for port in ports)
 
 
-def _server_rules(server: Server) -> tuple[FirewallRule, ...]:
+def _server_rules(server: Server) -> tuple[host_types.FirewallRule, ...]:
     """The ports of the server and of its page are open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
     if not server.allowed or names.is_loopback(server.host):
         return ()
     sources = tuple(network.removesuffix("/32") for network in server.allowed)
-    return tuple(FirewallRule(port, sources, server.host) for port in (server.port, server.page_port) if port)
+    return tuple(
+        host_types.FirewallRule(port, sources, server.host) for port in (server.port, server.page_port) if port
+    )
 
 
 def _keys(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:
@@ -230,17 +224,17 @@ def _port_probes(installation: Installation, entry: EquippedHost) -> tuple[str, 
     return tuple(worker.open for peer in [*own_entry, *probed_peers] for worker in peer.workers if worker.open)
 
 
-def _accounts(facts: Facts, sources: set[str]) -> tuple[AccountPlan, ...]:
+def _accounts(facts: Facts, sources: set[str]) -> tuple[host_types.AccountPlan, ...]:
     """The account of services, and the one that builds where something is compiled."""
-    service_account = AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
-    builds = AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
+    service_account = host_types.AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
+    builds = host_types.AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
     return (service_account, *([builds] if sources & set(release_request.COMPILED_SOURCES) else []))
 
 
-def _tuning(host: Host) -> KernelTuning:
+def _tuning(host: Host) -> host_types.KernelTuning:
     """Kernel parameters, if asked for, and whether the run may reboot the host for them."""
     if not host.tuning.enabled:
-        return KernelTuning({}, False)
+        return host_types.KernelTuning({}, False)
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
         raise Refusal(f"llama_host_tuning is set for {host.name} but needs systemd and root: unset it for that host")
     drivers = {
@@ -257,10 +251,12 @@ def _tuning(host: Host) -> KernelTuning:
         parameters = kernel_parameters.graphics_parameters(host.facts.memory_mib, host.tuning.gtt_mib)
     except ValueError as error:
         raise Refusal(f"llama_host_tuning_gtt_mib for {host.name} is not possible: {error}") from None
-    return KernelTuning(parameters, host.tuning.reboot)
+    return host_types.KernelTuning(parameters, host.tuning.reboot)
 
 
-def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str | None) -> tuple[FolderPlan, ...]:
+def _folders(
+    facts: Facts, account: str | None, sources: set[str], metrics: str | None
+) -> tuple[host_types.FolderPlan, ...]:
     """Folders of the installation: path, owner and mode; those of others are only made where they are missing."""
     prefix, root = facts.prefix, "root" if account else None
     paths = [
@@ -277,7 +273,7 @@ def _folders(facts: Facts, account: str | None, sources: set[str], metrics: str 
             "0755" if account else "0700"
         )  # the controller's own cache, which is private, where it is this account's host
         paths += [(facts.cache, root, mode), (facts.cache + "/sources", root, mode)]
-    return tuple(FolderPlan(path, owner, mode) for path, owner, mode in paths)
+    return tuple(host_types.FolderPlan(path, owner, mode) for path, owner, mode in paths)
 
 
 def external_workers_of(installation: Installation, candidate: Candidate) -> tuple[ExternalWorkerPlan, ...]:

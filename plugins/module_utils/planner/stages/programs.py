@@ -9,26 +9,21 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import (
-    Catalogue,
-    Cluster,
-    EquippedHost,
-    Programs,
-)
 
 
 class Installation(NamedTuple):
     """Everything that hosts get, whatever is placed where."""
 
-    cluster: Cluster
-    programs: Programs
-    equipped_hosts: Mapping[str, EquippedHost]
+    cluster: types.Cluster
+    programs: types.Programs
+    equipped_hosts: Mapping[str, types.EquippedHost]
     runtime_id: str
     """Digest of the launcher's files."""
 
     @property
-    def head(self) -> EquippedHost:
+    def head(self) -> types.EquippedHost:
         return self.equipped_hosts[self.cluster.head]
 
     @property
@@ -40,7 +35,7 @@ class Installation(NamedTuple):
         return f"{prefix}/runtime/{self.runtime_id}"
 
 
-def choose_programs(cluster: Cluster, catalogue: Catalogue) -> Programs:
+def choose_programs(cluster: types.Cluster, catalogue: types.Catalogue) -> types.Programs:
     """Choose builds and releases.
 
     :raises Refusal: there is no such release, or a host cannot build it.
@@ -54,7 +49,7 @@ def choose_programs(cluster: Cluster, catalogue: Catalogue) -> Programs:
     releases_by_backend = releases.releases_by_backend(cluster, choices)
     usable_backends = releases.compatible_backends(releases_by_backend, serving_backend)
     tls_backend = serving_backend if cluster.server.tls else None
-    return Programs(choices, releases_by_backend, serving_backend, server_backends, usable_backends, tls_backend)
+    return types.Programs(choices, releases_by_backend, serving_backend, server_backends, usable_backends, tls_backend)
 
 
 def _serving_backend(requested_backend: str | None, backends: Sequence[str], all_backends: Collection[str]) -> str:
@@ -71,7 +66,7 @@ def _serving_backend(requested_backend: str | None, backends: Sequence[str], all
     return requested_backend if requested_backend and requested_backend in backends else backends[0]
 
 
-def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
+def release_variables(cluster: types.Cluster, catalogue: types.Catalogue) -> list[str]:
     """Return the head's variables that name a release which some host builds: the controller has to look them up.
 
     :raises Refusal: hosts give different releases, or a release has no valid form.
@@ -81,7 +76,7 @@ def release_variables(cluster: Cluster, catalogue: Catalogue) -> list[str]:
     return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in backends))
 
 
-def _check_same_release(cluster: Cluster) -> None:
+def _check_same_release(cluster: types.Cluster) -> None:
     """Refuse hosts whose releases differ from those of the head."""
     for name, host in cluster.hosts.items():
         for variable, request in host.releases.items():

@@ -14,17 +14,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
     SpeedRange,
     UsersEstimate,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, devices, prompts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
+    cost_model,
+    devices,
+    estimate,
+    prompts,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import (
-    generation_figures,
-    prompt_figures,
-    round_figure,
-    speeds_of,
-    users_estimate,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.layout import ALL, FASTEST
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
@@ -87,9 +85,9 @@ def _shape(kind: str, names: Sequence[str], candidate: Candidate, settings: Sequ
         does_fit,
         chosen=False,
         free_mib=_free_mib(candidate) if does_fit else -candidate.layout.missing_mib,
-        **generation_figures(candidate),
-        users=users_estimate(candidate, candidate.workload.users) if does_fit else None,
-        prompt_s=round_figure(prompts.seconds_of(candidate, tokens, tokens // 2)) if does_fit else None,
+        **estimate.generation_figures(candidate),
+        users=estimate.users_estimate(candidate, candidate.workload.users) if does_fit else None,
+        prompt_s=estimate.round_figure(prompts.seconds_of(candidate, tokens, tokens // 2)) if does_fit else None,
         settings=tuple(settings),
     )
 
@@ -105,9 +103,9 @@ def _free_mib(candidate: Candidate) -> int:
 def _replicas(singles: Sequence[SingleHost], users: int) -> ShapeEstimate:
     """Return the shape with one server on each host that holds the model. Users are shared evenly."""
     candidates = [(name, single_host.candidate) for single_host in singles for name in single_host.names]
-    candidates.sort(key=lambda entry: -speeds_of(entry[1]).generation)
+    candidates.sort(key=lambda entry: -estimate.speeds_of(entry[1]).generation)
     counts = [users // len(candidates) + (index < users % len(candidates)) for index in range(len(candidates))]
-    loads = [users_estimate(entry[1], count) for entry, count in zip(candidates, counts) if count]
+    loads = [estimate.users_estimate(entry[1], count) for entry, count in zip(candidates, counts) if count]
     names = [name for name, _candidate in candidates]
     groups = f"add {', '.join(names)} to llama_head, and a host to llama_balancer"
     shape = _shape(REPLICAS, names, candidates[0][1], [groups])
@@ -124,7 +122,7 @@ def _sum_users(loads: Sequence[UsersEstimate]) -> UsersEstimate:
             return values[0] and sum(values)
         if isinstance(values[0], SpeedRange):
             return SpeedRange(*(float(f"{sum(bounds):.2g}") for bounds in zip(*values)))
-        return round_figure(sum(values))
+        return estimate.round_figure(sum(values))
 
     return UsersEstimate(*map(total, zip(*loads)))
 
@@ -148,7 +146,7 @@ def _splits(candidate: Candidate) -> Iterator[ShapeEstimate]:
 
 def _speed(candidate: Candidate) -> float:
     """Return tokens per second of all users in generation, or in prompts of a model that does not generate."""
-    users_speed = users_estimate(candidate, candidate.workload.users)
+    users_speed = estimate.users_estimate(candidate, candidate.workload.users)
     return users_speed.generation_tokens_per_s or users_speed.prompt_tokens_per_s
 
 
@@ -163,8 +161,8 @@ def _best_host(candidate: Candidate, singles: Sequence[SingleHost], hosts: Seque
         host=best_host.names[0],
         fits=True,
         gpu_layers=best_host.gpu_layers,
-        **generation_figures(best_host.candidate),
-        **prompt_figures(best_host.candidate),
+        **estimate.generation_figures(best_host.candidate),
+        **estimate.prompt_figures(best_host.candidate),
         faster=bool(candidate.parts) and _is_likely_faster(best_host.candidate, candidate),
         override_tensor=best_host.override_tensor,
     )
@@ -173,7 +171,7 @@ def _best_host(candidate: Candidate, singles: Sequence[SingleHost], hosts: Seque
 def _is_likely_faster(host_candidate: Candidate, candidate: Candidate) -> bool:
     workload = candidate.workload
     if not workload.generates_text:
-        return speeds_of(host_candidate).prompt_range.low > speeds_of(candidate).prompt_range.high
+        return estimate.speeds_of(host_candidate).prompt_range.low > estimate.speeds_of(candidate).prompt_range.high
     count = max(1, min(workload.users, workload.cache.parallel))
     depth = workload.prompt_tokens if count > 1 else 0
     pair = [prompts.at_depth(item, depth).parts if depth else item.parts for item in (host_candidate, candidate)]
