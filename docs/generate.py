@@ -40,7 +40,7 @@ SCHEMAS = {
 }
 """Title of each schema in docs, and the types whose JSON it describes."""
 EXAMPLES: dict[str, dict[str, str]] = {
-    "rpc-remote-code-execution": {"builds": "commit 4840 of ik_llama.cpp"},
+    "rpc-remote-code-execution": {"builds": "build 4840 of ik_llama.cpp"},
     "unprotected-worker": {
         "where": "*endpoints* on *host*",
         "reason": "The service manager (launchd) does not filter addresses",

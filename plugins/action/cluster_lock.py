@@ -42,12 +42,12 @@ class ActionModule(Action):
         return result
 
 
-def describe_run(process: int, playbooks: list[str]) -> Run:
+def describe_run(pid: int, playbooks: list[str]) -> Run:
     return Run(
         user=getpass.getuser()[:MAX_NAME_LENGTH],
         controller=socket.gethostname()[:MAX_NAME_LENGTH],
         machine=_controller_identity(),
-        process=process,
+        pid=pid,
         playbook=", ".join(Path(name).name for name in playbooks)[:MAX_NAME_LENGTH],
     )
 
@@ -65,7 +65,7 @@ def has_ended(run: Run) -> bool:
     if run.machine != _controller_identity():
         return False
     try:
-        os.kill(run.process, 0)
+        os.kill(run.pid, 0)
     except (ProcessLookupError, OverflowError):
         return True
     except PermissionError:

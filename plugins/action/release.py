@@ -62,9 +62,9 @@ class ActionModule(Action):
         if "manifest" not in result:
             if archives:
                 compiler, archive = next(iter(archives.items()))
-                packed_release = installer.PackedRelease(self.transfer(str(archive), archive.name), sha256(archive))
+                packed_archive = installer.PackedArchive(self.transfer(str(archive), archive.name), sha256(archive))
                 compiled_build = build._replace(builder=compiler)
-                result = self._install(arguments._replace(build=compiled_build, received=packed_release))
+                result = self._install(arguments._replace(build=compiled_build, received=packed_archive))
             elif is_builder:
                 result = self._build(arguments._replace(fetched_source=self._transfer_source(arguments)))
             else:
@@ -83,7 +83,7 @@ class ActionModule(Action):
         first_archive, *other_archives = _fetch(arguments)
         if release.source not in release_request.COMPILED_SOURCES:
             programs, *libraries = (
-                installer.PackedRelease(self.transfer(str(archive.path), archive.path.name), archive.sha256)
+                installer.PackedArchive(self.transfer(str(archive.path), archive.path.name), archive.sha256)
                 for archive in (first_archive, *other_archives)
             )
             return installer.Source(*programs, first_archive.commit, library_archives=tuple(libraries))
@@ -99,7 +99,7 @@ class ActionModule(Action):
         source = installer.Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
         for page in chat_page.cached_pages(first_archive) if _embeds_page(arguments) else ():
             copy = self._copy(page.path, f"{source_folder}/{page.path.name}")
-            source = source._replace(page=installer.PackedRelease(copy, page.sha256))
+            source = source._replace(page=installer.PackedArchive(copy, page.sha256))
         return source
 
     def _copy(self, source_path: Path, target: str) -> str:

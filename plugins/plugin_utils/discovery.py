@@ -87,18 +87,18 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
         ]
         main_interfaces = {interface for pair in pairs if pair[0].main and pair[1].main for interface in pair}
         for near_end, far_end in pairs:
-            addresses, gbit = _common_network(near_end, far_end), min(_gbit(near_end), _gbit(far_end))
+            addresses, gbit = _common_network(near_end, far_end), min(_gbit_per_s(near_end), _gbit_per_s(far_end))
             if (
                 addresses
                 and not main_interfaces.intersection((near_end, far_end))
-                and gbit >= min(map(_gbit, main_interfaces), default=0)
+                and gbit >= min(map(_gbit_per_s, main_interfaces), default=0)
             ):
                 endpoints = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
                 links.append(DirectLink(endpoints, near_end.kind, gbit))
     return sorted(links, key=lambda link: -link.gbit)
 
 
-def _gbit(interface: discovery.LinkInterface) -> float:
+def _gbit_per_s(interface: discovery.LinkInterface) -> float:
     return interface.mbit / 1000 if interface.mbit else cost_model.ASSUMED_LINKS[interface.kind].gbit
 
 

@@ -50,7 +50,9 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     layout = device_load.Layout(
         devices, tuple(split), load, load.units if gpu_layers is None else gpu_layers, load_mode="none"
     )
-    host = Host(**{**dict.fromkeys(Host._fields), "facts": parse_facts({**DEFAULT_FACTS, "cpu": hardware.cpu()})})
+    host = Host(
+        **{**dict.fromkeys(Host._fields), "facts": parse_facts({**DEFAULT_FACTS, "cpu": hardware.read_processor()})}
+    )
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
     return layout, argv_of(candidate, prompt_cache.prompt_cache(candidate), "")[1:]
 

@@ -119,7 +119,7 @@ class Machine:
         return int(self.told["memory_mib"])
 
     def accelerators(self) -> list[dict]:
-        return hardware.accelerators(self.memory_mib, self.root, self.ask)
+        return hardware.find_accelerators(self.memory_mib, self.root, self.ask)
 
     def facts(self) -> dict:
         """What planning needs of the devices and of what builds for them; cmake and the like are always there."""

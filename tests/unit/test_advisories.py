@@ -220,7 +220,7 @@ CASES = [
         "rpc-remote-code-execution",
         lambda: cluster_of(1, llama_release=FORK),
         {"restrict the workers' ports": accepts("rpc-remote-code-execution")},
-        ["commit 4840 of ik_llama.cpp", "Restrict the workers' ports to the head"],
+        ["build 4840 of ik_llama.cpp", "Restrict the workers' ports to the head"],
     ),
     (
         "unprotected-worker",

@@ -94,7 +94,7 @@ def test_the_chat_page_is_in_the_tree_before_it_is_compiled(tmp_path, tree):
     build.install()
     assert printed_by(tmp_path / "prefix/releases/tiny-cpu-0123abcd").endswith("abc1234d\n")
     build = builder_of(tmp_path, pack(tree, tmp_path), id="tiny-cpu-2")
-    build.source = build.source._replace(page=installer.PackedRelease(str(tmp_path / "page.tar.gz"), "0" * 64))
+    build.source = build.source._replace(page=installer.PackedArchive(str(tmp_path / "page.tar.gz"), "0" * 64))
     with pytest.raises(Refusal, match=r"page\.tar\.gz does not match the controller's file"):
         build.install()
 

@@ -32,7 +32,7 @@ def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
     assert cluster_lock.take_lock(tmp_path, run()) is None, "it has it already"
     assert (tmp_path / names.CLUSTER_LOCK).stat().st_mode & 0o777 == 0o600
     for _another_try in range(2):
-        for other in (run(2), run(machine="boot-1 pid:[2]"), run(process=4712)):
+        for other in (run(2), run(machine="boot-1 pid:[2]"), run(pid=4712)):
             with pytest.raises(cluster_lock.HeldError) as held:
                 cluster_lock.take_lock(tmp_path, other)
             assert held.value.holder.is_same_run(run())
@@ -134,7 +134,7 @@ def test_a_run_of_this_controller_has_ended_when_its_process_has(popen, monkeypa
     other = action.describe_run(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
     assert other.playbook == "site.yml, llamacpp.cluster.verify"
     assert not action.has_ended(other)
-    assert not action.has_ended(other._replace(process=1)), "a process of another account"
+    assert not action.has_ended(other._replace(pid=1)), "a process of another account"
     sleeper.kill()
     sleeper.wait()
     assert action.has_ended(other)
@@ -204,7 +204,7 @@ def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator, 
 def test_a_run_that_was_killed_is_taken_over_at_once(operator, first):
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    assert cluster_lock.read_holder(operator.prefix).process == first.pid
+    assert cluster_lock.read_holder(operator.prefix).pid == first.pid
     second = operator.start("second", "true")
     assert "took over the lock of run.yml" in output_of(second)
     assert second.returncode == 0

@@ -66,7 +66,7 @@ def test_symptoms_name_advisories():
 def test_the_published_advisories_are_sentences(generate):
     """A word in asterisks stands for a name or a number, not for a verb or a whole sentence."""
     page = (ROOT / "docs" / "plan.md").read_text()
-    assert "\nError: With commit 4840 of ik_llama.cpp, anyone who can reach" in page
+    assert "\nError: With build 4840 of ik_llama.cpp, anyone who can reach" in page
     assert "*device* on *host* (90112" in page
     for entry in table.ADVISORIES:
         texts = [entry.message, *entry.remedies]

@@ -297,7 +297,7 @@ def test_a_server_that_speaks_https(collect, server, secured, tmp_path):
 def test_a_server_with_another_certificate_is_neither_believed_nor_waited_for(collect, secured, certify):
     head = secured()
     os.replace(certify("other")[0], head["tls_certificate_file"])
-    assert collect(3600, **head).health == Health(False, replies.OTHER_CERTIFICATE)
+    assert collect(3600, **head).health == Health(False, replies.WRONG_CERTIFICATE_MESSAGE)
 
 
 @pytest.mark.parametrize("text, why", [(None, "No such file or directory"), ("nothing", "no certificate in PEM form")])

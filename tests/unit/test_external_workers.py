@@ -76,16 +76,16 @@ def test_several_on_one_host(mixed):
     "values, said",
     [
         *[
-            ({"endpoint": endpoint}, f"has the endpoint {endpoint!r}: use the numeric IPv4 address")
+            ({"endpoint": endpoint}, f"sets endpoint to {endpoint!r}: use the numeric IPv4 address")
             for endpoint in ("pc.local:50052", "192.0.2.77:0", "224.0.0.1:50052")
         ],
-        ({"memory_mib": 0}, "has the memory_mib 0: use 1 or more"),
-        ({"protocol": "seven"}, "has the protocol 'seven': use the version that its rpc-server prints"),
-        ({"protocol": "8.0.0"}, "has the protocol 8.0.0, but pypi-0.3.36 speaks 7.0.0: run that worker with"),
-        ({"protocol": "7.1.0"}, "has the protocol 7.1.0, but pypi-0.3.36 speaks 7.0.0"),
-        ({"backend": "opencl"}, "has the backend 'opencl': use one of cpu, vulkan"),
-        ({"host": "a host"}, "has the host 'a host': use at most 255 letters"),
-        ({"host": "worker1"}, "has the host worker1, which belongs to this cluster: declare the worker in llama"),
+        ({"memory_mib": 0}, "sets memory_mib to 0: use 1 or more"),
+        ({"protocol": "seven"}, "sets protocol to 'seven': use the version that its rpc-server prints"),
+        ({"protocol": "8.0.0"}, "sets protocol to 8.0.0, but pypi-0.3.36 speaks 7.0.0: run that worker with"),
+        ({"protocol": "7.1.0"}, "sets protocol to 7.1.0, but pypi-0.3.36 speaks 7.0.0"),
+        ({"backend": "opencl"}, "sets backend to 'opencl': use one of cpu, vulkan"),
+        ({"host": "a host"}, "sets host to 'a host': use at most 255 letters"),
+        ({"host": "worker1"}, "sets host to worker1, which belongs to this cluster: declare the worker in llama"),
         ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
         (
             {"endpoint": "127.0.0.1:8080"},
@@ -99,7 +99,7 @@ def test_what_cannot_be_planned_with(mixed, values, said):
 
 def test_one_endpoint_twice(mixed):
     mixed.hosts["head"]["variables"]["llama_external_workers"] *= 2
-    assert "has the endpoint 192.0.2.77:50052, which another entry already has" in mixed.reason()
+    assert "sets endpoint to 192.0.2.77:50052, which another entry already has" in mixed.reason()
 
 
 def test_the_page_names_them(mixed):
@@ -143,4 +143,4 @@ def test_a_worker_at_an_address_of_the_cluster_is_refused(mixed, address):
     """Its memory is counted as that of the host."""
     mixed.hosts["worker2"]["variables"]["llama_links"] = [{"address": "198.51.100.12/24", "peer": "nobody"}]
     said = given(mixed, endpoint=f"{address}:50099").reason()
-    assert f"llama_external_workers[0] has the endpoint {address}:50099, an address of worker2" in said
+    assert f"llama_external_workers[0] sets endpoint to {address}:50099, an address of worker2" in said

@@ -81,7 +81,7 @@ def test_an_operator_cannot_ask_for_it_in_the_release(local, value):
 
 
 def test_a_value_without_a_valid_form_is_refused_as_without_the_patch(local):
-    assert "llama_release is 'newest', which is not a valid form" in asked(local, llama_release="newest").reason()
+    assert "llama_release is 'newest', which is not valid" in asked(local, llama_release="newest").reason()
     assert "llama_release is {'path': '/x'}, which" in asked(local, llama_release={"path": "/x"}).reason()
 
 

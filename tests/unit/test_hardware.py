@@ -36,15 +36,15 @@ def test_a_processor_of_arm_is_named_by_its_board_and_cores(tmp_path):
     (tmp_path / "proc/device-tree").mkdir(parents=True)
     core = "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x1\nCPU part\t: {}\n\n"
     (tmp_path / "proc/cpuinfo").write_text(core.format("0xd05") + core.format("0xd0b") * 2)
-    bare = hardware.cpu(tmp_path)
+    bare = hardware.read_processor(tmp_path)
     assert bare["model"] == "Cortex-A55, Cortex-A76"
     (tmp_path / "proc/device-tree/model").write_text("Raspberry Pi 5 Model B Rev 1.0\0")
-    found = hardware.cpu(tmp_path)
+    found = hardware.read_processor(tmp_path)
     assert found["model"] == "Raspberry Pi 5 Model B Rev 1.0, Cortex-A55, Cortex-A76"
     assert found["features_id"] == bare["features_id"], "programs of one board run on another"
     (tmp_path / "proc/cpuinfo").write_text(core.format("0xfff"))
     (tmp_path / "proc/device-tree/model").unlink()
-    assert hardware.cpu(tmp_path)["model"] == platform.machine()
+    assert hardware.read_processor(tmp_path)["model"] == platform.machine()
 
 
 EXPECTED = {
@@ -116,18 +116,18 @@ def test_a_mac_lends_what_its_system_allows_and_one_of_before_has_no_device(tmp_
     ],
 )
 def test_nvidia_smi_that_tells_nothing(listing):
-    assert hardware.nvidia(listing, 1000) == []
+    assert hardware.find_nvidia(listing, 1000) == []
 
 
 def test_a_device_whose_capability_is_not_told():
     orin = device("cuda", "Orin (nvgpu)", "", 62000, True)
-    assert hardware.nvidia("Orin (nvgpu), [N/A], Not Supported\n", 62000) == [orin]
+    assert hardware.find_nvidia("Orin (nvgpu), [N/A], Not Supported\n", 62000) == [orin]
 
 
 def test_a_topology_that_may_not_be_read(tmp_path):
     """As in a container that was not given the device: the files are there, and reading them is refused."""
     (tmp_path / "sys/class/kfd/kfd/topology/nodes/1/properties").mkdir(parents=True)
-    assert hardware.amd(tmp_path) == {}
+    assert hardware.find_amd(tmp_path) == {}
 
 
 def test_a_part_of_a_device_has_the_memory_of_its_banks(tmp_path):
@@ -135,7 +135,7 @@ def test_a_part_of_a_device_has_the_memory_of_its_banks(tmp_path):
     Machine("constructed/mi300x", tmp_path)
     for path in tmp_path.glob("sys/class/drm/*/device/mem_info_*"):
         path.unlink()
-    assert [found["memory_mib"] for found in hardware.amd(tmp_path).values()] == [196592, 196592]
+    assert [found["memory_mib"] for found in hardware.find_amd(tmp_path).values()] == [196592, 196592]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_part_of_a_device_has_the_memory_of_its_banks(tmp_path):
 )
 def test_processors(name, model, tmp_path, monkeypatch):
     machine = Machine(name, tmp_path).stand_in(monkeypatch)
-    found = hardware.cpu(tmp_path, machine.ask)
+    found = hardware.read_processor(tmp_path, machine.ask)
     assert found["model"] == model
     assert len(found["features_id"]) == 12
 
@@ -167,7 +167,7 @@ def test_processors(name, model, tmp_path, monkeypatch):
 def test_what_kernels_and_microcode_tell_of_a_processor_makes_no_other_kind(tmp_path, flags, same):
     def told(text):
         write_cpuinfo(tmp_path, f"model name\t: One\nflags\t\t: {text}\n")
-        return hardware.cpu(tmp_path)["features_id"]
+        return hardware.read_processor(tmp_path)["features_id"]
 
     assert (told("fpu sse4_2 avx2") == told(flags)) is same
 
@@ -177,7 +177,7 @@ def test_what_kernels_and_microcode_tell_of_a_processor_makes_no_other_kind(tmp_
 )
 def test_which_processors_of_x86_have_avx512(tmp_path, line, has):
     write_cpuinfo(tmp_path, f"{line}\n")
-    assert hardware.cpu(tmp_path).get("avx512") is has
+    assert hardware.read_processor(tmp_path).get("avx512") is has
 
 
 AMX = "fpu avx512_vnni amx_bf16 amx_tile amx_int8"
@@ -196,10 +196,10 @@ AMX = "fpu avx512_vnni amx_bf16 amx_tile amx_int8"
 def test_tiles_that_programs_cannot_use(tmp_path, monkeypatch, flags, work, unusable):
     write_cpuinfo(tmp_path, f"model name\t: One\nflags\t\t: {flags}\n")
     monkeypatch.setattr(amx, "tiles_work", lambda: True)
-    whole = hardware.cpu(tmp_path)
+    whole = hardware.read_processor(tmp_path)
     assert "unusable" not in whole
     monkeypatch.setattr(amx, "tiles_work", lambda: work)
-    found = hardware.cpu(tmp_path)
+    found = hardware.read_processor(tmp_path)
     assert found.get("unusable") == (["amx"] if unusable else None)
     assert found.get("amx") == (True if flags == AMX and work else None)
     assert (found["features_id"] == whole["features_id"]) is not unusable
@@ -219,14 +219,14 @@ def test_tiles_that_the_compiler_configures_wrongly(tmp_path, monkeypatch, opera
     (tmp_path / "usr/lib/amxtileintrin.h").write_text(operand)
     monkeypatch.setattr(amx, "tiles_work", lambda: True)
     answers = {"c++": "/usr/lib/amxtileintrin.h\n"}
-    assert ("unusable" in hardware.cpu(tmp_path, lambda argv: answers.get(argv[0], ""))) is unusable
+    assert ("unusable" in hardware.read_processor(tmp_path, lambda argv: answers.get(argv[0], ""))) is unusable
 
 
 @pytest.mark.parametrize("name", ["constructed/m4_max", "constructed/gb10"])
 def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     machine = Machine(name, tmp_path).stand_in(monkeypatch)
     monkeypatch.setattr(amx, "tiles_work", lambda: pytest.fail("tried"))
-    assert "unusable" not in hardware.cpu(tmp_path, machine.ask)
+    assert "unusable" not in hardware.read_processor(tmp_path, machine.ask)
 
 
 @pytest.mark.programs
@@ -269,9 +269,9 @@ def test_a_tile_instruction_that_the_processor_refuses_ends_the_trial():
 def test_the_version_of_glibc(monkeypatch, platform_, said, expected):
     monkeypatch.setattr(sys, "platform", platform_)
     monkeypatch.setattr("os.confstr", lambda name: {"CS_GNU_LIBC_VERSION": said}[name])
-    assert hardware.glibc() == expected
+    assert hardware.glibc_version() == expected
     monkeypatch.setattr("os.confstr", lambda name: int(name))  # as it ends for a name that it does not know
-    assert hardware.glibc() == (None if platform_ == "darwin" else "")
+    assert hardware.glibc_version() == (None if platform_ == "darwin" else "")
 
 
 @pytest.mark.parametrize(

@@ -178,7 +178,7 @@ def test_a_server_that_ends_at_each_start_is_not_waited_for(pair):
 
 
 def test_a_server_with_another_certificate_is_not_waited_for(pair):
-    evidence = unhealthy(replies.OTHER_CERTIFICATE)
+    evidence = unhealthy(replies.WRONG_CERTIFICATE_MESSAGE)
     assert wait(pair.plan(), [evidence], 5.0) == (evidence, [], 5.0)
 
 

@@ -90,7 +90,7 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
 )
 def test_what_a_repository_does_not_have_is_answered_with_what_it_has(repo, keys, said):
     message = refusal(looked_up, on_huggingface(**keys))
-    assert message.startswith(f"llama_model_huggingface has the repo {REPO}, which {said}")
+    assert message.startswith(f"llama_model_huggingface sets repo to {REPO}, which {said}")
     if "quantisation" in said:
         assert all(label in message for label in ("Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0"))
 

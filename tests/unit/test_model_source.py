@@ -21,12 +21,12 @@ from support.rollbacks import completed
         ({"path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
         ({"path": "/srv/modèle.gguf"}, "whose file name is not allowed"),
         ({"path": "/m.gguf", "mmproj": "/-p.gguf"}, "llama_model_mmproj is '/-p.gguf', whose file name is not allowed"),
-        ({"huggingface": {"repo": "model"}}, "has the repo 'model': use OWNER/NAME"),
+        ({"huggingface": {"repo": "model"}}, "sets repo to 'model': use OWNER/NAME"),
         (
             {"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}},
             "has quantisation and files: remove one of them",
         ),
-        ({"huggingface": {"repo": "a/b", "revision": "-x"}}, "has the revision '-x'"),
+        ({"huggingface": {"repo": "a/b", "revision": "-x"}}, "sets revision to '-x'"),
         ({"huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),
         (
             {"huggingface": {"repo": "a/b", "files": ["x.gguf", "y.gguf"]}},
@@ -46,7 +46,7 @@ from support.rollbacks import completed
         ({"ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
         ({"path": "/m.gguf", "draft": "d.gguf"}, "llama_model_draft is 'd.gguf': use /PATH on the head, http://"),
-        ({"path": "/m.gguf", "mmproj": "a/b:-x"}, "llama_model_mmproj has the quantisation '-x'"),
+        ({"path": "/m.gguf", "mmproj": "a/b:-x"}, "llama_model_mmproj sets quantisation to '-x'"),
     ],
 )
 def test_variables_that_cannot_be_are_refused(given, said):
@@ -263,5 +263,5 @@ def test_a_person_reads_where_a_model_comes_from(pair, big_model):
 
 def test_what_was_refused_while_it_was_looked_for_is_the_reason_of_the_plan(pair):
     pair.hosts["head"]["variables"].update(llama_model_known_answer=None, llama_model_huggingface={"repo": REPO})
-    pair.model = {"refused": f"llama_model_huggingface has the repo {REPO}, which does not exist"}
+    pair.model = {"refused": f"llama_model_huggingface sets repo to {REPO}, which does not exist"}
     assert pair.plan()["reasons"] == [pair.model["refused"]]

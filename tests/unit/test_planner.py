@@ -238,32 +238,35 @@ BAD_RELEASES = [
     ("{source: auto}", ["'{source: auto}'", "an INI inventory needs quotes"]),
     ("b1274", ["build 1274 of llama.cpp, but the oldest supported build is 11063", "Lemonade", "add build"]),
     ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that build or newer"]),
-    ("v0.4.1", ["the ref 'v0.4.1'", "was not looked up", "add commit"]),
+    ("v0.4.1", ["sets ref to 'v0.4.1'", "was not looked up", "add commit"]),
     ({"source": ["git"]}, ["llama_release is {'source': ['git']}", "use a build"]),
     ({"source": "git"}, ["llama_release has no ref", "a tag like b11434"]),
-    ({"source": "git", "ref": 11434}, ["llama_release has the ref 11434", "in quotes"]),
-    ({"source": "git", "ref": "--upload-pack=x"}, ["the ref '--upload-pack=x'", "a branch"]),
-    ({"source": "git", "ref": "main"}, ["the ref 'main'", "was not looked up", "add commit"]),
-    ({"source": "git", "ref": "main", "commit": "1" * 40}, ["the build None", "add build", "git-11111111"]),
+    ({"source": "git", "ref": 11434}, ["llama_release sets ref to 11434", "in quotes"]),
+    ({"source": "git", "ref": "--upload-pack=x"}, ["sets ref to '--upload-pack=x'", "a branch"]),
+    ({"source": "git", "ref": "main"}, ["sets ref to 'main'", "was not looked up", "add commit"]),
+    (
+        {"source": "git", "ref": "main", "commit": "1" * 40},
+        ["has no build: add the llama.cpp build number of git-1111"],
+    ),
     ({**GIT, None: 2}, ["llama_release has the name 'None': use letters"]),
-    ({**GIT, "commit": "abc"}, ["the commit 'abc'", "all 40 digits"]),
-    ({**GIT, "fork": "other.cpp"}, ["the fork 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"]),
-    ({**GIT, "repository": "--upload-pack=x"}, ["the repository '--upload-pack=x'", "use a URL for git"]),
+    ({**GIT, "commit": "abc"}, ["sets commit to 'abc'", "all 40 digits"]),
+    ({**GIT, "fork": "other.cpp"}, ["sets fork to 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"]),
+    ({**GIT, "repository": "--upload-pack=x"}, ["sets repository to '--upload-pack=x'", "use a URL for git"]),
     ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or token", "credential store"]),
     ({**RELEASE, "fork": "ik_llama.cpp"}, ["fork", "source: pypi does not accept"]),
-    ({**RELEASE, "commit": 4227912}, ["the commit 4227912", "in quotes"]),
-    ({**RELEASE, "commit": "release/1"}, ["the commit 'release/1'", "at least the first 7 digits"]),
-    ({**RELEASE, "patches": "a.patch"}, ["the patches 'a.patch'", "use a list of paths"]),
+    ({**RELEASE, "commit": 4227912}, ["sets commit to 4227912", "in quotes"]),
+    ({**RELEASE, "commit": "release/1"}, ["sets commit to 'release/1'", "at least the first 7 digits"]),
+    ({**RELEASE, "patches": "a.patch"}, ["sets patches to 'a.patch'", "use a list of paths"]),
     ({**RELEASE, "checksum": "md5:1"}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
     ({**RELEASE, "colour": 1}, ["llama_release", "colour", "use "]),
     ({**RELEASE, "version": "newest; rm"}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
-    ({**RELEASE, "version": "0.3.20"}, ["add build", "of pypi-0.3.20"]),
+    ({**RELEASE, "version": "0.3.20"}, ["add the llama.cpp build number of pypi-0.3.20"]),
     ({"source": "binary", "url": "https://host/x"}, ["has no checksum", "64 hexadecimal"]),
     (
         {**BINARY, "url": "https://host/x"},
         ["source: binary", "set either path (a file on the controller) or url", "or url"],
     ),
-    ({**BINARY, "build": None}, ["the build None", "add build", "binary-bbbbbbbb"]),
+    ({**BINARY, "build": None}, ["has no build: add the llama.cpp build number of", "binary-bbbbbbbb"]),
     (
         {**BINARY, "source": "archive", "url": "https://host/x.zip"},
         ["x.zip': use the http:// or https:// address of a tar archive (repack a .zip as tar, and set path"],
@@ -271,10 +274,10 @@ BAD_RELEASES = [
     ({"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}, ["path", "url"]),
 ]
 BAD_ENDPOINTS = [
-    ([{"port": True}], ["the port True: use 1 to 65535"]),
+    ([{"port": True}], ["sets port to True: use 1 to 65535"]),
     ([{"port": 99999}], ["99999", "65535"]),
     ([{"port": 50052}, {"port": 50052}], ["50052", "its own"]),
-    ([{"memory_mib": -5}], ["the memory_mib -5: use 1 or more"]),
+    ([{"memory_mib": -5}], ["sets memory_mib to -5: use 1 or more"]),
     ([{"device": "CUDA0"}], ["'CUDA0'", "CPU"]),
     ([{"backend": "hip"}], ["'hip', but no such device is free", "offer CPU", "llama_backend"]),
     ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "remove one of the two"]),
@@ -378,7 +381,7 @@ def test_two_heads_and_none(pair):
         ([{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}], ["CUDA0 a second time"]),
         (
             [{"backend": "cuda"}] * 3,
-            ["endpoints[2] for here has the backend 'cuda', but no such device is free", "CUDA0, CUDA1"],
+            ["endpoints[2] for here sets backend to 'cuda', but no such device is free", "CUDA0, CUDA1"],
         ),
     ],
 )
@@ -447,7 +450,7 @@ def test_what_stands_in_for_facts_never_replaces_them():
 @pytest.mark.parametrize(
     "hardware, scope, said",
     [
-        ({"service_manager": "launchd"}, "auto", ["service_manager launchd", "use systemd or supervisor"]),
+        ({"service_manager": "launchd"}, "auto", ["sets service_manager to launchd", "use systemd or supervisor"]),
         ({"service_manager": "systemd", "home": "/h"}, "user", ["llama_host_scope user", "use systemd_user"]),
         ({"toolchain": {"cmake": 3.28}}, "auto", ["cmake: 3.28 in toolchain: write the version in quotes"]),
     ],
@@ -488,9 +491,7 @@ def test_a_distributions_package_needs_no_toolchain(pair):
 def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
     assert packaged(pair).plan()["placement"][0]["exact"] == ["weights_mib", "kv_mib"]
     newer = packaged(pair, packaged={"version": "0.9.1", "installed": []})
-    newer.reason(
-        "llama_release has the build None: add build to llama_release, the llama.cpp build number of package-0.9.1"
-    )
+    newer.reason("llama_release has no build: add the llama.cpp build number of package-0.9.1")
     for host in newer.hosts.values():
         host["variables"]["llama_release"] = {"source": "package", "build": 12345}
     assert newer.plan()["release"]["build"] == 12345
@@ -811,7 +812,7 @@ def test_a_branch_of_a_backend_that_no_host_has_is_no_part_of_the_plan(pair):
     pair.hosts["head"]["variables"]["llama_release_hip"] = BRANCH
     assert pair.plan() == before
     pair.hosts["head"]["variables"]["llama_release_hip"] = {**BRANCH, "ref": ".."}
-    assert "llama_release_hip has the ref '..'" in pair.reason()
+    assert "llama_release_hip sets ref to '..'" in pair.reason()
 
 
 def test_values_of_an_environment_become_text_as_programs_read_it(local):
@@ -929,7 +930,7 @@ def test_a_model_of_which_llama_server_makes_nothing_has_no_plan(pair, architect
     [
         ({"llama_backend": "rocm"}, "is 'rocm': use hip"),
         ({"llama_backend": "CUDA"}, "is 'CUDA': use cuda"),
-        ({"llama_release": 11434}, "is 11434, which is not a valid form: use b11434"),
+        ({"llama_release": 11434}, "is 11434, which is not valid: use b11434"),
     ],
 )
 def test_other_words_for_what_a_variable_takes(local, variables, said):

@@ -60,11 +60,11 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
         ),
         (
             {"llama_accept_advisories": []},
-            ["With commit 4840 of ik_llama.cpp, anyone who can reach a worker's port", "add rpc-remote-code-execution"],
+            ["With build 4840 of ik_llama.cpp, anyone who can reach a worker's port", "add rpc-remote-code-execution"],
         ),
         (
             {"llama_accept_advisories": [], "llama_release": {**IK_LLAMA, "build": 5000}},
-            ["commit 5000 of ik_llama.cpp (newer than 4840", "add rpc-remote-code-execution"],
+            ["build 5000 of ik_llama.cpp (newer than 4840", "add rpc-remote-code-execution"],
         ),
     ],
 )

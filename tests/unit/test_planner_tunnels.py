@@ -52,7 +52,7 @@ def test_a_host_behind_a_tunnel_has_no_link_to_measure(tunnelled):
 def test_what_is_no_end_of_a_tunnel(tunnelled, value):
     tunnelled.hosts["worker1"]["variables"]["llama_worker_endpoints"][0]["tunnel"] = value
     assert (
-        f"llama_worker_endpoints[0] for worker1 has the tunnel {value!r}: use the address and port"
+        f"llama_worker_endpoints[0] for worker1 sets tunnel to {value!r}: use the address and port"
         in tunnelled.reason()
     )
 

@@ -73,7 +73,7 @@ def test_which_archive_runs_on_a_host(backend, changed, kind):
     [
         ("cpu", {"glibc": "2.31"}, "host has glibc 2.31, but .* needs glibc 2.35: use a newer distribution"),
         ("cpu", {"glibc": ""}, "has a C library other than glibc"),
-        ("cpu", {"build": 9900}, "build 9900, .* needs build 11081 or newer: use a newer build, or source: binary"),
+        ("cpu", {"build": 9900}, "build to 9900, .* needs build 11081 or newer: use a newer build, or source: binary"),
         ("metal", {"system": "Darwin", "architecture": "arm64", "kernel": "21.6.0"}, "Darwin 21.6.0, .* 22.4"),
         ("cuda", {"newest_cuda": "12.4"}, "NVIDIA driver for CUDA 12.4, but .* needs CUDA 12.8: update the driver"),
         ("cuda", {"newest_cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, but .* needs 5.0 or newer"),
@@ -82,7 +82,7 @@ def test_which_archive_runs_on_a_host(backend, changed, kind):
         (
             "hip",
             {"architecture": "aarch64"},
-            "has the backend hip, .* no hip archive with an RPC worker for Linux aarch64",
+            "uses the backend hip, .* no hip archive with an RPC worker for Linux aarch64",
         ),
     ],
 )
@@ -170,9 +170,9 @@ def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environme
     "variables, said",
     [
         ({"llama_release": {"source": "prebuilt"}}, "prebuilt but no build: .*versions like v0.4.1 have no archives"),
-        ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "has the build 'v0.4.1': use a whole number"),
-        ({"llama_release": {**ASKED, "url": "ftp://x"}}, "has the url 'ftp://x': use the address of a folder"),
-        ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"has the checksums \['a'\]: map archive names"),
+        ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "sets build to 'v0.4.1': use a whole number"),
+        ({"llama_release": {**ASKED, "url": "ftp://x"}}, "sets url to 'ftp://x': use the address of a folder"),
+        ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"sets checksums to \['a'\]: map archive names"),
         ({"llama_release": {**ASKED, "checksums": {"llama-b1-bin-x.tar.gz": SHA}}}, f"names like llama-b{BUILD}-bin-"),
         ({"llama_release": {**ASKED, "patches": ["a.patch"]}}, "patches, which source: prebuilt does not accept"),
         ({"llama_build_fast_load": True}, "source: prebuilt, whose programs are already compiled"),
@@ -293,9 +293,9 @@ def test_all_archives_that_hosts_lack_are_fetched_before_any_host_changes(releas
     "source, member, names, said",
     [
         ("archive", "", ["llama/CMakeLists.txt"], None),
-        ("archive", "", ["x/llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder, .*: use an archive"),
-        ("archive", "", ["./llama/CMakeLists.txt"], "no CMakeLists.txt in its first folder"),
-        ("archive", "", ["CMakeLists.txt"], "no CMakeLists.txt in its first folder"),
+        ("archive", "", ["x/llama/CMakeLists.txt"], "no CMakeLists.txt in its top-level folder, .*: use an archive"),
+        ("archive", "", ["./llama/CMakeLists.txt"], "no CMakeLists.txt in its top-level folder"),
+        ("archive", "", ["CMakeLists.txt"], "no CMakeLists.txt in its top-level folder"),
         ("archive", "p/vendor/llama.cpp", ["p/vendor/llama.cpp/CMakeLists.txt"], None),
         ("archive", "p/vendor/llama.cpp", ["p/CMakeLists.txt"], "no CMakeLists.txt in p/vendor/llama.cpp, where llama"),
         ("binary", None, ["x/bin/llama-server", "x/bin/ggml-rpc-server"], None),
@@ -355,7 +355,7 @@ def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server,
 
 def test_a_wrong_checksum_names_archive_and_both(release, cache):
     given = release._replace(checksums={NAME: "sha256:" + "0" * 64})
-    both = f"the checksum sha256:000.* of {NAME}, but the archive .*{digest(CONTENT)}"
+    both = f"sets checksum to sha256:000.* of {NAME}, but the archive .*{digest(CONTENT)}"
     with pytest.raises(AnsibleError, match=both):
         sources.fetch(given, [NAME])
     assert kept(cache) == []

@@ -231,7 +231,7 @@ def test_prompts_are_text_and_random_tokens_in_turn_after_the_model_s_own_prefix
     assert all(after[: before.length] == prompt for before, prompt, after, _question in grown)
     assert (
         questions.count_tokens(ASKED)
-        == sum(sum(of) for of in questions.SHORT_PROMPTS.values()) + questions.LONG_LENGTHS[-1]
+        == sum(sum(of) for of in questions.SHORT_LENGTHS.values()) + questions.LONG_LENGTHS[-1]
     )
     assert questions.count_pairs(ASKED) < questions.LONG_LENGTHS[-1] ** 2
 

@@ -41,9 +41,9 @@ builds/option_check._lacks_tls builds/option_check.write_replacements common/fil
 common/locks.open_file common/reading.open_file drift/processes._has_account drift/processes._read drift/processes.environment_of
 drift/processes.account_processes drift/processes.start_time drift/state._is_unchanged drift/state._outdated_services
 facts/amx.is_miscompiled facts/connection._inherited_variable
-facts/firewall.active_manager facts/hardware._read_pairs facts/hardware._read_mib facts/hardware._render_nodes facts/hardware.cpu
+facts/firewall.active_manager facts/hardware._read_pairs facts/hardware._read_mib facts/hardware._render_nodes facts/hardware.read_processor
 facts/hardware.nvidia_without_tools facts/host._distribution facts/interfaces._generation facts/interfaces.kind_of facts/interfaces.rdma_addresses
-facts/installation.is_own_definition facts/resources._amd_memory facts/resources.amd facts/resources.read_resources facts/resources.uptime
+facts/installation.is_own_definition facts/resources._amd_memory facts/resources.amd_memory facts/resources.read_resources facts/resources.uptime
 facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.find_foreign_objects firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
 host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes

@@ -27,13 +27,13 @@ def test_graphics_inside_an_amd_processor(tmp_path):
     files = graphics(128, vram_total=512 << 20, vram_used=200 << 20, gtt_total=110 << 30, gtt_used=60 << 30)
     files[f"{DRM.format(number=128)}/uevent"] = "DRIVER=amdgpu\nPCI_SLOT_NAME=0000:c5:00.0"
     files[f"{DRM.format(number=129)}/uevent"] = "DRIVER=virtio-pci"
-    (device,) = resources.amd(write(tmp_path, files))
+    (device,) = resources.amd_memory(write(tmp_path, files))
     assert device == resources.DeviceMemory("amdgpu 0000:c5:00.0", 512, 312, 110 * 1024, 50 * 1024)
 
 
 def test_nvidia():
     listing = "143771, 140000\n[N/A], [N/A]\nNo devices were found\n"
-    first, second = resources.nvidia(listing)
+    first, second = resources.nvidia_memory(listing)
     assert first == resources.DeviceMemory("CUDA0", 143771, 140000)
     assert second == resources.DeviceMemory("CUDA1", None, None)
 

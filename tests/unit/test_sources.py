@@ -54,7 +54,7 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
         return str(tmp_path / path)
 
     request = {"source": "archive", "path": "a.tar.gz", "checksum": f"sha256:{SHA}", "build": 1}
-    with pytest.raises(Refusal, match=r"path 'a\.tar\.gz', .*not a readable file.*relative to the inventory"):
+    with pytest.raises(Refusal, match=r"path to 'a\.tar\.gz', .*not a readable file.*relative to the inventory"):
         resolve(request, find)
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
     found = resolve(request, find)
@@ -75,7 +75,7 @@ def test_an_archive_behind_a_url(server):
 def test_what_is_not_a_file_is_not_read(tmp_path, name):
     os.mkfifo(tmp_path / "fifo")
     request = {"source": "archive", "path": str(tmp_path / name), "checksum": f"sha256:{SHA}", "build": 1}
-    with pytest.raises(Refusal, match=r"the path .*is not a readable file on the controller"):
+    with pytest.raises(Refusal, match=r"sets path to .*is not a readable file on the controller"):
         resolve(request, str)
 
 

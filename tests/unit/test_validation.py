@@ -194,16 +194,16 @@ def test_words_that_belong_to_options(local):
         ({"llama_server_port": 65536}, "llama_server_port is 65536: use 1 to 65535"),
         ({"llama_server_fallback": True, "llama_server_fallback_after": 0}, "llama_server_fallback_after is 0"),
         ({"llama_server_fallback": True, "llama_server_fallback_after": 10**7}, "fallback_after is 10000000"),
-        ({"llama_worker_endpoints": [{"threads": 10**6}]}, "has the threads 1000000: use 4096 or less"),
-        ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"has the memory_mib {1 << 50}: use {1 << 40} or less"),
-        ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "has the cache_mib -1: use 1 or more"),
+        ({"llama_worker_endpoints": [{"threads": 10**6}]}, "sets threads to 1000000: use 4096 or less"),
+        ({"llama_worker_endpoints": [{"memory_mib": 1 << 50}]}, f"sets memory_mib to {1 << 50}: use {1 << 40} or less"),
+        ({"llama_worker_endpoints": [{"cache_mib": -1}]}, "sets cache_mib to -1: use 1 or more"),
         (
             {"llama_links": [{"address": "192.0.2.1", "mtu": 10**6}]},
             "llama_links[0].mtu for here is 1000000: use 65535",
         ),
         (
             {"llama_hardware": {"system": "Windows"}},
-            "has the system 'Windows': use Linux or Darwin. For another system",
+            "sets system to 'Windows': use Linux or Darwin. For another system",
         ),
         (
             {"llama_hardware": {"system": "windows"}},
@@ -211,7 +211,7 @@ def test_words_that_belong_to_options(local):
         ),
         (
             {"llama_hardware": {"distribution": "Windows 11"}},
-            "has the distribution 'Windows 11': use a Linux distribution",
+            "sets distribution to 'Windows 11': use a Linux distribution",
         ),
         ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib for here is -1: correct it"),
         ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib for here is {1 << 50}: correct it"),

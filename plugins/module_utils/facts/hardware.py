@@ -49,7 +49,7 @@ def _read_pairs(path: Path) -> dict[str, str]:
     return dict(line.split(None, 1) for line in text_of(path).splitlines() if len(line.split(None, 1)) == 2)
 
 
-def glibc() -> str | None:
+def glibc_version() -> str | None:
     """Return the version of glibc; empty with another C library, None on a Mac."""
     if sys.platform == "darwin":
         return None
@@ -102,7 +102,7 @@ def arm_model(cpuinfo: str, board: str) -> str:
     return ", ".join(filter(None, dict.fromkeys(names)))
 
 
-def cpu(root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> dict:
+def read_processor(root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> dict:
     """Return the facts of the processor.
 
     ``cores`` counts hardware threads. ``features_id`` is equal for processors that run the same programs. ``amx`` is true if programs can use AMX,
@@ -135,7 +135,7 @@ def _is_known(field: str) -> bool:
     return field.strip("[]") not in MISSING_VALUES
 
 
-def nvidia(listing: str, memory: int) -> list[dict]:
+def find_nvidia(listing: str, memory: int) -> list[dict]:
     """Return the devices in the output of NVIDIA_QUERY. A device without dedicated memory (GB10) uses the host's ``memory`` MiB."""
     devices = []
     for line in listing.splitlines():
@@ -175,7 +175,7 @@ def nvidia_without_tools(root: Path) -> list[dict]:
     return devices
 
 
-def amd(root: Path) -> dict[str, dict]:
+def find_amd(root: Path) -> dict[str, dict]:
     """Return the device of each render node, in the order of the KFD topology, which HIP uses."""
     devices = {}
     nodes_folder = root / "sys/class/kfd/kfd/topology/nodes"
@@ -216,56 +216,56 @@ def _render_nodes(root: Path) -> list[tuple[str, str, dict]]:
     nodes = []
     for node in root.glob("sys/class/drm/renderD*"):
         lines = text_of(node / "device/uevent").splitlines()
-        event = dict(line.split("=", 1) for line in lines if "=" in line)
-        nodes.append((event.get("PCI_SLOT_NAME", ""), node.name, event))
+        uevent = dict(line.split("=", 1) for line in lines if "=" in line)
+        nodes.append((uevent.get("PCI_SLOT_NAME", ""), node.name, uevent))
     return sorted(nodes, key=lambda entry: entry[:2])
 
 
-def intel(root: Path, memory: int) -> dict[str, dict]:
+def find_intel(root: Path, memory: int) -> dict[str, dict]:
     """Return render node → device, discrete devices first, as SYCL orders them by execution units.
     The kernel does not report the memory of a discrete device. An integrated device uses half of the host's memory."""
     devices = []
-    for slot, name, event in _render_nodes(root):
-        if event.get("DRIVER") in INTEL_DRIVERS:
+    for slot, name, uevent in _render_nodes(root):
+        if uevent.get("DRIVER") in INTEL_DRIVERS:
             is_integrated = slot == INTEL_INTEGRATED
-            title = f"Intel graphics {event.get('PCI_ID', slot).lower()}"
+            title = f"Intel graphics {uevent.get('PCI_ID', slot).lower()}"
             device_memory = memory // 2 if is_integrated else 0
             devices.append((name, _accelerator(words.SYCL, title, "", device_memory, is_integrated)))
     return dict(sorted(devices, key=lambda entry: bool(entry[1]["unified"])))
 
 
-def vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str, dict]) -> list[dict]:
+def find_vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str, dict]) -> list[dict]:
     """Return the devices with a Vulkan driver in the order of the Vulkan loader. Integrated devices are omitted if there are discrete ones, as
     in llama.cpp, at least in older builds.
 
     :param amd_and_intel: render node → device of AMD or Intel, as HIP or SYCL drives it.
     """
     devices = list(nvidia_devices)
-    for slot, name, event in _render_nodes(root):
+    for slot, name, uevent in _render_nodes(root):
         if name in amd_and_intel:
             devices.append(amd_and_intel[name])
-        elif event.get("DRIVER") == words.AMDGPU:
+        elif uevent.get("DRIVER") == words.AMDGPU:
             size, is_unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
-            location = event.get("PCI_ID", slot).lower()
+            location = uevent.get("PCI_ID", slot).lower()
             devices.append({"name": f"AMD graphics {location}", "memory_mib": size, "unified": is_unified})
     discrete = [device for device in devices if not device["unified"]]
     return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete or devices]
 
 
-def apple(memory: int, ask: commands.Ask) -> list[dict]:
+def find_apple(memory: int, ask: commands.Ask) -> list[dict]:
     """Return the graphics of Apple silicon with the memory that macOS lets them lock, by default three quarters."""
     name, limit = (ask(["sysctl", "-n", key]).strip() for key in ("machdep.cpu.brand_string", "iogpu.wired_limit_mb"))
     device_memory = int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4
     return [_accelerator(words.METAL, name, "apple", device_memory, True)]
 
 
-def accelerators(memory: int, root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> list[dict]:
+def find_accelerators(memory: int, root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> list[dict]:
     """Return every device once per backend that can drive it.
 
     :param memory: MiB of the host.
     """
     if platform.system() == "Darwin":
-        return apple(memory, ask) if platform.machine() == "arm64" else []
-    nvidia_devices = nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
-    amd_and_intel = {**amd(root), **intel(root, memory)}
-    return [*nvidia_devices, *amd_and_intel.values(), *vulkan(root, nvidia_devices, amd_and_intel)]
+        return find_apple(memory, ask) if platform.machine() == "arm64" else []
+    nvidia_devices = find_nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
+    amd_and_intel = {**find_amd(root), **find_intel(root, memory)}
+    return [*nvidia_devices, *amd_and_intel.values(), *find_vulkan(root, nvidia_devices, amd_and_intel)]

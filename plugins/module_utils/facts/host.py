@@ -185,13 +185,13 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
     }
     distribution = _distribution()
     packages = _llama_packages(catalogue or {}, distribution["family"])
-    devices = hardware.accelerators(memory)
+    devices = hardware.find_accelerators(memory)
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
         "distribution": distribution,
         "packaged": packages,
-        "cpu": hardware.cpu(),
+        "cpu": hardware.read_processor(),
         "memory_mib": memory,
         "accelerators": devices,
         "toolchain": tools,
@@ -213,7 +213,7 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
         "units_filter": firewall.filtering_works(interpreter) if service_manager.port_filter else None,
         "host_settings": service_manager.host_settings,
         "kernel": platform.release(),
-        "glibc": hardware.glibc(),
+        "glibc": hardware.glibc_version(),
         "newest_cuda": hardware.newest_cuda(),
         "nvidia_smi": hardware.nvidia_failure(devices),
         "interfaces": interfaces.interfaces(),

@@ -72,7 +72,7 @@ def available_memory(meminfo: str) -> Optional[int]:
     return int(match.group(1)) // 1024 if match else None
 
 
-def nvidia(listing: str) -> Iterator[DeviceMemory]:
+def nvidia_memory(listing: str) -> Iterator[DeviceMemory]:
     """Yield the devices in the output of NVIDIA_QUERY, in the order of CUDA."""
     for index, line in enumerate(line for line in listing.splitlines() if line.count(",") == 1):
         total_mib, free_mib = (int(field) if field.strip().isdigit() else None for field in line.split(","))
@@ -87,14 +87,14 @@ def _amd_memory(device_folder: Path, kind: str) -> tuple[Optional[int], Optional
     return int(total) // MIB, max(0, int(total) - int(usage)) // MIB
 
 
-def amd(root: Path = ROOT) -> Iterator[DeviceMemory]:
+def amd_memory(root: Path = ROOT) -> Iterator[DeviceMemory]:
     """Yield the graphics devices of amdgpu, named by driver and PCI address, in the order of their render nodes."""
     for device in sorted(root.glob("sys/class/drm/renderD*/device")):
         vram, gtt = _amd_memory(device, "vram"), _amd_memory(device, "gtt")
         if vram[0] is not None:
             lines = text_of(device / "uevent").splitlines()
-            event = dict(line.split("=", 1) for line in lines if "=" in line)
-            name = f"{event.get('DRIVER', 'graphics')} {event.get('PCI_SLOT_NAME', '')}".strip()
+            uevent = dict(line.split("=", 1) for line in lines if "=" in line)
+            name = f"{uevent.get('DRIVER', 'graphics')} {uevent.get('PCI_SLOT_NAME', '')}".strip()
             yield DeviceMemory(name, *vram, *gtt)
 
 
@@ -128,6 +128,6 @@ def read_resources(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -
         uptime_s=uptime(root),
         memory_total_mib=hardware.memory_mib(),
         memory_free_mib=available_memory(text_of(root / "proc/meminfo")),
-        devices=(*nvidia(ask(NVIDIA_QUERY)), *amd(root)),
+        devices=(*nvidia_memory(ask(NVIDIA_QUERY)), *amd_memory(root)),
         disks=disks(paths),
     )

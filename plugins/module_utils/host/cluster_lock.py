@@ -34,17 +34,17 @@ class Run(NamedTuple):
     controller: Name
     machine: Name
     """Boot of the controller's system and its process namespace: no other controller has both."""
-    process: Annotated[int, Number(1)]
+    pid: Annotated[int, Number(1)]
     playbook: Annotated[str, Text(max_length=1024)]
     since: Annotated[int, Number()] = 0
     """Time on the head's clock when the run took the lock, in seconds since 1970."""
 
     def is_same_run(self, run: "Optional[Run]") -> bool:
-        return run is not None and (self.machine, self.process) == (run.machine, run.process)
+        return run is not None and (self.machine, self.pid) == (run.machine, run.pid)
 
     def describe(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        text = f"{self.playbook} of {self.user} on {self.controller} (process {self.process}) since {since}"
+        text = f"{self.playbook} of {self.user} on {self.controller} (process {self.pid}) since {since}"
         return validation.printable(text, None)
 
 

@@ -290,7 +290,7 @@ class SlotStore:
         return sorted(paths, key=lambda path: (path.name.startswith(self.key), path.stat().st_mtime))
 
     def _free_space(self, size: int) -> bool:
-        """Delete files until so many bytes are free; if that is impossible, delete none and return False."""
+        """Delete files until this number of bytes is free; if that is impossible, delete none and return False."""
         paths, disk = self._paths(SAVED_SUFFIX), shutil.disk_usage(self.folder)
         sizes = {path: path.stat().st_size for path in paths}
         used_bytes = sum(sizes.values())

@@ -396,7 +396,7 @@ _ALIASES = {word: group.split()[0] for group in ALIASES.split(",") for word in g
 _SERVER = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
 PROJECTOR_DEVICE = "MTMD_BACKEND_DEVICE"
 """Environment variable of llama-server for the device of a projector."""
-_VARIABLE = re.compile(
+_OPTION_VARIABLE = re.compile(
     rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI_)).*"
 )
 """Pattern for variables that replace options, except for client settings."""
@@ -454,7 +454,7 @@ def is_known(word: str) -> bool:
 
 def is_variable(name: str) -> bool:
     """Return whether an environment variable of llama-server replaces an option that matters to the plan."""
-    return bool(_VARIABLE.fullmatch(name))
+    return bool(_OPTION_VARIABLE.fullmatch(name))
 
 
 def group_words(arguments: Iterable[str]) -> list[list[str]]:

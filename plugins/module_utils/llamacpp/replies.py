@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 REPLY_BYTES = 1 << 20
-OTHER_CERTIFICATE = "the server does not present the configured certificate: run site.yml to restart it"
+WRONG_CERTIFICATE_MESSAGE = "the server does not present the configured certificate: run site.yml to restart it"
 TIMEOUT_TEXT = "no complete answer within"
 KEY_TEXT = ("utf-8", "surrogateescape")
 """Encoding that converts any API key from bytes to text and back."""
@@ -143,7 +143,7 @@ def _start_tls(connection: http.client.HTTPConnection, sockets: list[socket.sock
     tls_socket.do_handshake()
     if tls_socket.getpeercert(binary_form=True) == certificate:
         return None
-    return OTHER_CERTIFICATE
+    return WRONG_CERTIFICATE_MESSAGE
 
 
 def _close_sockets(sockets: list[socket.socket]) -> None:

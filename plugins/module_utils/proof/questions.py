@@ -14,7 +14,7 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-SHORT_PROMPTS = {
+SHORT_LENGTHS = {
     "prompts of 2 to 8 tokens": (2, 3, 4, 5, 6, 7, 8),
     "prompts of 9 to 64 tokens": (9, 16, 17, 31, 32, 33, 48, 64),
     "prompts of 65 to 513 tokens": (65, 96, 128, 129, 192, 256, 257, 513),
@@ -86,7 +86,7 @@ class Distance(NamedTuple):
 def list_questions(context: int) -> list[Question]:
     """Return the questions that fit into a context."""
     questions: list[Question] = []
-    for group, lengths in SHORT_PROMPTS.items():
+    for group, lengths in SHORT_LENGTHS.items():
         questions += [Question(group, length, 37 * index, index % 2 == 0) for index, length in enumerate(lengths)]
     for last_length, length in zip((0, *LONG_LENGTHS), LONG_LENGTHS):
         kind = "single tokens" if length == last_length + 1 else "prompts"

@@ -66,7 +66,7 @@ class Client:
             reply = replies.ask(self._address, "/health", answer_timeout_s, certificate=self._certificate)
             if reply.status == 200:
                 return Health(True, "ok")
-            if reply == (0, replies.OTHER_CERTIFICATE) or time.monotonic() >= deadline:
+            if reply == (0, replies.WRONG_CERTIFICATE_MESSAGE) or time.monotonic() >= deadline:
                 return Health(False, LOADING if reply.status == 503 else _error_text(reply))
             time.sleep(0.5)
         return Health(False, self._objection)

@@ -42,7 +42,7 @@ class ServerWait:
         """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
         if self._exits_before is None:
             self._exits_before = evidence.exits.total
-        if evidence.health.healthy or evidence.health.detail == replies.OTHER_CERTIFICATE:
+        if evidence.health.healthy or evidence.health.detail == replies.WRONG_CERTIFICATE_MESSAGE:
             return evidence
         if evidence.exits.total - self._exits_before >= MAX_EXITS:
             exits = evidence.exits

@@ -115,7 +115,7 @@ def list_files(source: types.ModelSource, token: str | None) -> Listing:
 
 
 def _subject(source: types.ModelSource) -> str:
-    return f"{source.variable} has the repo {cast(types.HuggingFace, source.huggingface).repo}, which"
+    return f"{source.variable} sets repo to {cast(types.HuggingFace, source.huggingface).repo}, which"
 
 
 def _refusal_reason(repository: types.HuggingFace, error: web.RemoteError, token: str | None) -> str:

@@ -51,7 +51,7 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
     except FileNotFoundError:
         raise GitError("the controller has no git; install git there, or use source: pypi or archive") from None
     except subprocess.TimeoutExpired:
-        raise GitError(f"it did not answer within {seconds} seconds") from None
+        raise GitError(f"git did not finish within {seconds} seconds") from None
     if process.returncode:
         message = " ".join(process.stderr.split())[:400] or f"status {process.returncode}"
         is_missing = "couldn't find remote ref" in message or "not our ref" in message

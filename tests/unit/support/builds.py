@@ -39,7 +39,7 @@ def place(prefix, build, script, *source):
 
 
 def packed_of(archive):
-    return installer.PackedRelease(str(archive), sha256(Path(archive)))
+    return installer.PackedArchive(str(archive), sha256(Path(archive)))
 
 
 def manifest_of(files):

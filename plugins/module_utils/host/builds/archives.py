@@ -185,7 +185,7 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
 
 
 def check_tree(path: Path, folder: str) -> None:
-    """:param folder: folder of the sources; empty means the archive's first folder.
+    """:param folder: folder of the sources; empty means the archive's top-level folder.
     :raises Refusal: the folder does not contain the sources.
     """
     for member in members(path):
@@ -193,7 +193,7 @@ def check_tree(path: Path, folder: str) -> None:
         if name == "CMakeLists.txt" and (parent == folder if folder else parent and "/" not in parent):
             return
     raise Refusal(
-        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its first folder'}, where llama.cpp's sources should be: use an archive with "
+        f"the archive of llama_release has no CMakeLists.txt in {folder or 'its top-level folder'}, where llama.cpp's sources should be: use an archive with "
         "the layout of GitHub's archives, or compiled programs with source: binary"
     )
 

@@ -38,7 +38,7 @@ class Patch(NamedTuple):
     sha256: Sha256
 
 
-class PackedRelease(NamedTuple):
+class PackedArchive(NamedTuple):
     """Archive on this host with a release that another host has built, or with libraries."""
 
     path: Annotated[str, Text(max_length=4096)]
@@ -52,9 +52,9 @@ class Source(NamedTuple):
     sha256: Sha256
     commit: str
     patches: tuple[Patch, ...] = ()
-    library_archives: tuple[PackedRelease, ...] = ()
+    library_archives: tuple[PackedArchive, ...] = ()
     """Archives of libraries for compiled programs."""
-    page: Optional[PackedRelease] = None
+    page: Optional[PackedArchive] = None
     """Archive of llama-server's chat page, for its sources."""
 
 
@@ -66,7 +66,7 @@ class ReleaseArguments(NamedTuple):
     host_name: str = "this host"
     services: tuple[ServicePlan, ...] = ()
     fetched_source: Optional[Source] = None
-    received: Optional[PackedRelease] = None
+    received: Optional[PackedArchive] = None
     account: Optional[str] = None
     pack: bool = False
     cluster: Optional[str] = None
@@ -130,10 +130,10 @@ class Installer:
             archives.extract_programs(archive_path, self.build.targets, partial_folder / "bin", library_archives)
             return self._publish(partial_folder, {"sha256": source.sha256, "commit": source.commit, "number": number})
 
-    def receive(self, packed_release: PackedRelease) -> Manifest:
+    def receive(self, packed_archive: PackedArchive) -> Manifest:
         """Install a release that the build's builder has packed."""
-        archive_path = Path(packed_release.path)
-        check_sha256(archive_path, packed_release.sha256)
+        archive_path = Path(packed_archive.path)
+        check_sha256(archive_path, packed_archive.sha256)
         with self._new_release() as folder:
             files = {
                 name: folder / name

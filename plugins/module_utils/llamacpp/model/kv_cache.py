@@ -295,7 +295,7 @@ def checkpointed_layers(summary: ModelSummary, settings: CacheSettings) -> list[
 
 
 def checkpoint_sizes(summary: ModelSummary, settings: CacheSettings, build: int, tokens: int) -> list[int]:
-    """Return the bytes of each layer in a checkpoint after so many tokens; 0 for layers that checkpoints do not contain."""
+    """Return the bytes of each layer in a checkpoint after this number of tokens; 0 for layers that checkpoints do not contain."""
     checkpoint = settings._replace(context=min(tokens, window_size(summary) or 1), parallel=1)
     pairs = zip(sizes(summary, checkpoint, build)[0], checkpointed_layers(summary, settings))
     return [size if is_contained else 0 for size, is_contained in pairs]

@@ -47,7 +47,7 @@ class Latent(NamedTuple):
     value: Count
 
 
-class Recurrent(NamedTuple):
+class RecurrentHeads(NamedTuple):
     """Heads of the recurrent layers."""
 
     keys: Count
@@ -86,7 +86,7 @@ class Shape(NamedTuple):
     """Number of last layers that predict further tokens."""
     experts: Experts | None = None
     latent: Latent | None = None
-    recurrent: Recurrent | None = None
+    recurrent: RecurrentHeads | None = None
     window: WindowShape | None = None
     quantisation: str = ""
     """Only published quantisation of the model; empty if there are several."""

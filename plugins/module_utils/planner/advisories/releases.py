@@ -29,7 +29,7 @@ def remote_code(context: AdvisoryContext) -> Cases:
     for release in context.plan.releases.values():
         if not release.mainline:
             note = f" (newer than {checked_build}, not checked)" if release.build > checked_build else ""
-            cases.append((None, {"builds": f"commit {release.build} of {release.fork}{note}"}))
+            cases.append((None, {"builds": f"build {release.build} of {release.fork}{note}"}))
     return cases
 
 

@@ -60,7 +60,7 @@ def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[st
     """
     if build < prebuilt.FIRST_BUILD:
         raise Refusal(
-            f"llama_release has the build {build}, but source: prebuilt needs build {prebuilt.FIRST_BUILD} or newer: use a newer build, "
+            f"llama_release sets build to {build}, but source: prebuilt needs build {prebuilt.FIRST_BUILD} or newer: use a newer build, "
             "or source: binary with url and checksum"
         )
     assets = [
@@ -70,7 +70,7 @@ def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[st
     ]
     if not assets:
         raise Refusal(
-            f"{name} has the backend {backend}, but upstream has no {backend} archive with an RPC worker for {facts.system} {facts.architecture} "
+            f"{name} uses the backend {backend}, but upstream has no {backend} archive with an RPC worker for {facts.system} {facts.architecture} "
             f"(llama_release, source: prebuilt): {prebuilt.REMEDY}"
         )
     problems = [next(_problems(facts, backend, asset), None) for asset in assets]

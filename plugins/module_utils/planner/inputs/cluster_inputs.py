@@ -352,12 +352,12 @@ def merge_hardware(
     is_windows = re.match("(?i)windows(?!.*wsl)", str(distribution))
     if is_windows or system not in ("Linux", "Darwin"):
         problem = (
-            f"distribution {validation.quote(distribution)}: use a Linux distribution"
+            f"distribution to {validation.quote(distribution)}: use a Linux distribution"
             if is_windows
-            else f"system {validation.quote(system)}: use Linux or Darwin"
+            else f"system to {validation.quote(system)}: use Linux or Darwin"
         )
         raise Refusal(
-            f"llama_hardware for {name} has the {problem}. For another system, like Windows, remove the host from llama_head and "
+            f"llama_hardware for {name} sets {problem}. For another system, like Windows, remove the host from llama_head and "
             f"llama_workers, and declare its workers in {external_workers.VARIABLE} of a Linux or macOS head"
         )
     for tool, version in (declared_values.get("toolchain") or {}).items():
@@ -384,7 +384,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
     manager = hardware.get("service_manager", possible_managers[0])
     if manager not in possible_managers:
         raise Refusal(
-            f"llama_hardware for {name} has the service_manager {manager}, which {system} with llama_host_scope {scope} does not "
+            f"llama_hardware for {name} sets service_manager to {manager}, which {system} with llama_host_scope {scope} does not "
             f"support: use {' or '.join(possible_managers)}, or remove it"
         )
     facts = {

@@ -51,7 +51,7 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
         _check_entry(place, host, values, hosts)
         if any(endpoint == other.worker.endpoint for other in workers):
             raise Refusal(
-                f"{place} has the endpoint {endpoint}, which another entry already has: remove one of the two entries"
+                f"{place} sets endpoint to {endpoint}, which another entry already has: remove one of the two entries"
             )
         device_number = sum((other.worker.host, other.worker.backend) == (host, backend) for other in workers)
         worker = Worker(
@@ -81,7 +81,7 @@ def _endpoint(place: str, endpoint: Any) -> str:
     ip = ipaddress.IPv4Address(address)
     if ip.is_unspecified or ip.is_multicast or ip.is_reserved:  # 255.255.255.255 is reserved
         raise Refusal(
-            f"{place} has the endpoint {endpoint!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
+            f"{place} sets endpoint to {endpoint!r}: use the numeric IPv4 address and the port at which the head reaches the worker, like 192.0.2.7:50052"
         )
     return f"{address}:{port}"
 
@@ -89,25 +89,25 @@ def _endpoint(place: str, endpoint: Any) -> str:
 def _backend(place: str, values: Mapping[str, Any]) -> str:
     backend = str(values.get("backend") or backends.CPU.name)
     if backend not in BACKENDS:
-        raise Refusal(f"{place} has the backend {backend!r}: use one of {', '.join(BACKENDS)}")
+        raise Refusal(f"{place} sets backend to {backend!r}: use one of {', '.join(BACKENDS)}")
     return backend
 
 
 def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collection[str]) -> None:
     limit = validation.limit(values["memory_mib"], 1, MAX_MIB)
     if limit:
-        raise Refusal(f"{place} has the memory_mib {values['memory_mib']}: {limit}")
+        raise Refusal(f"{place} sets memory_mib to {values['memory_mib']}: {limit}")
     protocol = values.get("protocol")
     if protocol is not None and not re.fullmatch(PROTOCOL, protocol, re.ASCII):
         raise Refusal(
-            f"{place} has the protocol {protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+            f"{place} sets protocol to {protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
         )
     problem = host_name_problem(host)
     if problem:
-        raise Refusal(f"{place} has the host {validation.quote(host)}: {problem}")
+        raise Refusal(f"{place} sets host to {validation.quote(host)}: {problem}")
     if host in hosts:
         raise Refusal(
-            f"{place} has the host {host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {host}, or use another name"
+            f"{place} sets host to {host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {host}, or use another name"
         )
 
 
@@ -118,13 +118,13 @@ def check_workers(externals: Sequence[ExternalWorker], hosts: Mapping[str, Host]
     for index, external in enumerate(externals):
         if external.protocol and release.protocol and not rpc.is_compatible(release.protocol, external.protocol):
             raise Refusal(
-                f"{VARIABLE}[{index}] has the protocol {external.protocol}, but {release.ref} speaks {release.protocol}: "
+                f"{VARIABLE}[{index}] sets protocol to {external.protocol}, but {release.ref} speaks {release.protocol}: "
                 "run that worker with this cluster's release, or set llama_release to the worker's release"
             )
         owner = owners.get(names.address_of(external.worker.endpoint))
         if owner:
             raise Refusal(
-                f"{VARIABLE}[{index}] has the endpoint {external.worker.endpoint}, an address of {owner}, whose memory the plan already "
+                f"{VARIABLE}[{index}] sets endpoint to {external.worker.endpoint}, an address of {owner}, whose memory the plan already "
                 f"counts: remove the entry, and put {owner} into llama_workers"
             )
 

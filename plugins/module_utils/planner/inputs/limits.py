@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limits of the values of variables, whatever they mean: no control characters, no secrets, numbers that JSON can hold, and so many levels."""
+"""Limits of the values of variables, whatever they mean: no control characters, no secrets, numbers that JSON can hold, and a limited depth."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
     repo, files = str(settings["repo"]), tuple(settings.get("files") or ())
     if not re.fullmatch(REPOSITORY, repo):
         raise Refusal(
-            f"{variable} has the repo {validation.quote(repo)}: use OWNER/NAME, as in the address of its page"
+            f"{variable} sets repo to {validation.quote(repo)}: use OWNER/NAME, as in the address of its page"
         )
     if settings.get("quantisation") and files:
         raise Refusal(f"{variable} has quantisation and files: remove one of them")
@@ -164,7 +164,7 @@ def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
     ):
         if value is not None and not re.fullmatch(form, str(value)):
             raise Refusal(
-                f"{variable} has the {key} {validation.quote(value)}: use the name that the repository gives it"
+                f"{variable} sets {key} to {validation.quote(value)}: use the name that the repository gives it"
             )
     for name in files:
         if download_record.problem_of_name(name):

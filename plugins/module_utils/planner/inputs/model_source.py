@@ -163,7 +163,7 @@ def source_text(source: ModelSource, revision: str | None = None) -> str:
 
 
 def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
-    """Return the model as if its files had so many bytes: every tensor in proportion."""
+    """Return the model as if its files had this number of bytes: every tensor in proportion."""
     ratio = size / summary.size
 
     def scale(size: int) -> int:

@@ -84,14 +84,14 @@ def request_of(value: Any) -> ReleaseRequest:
         value = {"source": "git", "ref": value}
     value = {"source": value} if value == "auto" else value
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCE_KEYS:
-        form = (
+        remedy = (
             f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCE_KEYS)}"
         )
         if isinstance(value, str) and value.startswith("{"):
-            form = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
+            remedy = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
         if re.fullmatch(r"\d{3,6}", str(value)):
-            form = f"use b{value}"
-        raise Refusal(f"llama_release is {value!r}, which is not a valid form: {form}")
+            remedy = f"use b{value}"
+        raise Refusal(f"llama_release is {value!r}, which is not valid: {remedy}")
     fields = {str(key): item for key, item in value.items() if item is not None}
     source, known_keys = fields["source"], SOURCE_KEYS[fields["source"]]
     unknown_keys = set(fields) - known_keys
@@ -115,7 +115,7 @@ def request_of(value: Any) -> ReleaseRequest:
 def _check_field_formats(fields: Mapping[str, Any]) -> None:
     source, build = fields["source"], fields.get("build", 0)
     if not isinstance(build, int) or isinstance(build, bool):
-        raise Refusal(f"llama_release has the build {build!r}: use a whole number, the build number of llama.cpp")
+        raise Refusal(f"llama_release sets build to {build!r}: use a whole number, the build number of llama.cpp")
     for key in [*REQUIRED_KEYS.get(source, ()), *fields]:
         expression, remedy = (
             KEY_FORMS.get(f"{'prebuilt' if source == 'auto' else source} {key}") or KEY_FORMS.get(key) or (None, "")
@@ -123,7 +123,7 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
         if expression and not (
             isinstance(fields.get(key), str) and expression.fullmatch(fields[key]) and fields[key].isprintable()
         ):
-            value = f"has the {key} {fields[key]!r}" if key in fields else f"has no {key}"
+            value = f"sets {key} to {fields[key]!r}" if key in fields else f"has no {key}"
             raise Refusal(f"llama_release {value}: use {remedy}")
     if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
         raise Refusal(f"llama_release has source: {source}: set either path (a file on the controller) or url")
@@ -133,12 +133,12 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
         )
     patches, checksums = fields.get("patches", []), fields.get("checksums", {})
     if not isinstance(patches, list) or not all(patch and isinstance(patch, str) for patch in patches):
-        raise Refusal(f"llama_release has the patches {patches!r}: use a list of paths on the controller")
+        raise Refusal(f"llama_release sets patches to {patches!r}: use a list of paths on the controller")
     archive_pattern = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
     for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
         if not re.fullmatch(archive_pattern, str(name)) or not KEY_FORMS["checksum"][0].fullmatch(str(checksum)):
             raise Refusal(
-                f"llama_release has the checksums {checksums!r}: map archive names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and 64 hexadecimal "
+                f"llama_release sets checksums to {checksums!r}: map archive names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and 64 hexadecimal "
                 "digits"
             )
 

@@ -24,7 +24,7 @@ ASSUMED_BITS = 4.85
 LAYER_NUMBER = re.compile(r"^blk\.(\d+)\.")
 """Beginning of the name of a layer's tensor."""
 LATENT_MATRICES, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
-"""Matrices that open a compressed cache, one of each head, take so many times as long to read: 18 times on an H200, 8 on an M3 Ultra."""
+"""Factor by which matrices that open a compressed cache, one of each head, take longer to read: 18 times on an H200, 8 on an M3 Ultra."""
 
 
 PROMPT_TOKENS = 512
@@ -286,7 +286,7 @@ def parts_of(
 
 
 VECTOR_TOKENS, VECTOR_COST = 8, 5.0
-"""Kernels for single tokens compute up to so many tokens in one step (MMVQ_MAX_BATCH_SIZE). Each but the first takes as long there as so many tokens of a
+"""Most tokens that kernels for single tokens compute in one step (MMVQ_MAX_BATCH_SIZE). Each but the first takes as long as this number of tokens of a
 prompt: 5.6 on an H200, 3 and 6 on an M2 Ultra with q8_0 and f16."""
 
 
@@ -297,7 +297,7 @@ def further_tokens(tokens: float) -> float:
 
 def device_ms(work: ModelPart, users: int = 1) -> float:
     """Return the milliseconds of a step with a token of each user. Weights are read once, but as many experts as all tokens use together, and the KV cache
-    of each user. So many steps with one token take no less."""
+    of each user. As many steps with one token take no less."""
     rate, single_read = work.rate, work.read_bytes + work.cache
     single_ms = generation_ms(rate, single_read, work.nodes, work.dense_weights + work.experts)
     if users == 1:
@@ -328,13 +328,13 @@ def token_ms(parts: Sequence[ModelPart], users: int = 1) -> float:
 CACHE_SHARE = 0.45
 """Part of the rate for weights at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
 (ggml-org/llama.cpp#15405)."""
-ATTENTION_COST = 2.5
-"""So many times as long as one of weights takes a multiplication of attention in prompts, with the mask that workers get: 3.8 on Strix Halo, 0.9 on GB10
-by the same reports."""
+ATTENTION_COST_RATIO = 2.5
+"""Time of a multiplication of attention in prompts, with the mask that workers get, divided by that of weights: 3.8 on Strix Halo, 0.9 on GB10 by the
+same reports."""
 ATTENTION_FACTOR = 2.2
-"""By which that may be larger or smaller besides, as in these reports."""
+"""Factor by which this ratio may be larger or smaller, as in these reports."""
 LINK_FACTOR, WIRE_FACTOR = 1.6, 3.0
-"""By which the time for a worker, besides what its device computes, may be shorter or longer, and data on a link whose rate is assumed."""
+"""Factors by which two times may be shorter or longer: of a worker without its device, and of data on a link whose rate is assumed."""
 PROMPT_POWER = 1.1
 """Prompts are less sure: the factor of a device to this power."""
 

@@ -281,7 +281,7 @@ def _float32(value: float) -> float:
 def assign_units(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
     """The device of each unit as llama.cpp computes it, in 32-bit floats; None is the head's processor.
 
-    :param gpu_layers: ``-ngl``: so many units are on devices, the last ones.
+    :param gpu_layers: ``-ngl``: number of units on devices, the last ones.
     :param split: ``-ts``, a share for each device.
     """
     first_offloaded, offloaded_units = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)

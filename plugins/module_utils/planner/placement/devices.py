@@ -187,7 +187,7 @@ def single_host_devices(host: types.Host, backend: str, server: types.Server | N
 
 
 def without_host_memory(all_devices: Sequence[types.Device], size: int, head: types.Host) -> list[types.Device]:
-    """Return the devices with the capacity that so many bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
+    """Return the devices with the capacity that these bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
     the largest device that shares it."""
     sharing_devices = [device for device in all_devices if device.host == head.name and device.shares_memory]
     largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)

@@ -33,7 +33,7 @@ def _largest_cause(costs: Iterable[tuple[str, str, float]]) -> str:
     return kind.format(max(kinds[kind], key=lambda host: kinds[kind][host]))
 
 
-def _limit_of_generation(parts: Sequence[cost_model.ModelPart]) -> str:
+def _generation_bottleneck(parts: Sequence[cost_model.ModelPart]) -> str:
     costs = [("memory of {}", part.host, part.read_bytes / part.rate.gb_per_s / 1e6) for part in parts]
     costs += [("steps of the graph on {}", part.host, part.nodes * part.rate.node_us / 1e3) for part in parts]
     return _largest_cause(
@@ -41,7 +41,7 @@ def _limit_of_generation(parts: Sequence[cost_model.ModelPart]) -> str:
     )
 
 
-def _limit_of_prompts(candidate: Candidate) -> str:
+def _prompt_bottleneck(candidate: Candidate) -> str:
     return _largest_cause(
         (f"{kind} {{}}", part.host, ms)
         for part in candidate.parts
@@ -49,7 +49,7 @@ def _limit_of_prompts(candidate: Candidate) -> str:
     )
 
 
-def _limit_of_load(candidate: Candidate) -> str:
+def _load_bottleneck(candidate: Candidate) -> str:
     costs = [(part.host, *cost_model.load_cost(candidate.release, part)) for part in candidate.parts]
     return _largest_cause(
         (f"{kind} {{}}", host if kind == cost_model.LINK_KIND else candidate.site.head, seconds)
@@ -76,7 +76,7 @@ def _short_prompt(candidate: Candidate) -> int:
 
 
 def checkpoint_ms(candidate: Candidate, tokens: int) -> float:
-    """Return the milliseconds that checkpoints add to a prompt of so many tokens; 0 if none are made."""
+    """Return the milliseconds that checkpoints add to a prompt of this number of tokens; 0 if none are made."""
     return _checkpoint_ms(candidate, tokens) if checkpoints_pay(candidate) else 0.0
 
 
@@ -190,9 +190,9 @@ def estimate(
         **generation_figures(candidate),
         **prompt_figures(candidate),
         load_s=round_figure(cost_model.load_s(candidate.release, parts)) if parts else None,
-        limited_by=_limit_of_generation(parts) if parts and generates else None,
-        prompt_limited_by=_limit_of_prompts(candidate) if parts else None,
-        load_limited_by=_limit_of_load(candidate) if parts else None,
+        limited_by=_generation_bottleneck(parts) if parts and generates else None,
+        prompt_limited_by=_prompt_bottleneck(candidate) if parts else None,
+        load_limited_by=_load_bottleneck(candidate) if parts else None,
         rates=max(sources, key=(device_rates.TABLE, device_rates.ASSUMED_SOURCE).index, default=None),
         devices=tuple(_device(part) for part in parts),
         best_single_host=best_host,

@@ -192,10 +192,10 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
             costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
         for unit, buffers in load.override_targets.items():
             for target in buffers - {buffer}:
-                move = solver.MOVE if target != device_load.CPU else 0
-                costs[unit] += move_costs[buffer] + move_costs.get(target, 0) + move
-        hop = least_gain if device.host != site.head else 0.0
-        base = solver.cost_of(visits[buffer][0] + hop) + solver.DEVICE + (solver.WORKER if device.worker else 0)
+                move_penalty = solver.MOVE if target != device_load.CPU else 0
+                costs[unit] += move_costs[buffer] + move_costs.get(target, 0) + move_penalty
+        hop_penalty = least_gain if device.host != site.head else 0.0
+        base = solver.cost_of(visits[buffer][0] + hop_penalty) + solver.DEVICE + (solver.WORKER if device.worker else 0)
         place = solver.Place(
             capacity=device.capacity_mib * MIB,
             fixed_bytes=fixed_bytes,
@@ -316,7 +316,7 @@ def _check_device_count(devices: Sequence[Device], has_split: bool) -> None:
 
 
 def _missing_on_head(facts: Facts, load: device_load.Load, start: int, head_bytes: int, is_mapped: bool = False) -> int:
-    """Return the MiB that are missing in the head's memory for the layers before ``start`` and so many further bytes.
+    """Return the MiB that are missing in the head's memory for the layers before ``start`` and for further bytes.
 
     :param is_mapped: whether the layers are pages of the model's file: the kernel drops some if the system needs more than half of its reserve.
     """

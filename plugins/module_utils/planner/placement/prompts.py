@@ -24,13 +24,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 MICRO_BATCHES = (256, 512, 1024, 2048)
 """Sizes that are compared. Below 256 tokens, the step in which the cache grows, a graph is used again, and llama-server waits for the one before."""
 MAX_SHARE = 0.9
-"""llama-server's defaults stay unless prompts take less than this part of their time: kernels differ by as much."""
+"""llama-server's defaults stay unless prompts take less than this share of their time, because kernels differ by as much."""
 NOISE = 1.02
-"""Micro-batches that take up to so many times as long count as equal: that next to the default is chosen of them."""
+"""Micro-batches whose times differ by less than this factor count as equal: the one next to the default is chosen."""
 
 
 def at_depth(candidate: Candidate, depth: int) -> Candidate:
-    """Return the candidate with the costs of a token that has so many tokens before it."""
+    """Return the candidate with the costs of a token that has this number of tokens before it."""
     workload, buffers = candidate.workload, candidate.layout.buffer_of_layers()
     cache_bytes: dict[str, float] = {}
     attended_rates: dict[str, float] = {}
@@ -41,7 +41,7 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
     parts = [
         part._replace(
             cache=cache_bytes.get(part.device, 0.0) / cost_model.CACHE_SHARE,
-            attention_weights=attended_rates.get(part.device, 0.0) * cost_model.ATTENTION_COST,
+            attention_weights=attended_rates.get(part.device, 0.0) * cost_model.ATTENTION_COST_RATIO,
         )
         for part in candidate.parts
     ]

@@ -211,7 +211,7 @@ def _limits_beside_compute(places: Sequence[Place], first_unit: int, last_unit: 
 def _reachable_at_cost(
     places: Sequence[Place], limits: Sequence[Limits], first_unit: int, last_unit: int, cost: int
 ) -> list[list[int]]:
-    """Before the first device and after each one, how many units may be placed by then if all are to cost so much."""
+    """Before the first device and after each one, the number of units that may be placed by then if all of them are to cost this much."""
     positions, units = _all_positions(places, first_unit), len(places[0].cost) - 1
     costs_before = [_no_units_placed(places, first_unit)]
     for place, limit, starts, ends in zip(places, limits, positions, positions[1:]):

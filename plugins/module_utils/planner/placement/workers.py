@@ -80,19 +80,19 @@ def _device_of(
     ]
     if not free_devices and not request.device and request.backend not in (None, "cpu"):
         raise Refusal(
-            f"{place} has the backend {request.backend!r}, but no such device is free: the host's builds offer {', '.join(d.device for d in devices)}. "
+            f"{place} sets backend to {request.backend!r}, but no such device is free: the host's builds offer {', '.join(d.device for d in devices)}. "
             "Remove this entry, add the backend to llama_backend, or declare more devices in llama_hardware"
         )
     name = request.device or (free_devices or devices[-1:])[0].device
     device = next((device for device in devices if device.device == name), None)
     if device is None:
         raise Refusal(
-            f"{place} has the device {name!r}: use one of {', '.join(d.device for d in devices)}, add its backend to "
+            f"{place} sets device to {name!r}: use one of {', '.join(d.device for d in devices)}, add its backend to "
             "llama_backend, or declare it in llama_hardware"
         )
     if request.backend not in (None, device.backend):
         raise Refusal(
-            f"{place} has the backend {request.backend!r}, but the device {name} belongs to the backend {device.backend}: remove one of the two"
+            f"{place} sets backend to {request.backend!r}, but the device {name} belongs to the backend {device.backend}: remove one of the two"
         )
     if device.backend != "cpu" and name in used_devices:
         raise Refusal(f"{place} lends {name} a second time: two workers cannot share an accelerator")
@@ -112,12 +112,12 @@ def _check_numbers(place: str, request: types.WorkerRequest, port: int, used_por
     ):
         limit = validation.limit(value, 1, maximum)
         if limit:
-            raise Refusal(f"{place} has the {variable} {value}: {limit}, or remove it")
+            raise Refusal(f"{place} sets {variable} to {value}: {limit}, or remove it")
     if isinstance(port, bool) or not 0 < port < 65536:
-        raise Refusal(f"{place} has the port {port}: use 1 to 65535")
+        raise Refusal(f"{place} sets port to {port}: use 1 to 65535")
     if port in used_ports:
         raise Refusal(
-            f"{place} has the port {port}, which another worker on this host also uses: give each worker its own port"
+            f"{place} sets port to {port}, which another worker on this host also uses: give each worker its own port"
         )
 
 
@@ -140,11 +140,11 @@ def _tunnel(place: str, host: types.Host, text: str | None) -> str | None:
         address, port = "", 0
     if not names.is_loopback(address):
         raise Refusal(
-            f"{place} has the tunnel {text!r}: use the address and port at which the tunnel ends on the head, like 127.0.0.1:60052"
+            f"{place} sets tunnel to {text!r}: use the address and port at which the tunnel ends on the head, like 127.0.0.1:60052"
         )
     if host.is_head:
         raise Refusal(
-            f"{place} has the tunnel {text!r}, but the head reaches its own workers without a tunnel: remove tunnel"
+            f"{place} sets tunnel to {text!r}, but the head reaches its own workers without a tunnel: remove tunnel"
         )
     return f"{address}:{port}"
 

@@ -27,8 +27,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Server
 
 LOAD_FACTOR, START_LIMITS = 5, (900, 86400)
-"""A run waits so many times the predicted seconds of a load, because assumed links and disks may be slower and workers compute hashes; and at least and at
-most so many seconds."""
+"""Factor by which a run waits longer than a load is predicted to take, because assumed links and disks may be slower and workers compute hashes; and the
+least and most seconds that it waits."""
 CREDENTIALS_FOLDER = "/run/credentials/{service}.service/"
 """Folder in which systemd puts the files that LoadCredential names, for this service only."""
 CREDENTIAL_OPTIONS = ("api-key-file", "tls-certificate", "tls-key")
