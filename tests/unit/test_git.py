@@ -198,7 +198,7 @@ def test_a_repository_that_does_not_answer(repository, tmp_path, monkeypatch):
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(git, "LOOK_UP_SECONDS", 0.2)
-    with pytest.raises(Refusal, match="did not answer within"):
+    with pytest.raises(Refusal, match="did not finish within"):
         repository.resolved("main")
 
 
