@@ -33,7 +33,7 @@ def test_a_wrong_checksum(bare, tmp_path):
     archive = tmp_path / "source.tar.gz"
     archive.write_bytes(b"something else")
     release = {"source": "archive", "path": str(archive), "checksum": CHECKSUM, "build": 11063}
-    refuses(bare, f"llama_release sets checksum to {CHECKSUM}", "correct the checksum", llama_release=release)
+    refuses(bare, f"llama_release expects {CHECKSUM}", "correct the checksum", llama_release=release)
 
 
 @pytest.fixture
@@ -46,20 +46,24 @@ def repository(tmp_path):
 
 
 def test_a_ref_that_is_not_there(bare, repository):
-    said = f"llama_release sets ref to 'main', which is not a tag, branch or commit of {repository['repository']}: correct it"
+    said = (
+        f"llama_release asks for 'main', which is not a tag, branch or commit of {repository['repository']}: correct it"
+    )
     refuses(bare, said, llama_release={**repository, "ref": "main"})
 
 
 def test_a_repository_that_is_not_there(bare):
     release = {"source": "git", "repository": "/no/such/repository", "ref": "master"}
-    refuses(bare, "llama_release sets repository to '/no/such/repository'", "Check the address", llama_release=release)
+    refuses(
+        bare, "llama_release needs the repository '/no/such/repository'", "Check the address", llama_release=release
+    )
 
 
 def test_a_patch_that_is_not_there(bare):
     release = {"source": "git", "ref": "b11434", "patches": ["no-such.patch"]}
     refuses(
         bare,
-        "llama_release sets patch to 'no-such.patch'",
+        "llama_release lists the patch 'no-such.patch'",
         "is not a readable file on the controller",
         llama_release=release,
     )

@@ -85,7 +85,7 @@ def test_several_on_one_host(mixed):
         ({"protocol": "7.1.0"}, "sets protocol to 7.1.0, but pypi-0.3.36 speaks 7.0.0"),
         ({"backend": "opencl"}, "sets backend to 'opencl': use one of cpu, vulkan"),
         ({"host": "a host"}, "sets host to 'a host': use at most 255 letters"),
-        ({"host": "worker1"}, "sets host to worker1, which belongs to this cluster: declare the worker in llama"),
+        ({"host": "worker1"}, "is on worker1, which belongs to this cluster: declare the worker in llama"),
         ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
         (
             {"endpoint": "127.0.0.1:8080"},

@@ -151,7 +151,7 @@ def test_a_tag_wins_over_a_branch_of_its_name(repository):
 
 @pytest.mark.parametrize("ref", ["no-such-branch", "0" * 40])
 def test_a_ref_that_is_not_there(repository, ref):
-    said = f"llama_release sets ref to '{ref}', which is not a tag, branch or commit of {repository.path}"
+    said = f"llama_release asks for '{ref}', which is not a tag, branch or commit of {repository.path}"
     with pytest.raises(Refusal, match=said):
         repository.resolved(ref)
 
@@ -168,7 +168,7 @@ def test_a_ref_that_is_not_there(repository, ref):
 def test_a_repository_that_cannot_be_read(tmp_path, place, said):
     marker = tmp_path / "marker"
     place = place.format(marker=marker)
-    with pytest.raises(Refusal, match=f"llama_release sets repository to .*could not be read .*({said})"):
+    with pytest.raises(Refusal, match=f"llama_release needs the repository .*could not read.*({said})"):
         resolve({"source": "git", "repository": place, "ref": "main"}, nowhere)
     assert not marker.exists()
 
@@ -230,7 +230,7 @@ def test_the_same_commit_makes_the_same_archive(repository, cache):
 
 @pytest.mark.parametrize("more", [{"ref": "b9999"}, {"ref": "b4321", "commit": "1" * 40}])
 def test_what_turns_out_not_to_be_there(repository, cache, more):
-    with pytest.raises(AnsibleError, match=r"llama_release sets ref to .*, which is not a tag, branch or commit of"):
+    with pytest.raises(AnsibleError, match=r"llama_release asks for .*, which is not a tag, branch or commit of"):
         repository.fetched(**more)
     assert not list(cache.glob("*.tar.gz"))
 
@@ -252,5 +252,5 @@ def test_patches_are_known_by_their_content(tmp_path):
 
 def test_a_patch_that_cannot_be_read(tmp_path):
     for find in (lambda path: str(tmp_path / path), nowhere):
-        with pytest.raises(Refusal, match=r"llama_release sets patch to 'none.patch', .*use an absolute path"):
+        with pytest.raises(Refusal, match=r"llama_release lists the patch 'none.patch', .*use an absolute path"):
             resolve({"source": "git", "ref": "b4321", "patches": ["none.patch"]}, find)

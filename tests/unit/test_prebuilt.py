@@ -355,7 +355,7 @@ def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server,
 
 def test_a_wrong_checksum_names_archive_and_both(release, cache):
     given = release._replace(checksums={NAME: "sha256:" + "0" * 64})
-    both = f"sets checksum to sha256:000.* of {NAME}, but the archive .*{digest(CONTENT)}"
+    both = f"expects sha256:000.* for {NAME}, which has .*{digest(CONTENT)}"
     with pytest.raises(AnsibleError, match=both):
         sources.fetch(given, [NAME])
     assert kept(cache) == []

@@ -192,7 +192,7 @@ def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
             checksum = (plan.releases[build.release].checksums or {}).get(archive, "")
             if installed_checksum and checksum not in ("", f"sha256:{installed_checksum}"):
                 raise Refusal(
-                    f"llama_release sets checksum to {checksum} for {archive}, but the programs on {name} come from sha256:{installed_checksum}: correct the "
+                    f"llama_release expects {checksum} for {archive}, but the programs on {name} come from sha256:{installed_checksum}: correct the "
                     f"checksum; if the checksum is right, remove {plan.hosts[name].prefix}/releases/{build.id} on that host and run the playbook again. "
                     "No running service was touched"
                 )

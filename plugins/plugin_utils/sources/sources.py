@@ -71,7 +71,7 @@ def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> Release
     """
     request = request._replace(patches=tuple(_read_patch(patch, find_file) for patch in request.patches))
     if request.path and not _is_cached(request.checksum):
-        request = request._replace(path=_readable_path("path", request.path, find_file))
+        request = request._replace(path=_readable_path("sets path to", request.path, find_file))
     if request.source == "git":
         if not request.commit and not re.fullmatch(release_request.BUILD_TAG, request.ref):
             request = request._replace(commit=_commit_of(request.repository, request.ref))
@@ -81,18 +81,18 @@ def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> Release
 
 
 def _read_patch(patch: PatchPlan, find_file: Callable[[str], str]) -> PatchPlan:
-    path = Path(_readable_path("patch", patch.path, find_file))
+    path = Path(_readable_path("lists the patch", patch.path, find_file))
     text = path.read_text(errors="replace")
     return PatchPlan(str(path), sha256(path), tuple(re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)))
 
 
-def _readable_path(key: str, declared_path: str, find_file: Callable[[str], str]) -> str:
+def _readable_path(statement: str, declared_path: str, find_file: Callable[[str], str]) -> str:
     with suppress(AnsibleError):
         path = find_file(declared_path)
         if os.path.isfile(path) and os.access(path, os.R_OK):
             return path
     raise Refusal(
-        f"llama_release sets {key} to {declared_path!r}, which is not a readable file on the controller: use an absolute path, or a path relative to the "
+        f"llama_release {statement} {declared_path!r}, which is not a readable file on the controller: use an absolute path, or a path relative to the "
         "inventory or the playbook"
     )
 
@@ -109,13 +109,13 @@ def _commit_of(repository: str, ref: str) -> str:
 
 def _unreadable_repository(repository: str, error: git.GitError) -> str:
     return (
-        f"llama_release sets repository to {repository!r}, which could not be read from the controller: {error}. Check the address and the controller's "
+        f"llama_release needs the repository {repository!r}, which the controller could not read: {error}. Check the address and the controller's "
         f"network, or use {OTHER_SOURCES}"
     )
 
 
 def _unknown_ref(repository: str, ref: str) -> str:
-    return f"llama_release sets ref to {ref!r}, which is not a tag, branch or commit of {repository}: correct it (a commit needs all its digits)"
+    return f"llama_release asks for {ref!r}, which is not a tag, branch or commit of {repository}: correct it (a commit needs all its digits)"
 
 
 def _build_number(repository: str, ref: str, commit: str) -> int:
@@ -130,7 +130,7 @@ def _build_number(repository: str, ref: str, commit: str) -> int:
             raise Refusal(_unknown_ref(repository, ref)) from None
         except git.GitError as error:
             raise Refusal(
-                f"llama_release sets ref to {ref!r}, whose commits could not be counted in {repository} ({error}): "
+                f"llama_release asks for {ref!r}, whose commits could not be counted in {repository} ({error}): "
                 "add build, the llama.cpp build number of that commit"
             ) from None
         new_record_path = Path(work) / "record"
@@ -210,9 +210,8 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
     """
     actual_checksum = sha256(archive)
     if checksum and checksum != actual_checksum:
-        subject = f" of {name}" if name else ""
         raise AnsibleError(
-            f"llama_release sets checksum to sha256:{checksum}{subject}, but the archive has sha256:{actual_checksum}: correct the checksum, or use the "
+            f"llama_release expects sha256:{checksum} for {name or 'its archive'}, which has sha256:{actual_checksum}: correct the checksum, or use the "
             "right archive"
             if _checksum_of(release, name)
             else f"{name} of llama_release has sha256:{actual_checksum}, but had sha256:{checksum} when it was first fetched: find out why the archive was "
@@ -246,7 +245,7 @@ def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
         remedy = "correct the URL, or download the archive yourself and set path instead of url"
         _download_patiently(release.url, target_path, f"llama_release sets url to {release.url!r}, which", remedy)
     else:
-        shutil.copyfile(_readable_path("path", str(release.path), str), target_path)
+        shutil.copyfile(_readable_path("sets path to", str(release.path), str), target_path)
     return release.commit
 
 

@@ -65,7 +65,8 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
     fork, build = request.fork, request.build if request.build is not None else tree.get("build")
     commit = request.commit or tree.get("commit", "unknown")
     if build is None or build < 1:
-        raise Refusal(f"llama_release has no build: add the {fork} build number of {ref}")
+        build_text = "has no build" if build is None else f"sets build to {build}"
+        raise Refusal(f"llama_release {build_text}: add the {fork} build number of {ref}")
     if build < capabilities.OLDEST_BUILDS[fork]:
         raise Refusal(
             f"llama_release is build {build} of {fork}, but the oldest supported build is {capabilities.OLDEST_BUILDS[fork]}: use that build or newer"
@@ -116,7 +117,7 @@ def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[s
         tag = re.fullmatch(release_request.BUILD_TAG, request.ref)
         if not commit and not tag:
             raise Refusal(
-                f"llama_release sets ref to {request.ref!r}, whose commit was not looked up in {request.repository}: add commit to llama_release"
+                f"llama_release asks for {request.ref!r}, whose commit was not looked up in {request.repository}: add commit to llama_release"
             )
         revision = commit or f"refs/tags/{request.ref}"
         origin = {"repository": request.repository, "revision": revision, "member": ""}

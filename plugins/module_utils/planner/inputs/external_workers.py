@@ -107,7 +107,7 @@ def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collec
         raise Refusal(f"{place} sets host to {validation.quote(host)}: {problem}")
     if host in hosts:
         raise Refusal(
-            f"{place} sets host to {host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {host}, or use another name"
+            f"{place} is on {host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {host}, or use another name"
         )
 
 

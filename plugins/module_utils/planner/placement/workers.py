@@ -117,7 +117,7 @@ def _check_numbers(place: str, request: types.WorkerRequest, port: int, used_por
         raise Refusal(f"{place} sets port to {port}: use 1 to 65535")
     if port in used_ports:
         raise Refusal(
-            f"{place} sets port to {port}, which another worker on this host also uses: give each worker its own port"
+            f"{place} uses port {port}, which another worker on this host also uses: give each worker its own port"
         )
 
 
