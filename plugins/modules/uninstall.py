@@ -70,10 +70,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 def result_of(removals, leftovers, notes=(), old_owners=(), new_owners=()):
-    lines = {"before": [*removals, *(f"builds/{build_id}" for build_id in leftovers), *old_owners], "after": new_owners}
-    diff = {side: "".join(f"{line}\n" for line in lines[side]) for side in lines}
+    before = [*removals, *(f"builds/{build_id}" for build_id in leftovers), *old_owners]
+    diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{line}\n" for line in new_owners)}
     changes = {"removed": removals, "notes": list(notes), "unfinished_builds": leftovers, "diff": diff}
-    return {"changed": bool(lines["before"]), **changes}
+    return {"changed": bool(before), **changes}
 
 
 def uninstall(paths, account, host_name, check):
@@ -89,8 +89,11 @@ def uninstall(paths, account, host_name, check):
         for build_id in leftovers:
             store.clear_build(cache, build_id)
     removals, sentences = removal.remove_installation(paths, host_name, check)
-    owners = {owner: [f"{path}: {owner}" for path in returned_paths] for owner in (account, "root")}
-    return result_of(removals, leftovers, sentences, owners[account], owners["root"])
+    old_owners, new_owners = (
+        [f"{path}: {account}" for path in returned_paths],
+        [f"{path}: root" for path in returned_paths],
+    )
+    return result_of(removals, leftovers, sentences, old_owners, new_owners)
 
 
 def prune(host, check):

@@ -154,7 +154,9 @@ def write(path: Path, shape: str) -> None:
     tied = all(tensor.name != "output.weight" for tensor in tensors)
     for tensor in tensors:
         if tensor.name.endswith(("norm.weight", "rope_freqs.weight", "ssm_d", "ssm_a")):
-            tensor.data[:] = -1.0 if tensor.name.endswith("ssm_a") else 1.0
+            # What a layer adds must outweigh a token's own embedding, or a tied output predicts only this token.
+            is_added = tied and "post_" in tensor.name
+            tensor.data[:] = -1.0 if tensor.name.endswith("ssm_a") else 20.0 if is_added else 1.0
             continue
         spread = deviation(tensor.name, int(tensor.shape[0]), len(tensor.shape) == 1, tied)
         size = gguf.GGML_QUANT_SIZES[tensor.tensor_type][1]

@@ -587,12 +587,12 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     [
         ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
         ("none", {}, "head's processor with 2 layers produces NaN results"),
-        ("sure", {}, "head's processor with 2 layers produces NaN results"),
+        ("sure", {}, "head's processor with 2 layers is certain of one token"),
         ("mute", {}, "head's processor with 2 layers did not convert text into tokens"),
         ("hangs", {"timeout_s": 1}, "with 2 layers was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "too little for a file with 2 layers (1099511627776 MiB)"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, which do not include all of 0, 9"),
-        ("right", {"context": 2}, "produces NaN results"),
+        ("right", {"context": 2}, "has no room for a prompt"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be written"),
     ],
 )

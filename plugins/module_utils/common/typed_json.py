@@ -27,10 +27,8 @@ MAX_ENTRIES = 4096
 """Maximum number of entries of a list or a mapping."""
 DEFAULT_LIMITS: dict[Any, Any] = {
     **{str: validation.Text(max_length=validation.TEXT_LIMIT), bool: bool, Any: Any},
-    **{
-        int: validation.Number(-validation.MAX_INT),
-        float: validation.Number(-validation.MAX_INT, allows_fractions=True),
-    },
+    int: validation.Number(-validation.MAX_INT),
+    float: validation.Number(-validation.MAX_INT, allows_fractions=True),
 }
 """Limits of a value whose type has no annotation."""
 

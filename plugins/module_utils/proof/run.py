@@ -188,7 +188,7 @@ def _write_model(work: types.ProofWork, folder: Path) -> None:
 def _compute_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> Reference:
     """Collect the answers of the processor and of its variants.
 
-    :raises Failure: the processor does not compute numbers.
+    :raises Failure: the processor computes no probabilities to compare.
     """
     summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model_path(work, folder)))))
     prompts = questions.list_questions(work.context)
@@ -199,8 +199,10 @@ def _compute_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> 
             reference = server.answers(prompts, tokens, work.limit_s)
     except Failure as failure:
         raise Failure(f"{name} {failure}") from None
-    if not prompts or min(map(len, reference)) < 2:
-        raise Failure(f"{name} produces NaN results")
+    fewest_tokens = min(map(len, reference), default=1)
+    if fewest_tokens < 2:
+        certainty = "is certain of one token, with nothing to compare" if prompts else "has no room for a prompt"
+        raise Failure(f"{name} {certainty if fewest_tokens else 'produces NaN results'}")
     variants = []
     for variant in work.variants:
         side = work.processor._replace(argv=(*work.processor.argv, *variant))
