@@ -201,8 +201,8 @@ def _compute_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> 
         raise Failure(f"{name} {failure}") from None
     fewest_tokens = min(map(len, reference), default=1)
     if fewest_tokens < 2:
-        certainty = "is certain of one token, with nothing to compare" if prompts else "has no room for a prompt"
-        raise Failure(f"{name} {certainty if fewest_tokens else 'produces NaN results'}")
+        reason = "is certain of one token, with nothing to compare" if prompts else "has no room for a prompt"
+        raise Failure(f"{name} {reason if fewest_tokens else 'produces NaN results'}")
     variants = []
     for variant in work.variants:
         side = work.processor._replace(argv=(*work.processor.argv, *variant))
