@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -37,7 +38,7 @@ def install(tmp_path):
         "ANSIBLE_NOCOLOR": "1",
     }
 
-    def run(optional, family="other", **lacking):
+    def run(optional, family="other", prefix=(), **lacking):
         play = {
             "hosts": "localhost",
             "connection": "local",
@@ -57,7 +58,7 @@ def install(tmp_path):
         }
         (tmp_path / "play.yml").write_text(yaml.safe_dump([play]))
         return subprocess.run(
-            ["ansible-playbook", "-i", "localhost,", str(tmp_path / "play.yml")],
+            [*prefix, "ansible-playbook", "-i", "localhost,", str(tmp_path / "play.yml")],
             env=environment,
             cwd=ROOT,
             capture_output=True,
@@ -121,3 +122,14 @@ def test_without_a_network_what_is_optional_is_gone_on_without_a_scare(install, 
     assert '"msg": "and goes on"' in result.stdout
     assert not (tmp_path / "prefix").exists()
     assert not any(word in result.stdout + result.stderr for word in ("ERROR", "fatal", "FAILED"))
+
+
+@pytest.mark.skipif(os.getuid() != 0 or not shutil.which("apt-get"), reason="needs root and Debian")
+def test_a_run_without_a_package_list_does_not_try_to_install_optional_packages(install, tmp_path):
+    for path in ("/var/lib/apt/periodic/update-success-stamp", "/var/lib/apt/lists"):
+        if os.path.exists(path):
+            os.utime(path, (1, 1))  # a recent list is not updated
+    result = install(True, "debian", ("unshare", "--net"), ccache="ccache")
+    assert result.returncode == 0, result.stdout
+    assert "because the installation failed: Failed to update apt cache" in result.stdout, result.stdout
+    assert not (tmp_path / "installed").exists()
