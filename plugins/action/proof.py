@@ -93,9 +93,9 @@ class ActionModule(Action):
         seconds = (prediction.outage_s + prediction.seconds if prediction else 0) * (
             1 + len(work.remedies) * len(work.devices)
         )
-        restart_hint = "The head may have been restarted: run the playbook again."
+        remedy = "The head may have been restarted: run the playbook again."
         limit = LIMIT_SECONDS + LIMIT_FACTOR * seconds
-        job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, restart_hint)
+        job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, remedy)
         if arguments.stage == REFERENCE and prediction:
             self._show(
                 f"unless an earlier run proved these devices, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "

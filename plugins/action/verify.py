@@ -87,9 +87,9 @@ class ActionModule(Action):
             drifts, answering_probes, self._arguments.changed, further_evidence, self._arguments.lacks_proof
         )
         report = judge.judge(plan, evidence, observations)
-        fallback = next((check for check in report.failed if check.name == "fallback"), None)
-        if fallback and time.monotonic() < deadline:
-            display.display(f"  [{plan.head.host}] llama-server: {fallback.evidence}")
+        fallback_check = next((check for check in report.failed if check.name == "fallback"), None)
+        if fallback_check and time.monotonic() < deadline:
+            display.display(f"  [{plan.head.host}] llama-server: {fallback_check.evidence}")
             time.sleep(FALLBACK_PAUSE_SECONDS)
             return None
         plan_warning = rollback.other_plan(

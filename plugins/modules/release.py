@@ -8,7 +8,7 @@ module: release
 short_description: Builds a release of llama.cpp and installs it
 description:
   - Fetches the source to the controller, and builds it on the host. Each build is cached on the controller and installed on all other hosts of the
-    same kind. Compiled programs are unpacked, and programs of a distribution's package are linked.
+    same kind. Compiled programs are unpacked, and a distribution's programs are symlinked.
   - Before a release is installed, its programs are tested on the host's processor. If a program does not work, the release is not installed and no
     running service is touched.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes

@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: uninstall
-short_description: Removes the installation of a host, or its unneeded releases
+short_description: Removes a host's installation, or its unneeded releases
 description:
   - Removes the whole installation, except downloaded models and the operator's own files. A folder without C(.llamacpp.cluster), and foreign files
     next to the installation, are kept; RV(notes) lists them.

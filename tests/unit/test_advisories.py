@@ -446,7 +446,7 @@ CASES = [
             "install rocBLAS kernels": accepts("rocblas-kernels"),
         },
         [
-            "graphics: worker1 (gfx1032).",
+            "GPUs: worker1 (gfx1032).",
             "to vulkan for worker1. Or set HSA",
             "and GPU_TARGETS to gfx1030 in llama_build_cmake_op",
         ],

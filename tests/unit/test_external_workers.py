@@ -89,7 +89,7 @@ def test_several_on_one_host(mixed):
         ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
         (
             {"endpoint": "127.0.0.1:8080"},
-            "ends at port 8080 on the head, which llama_server_port already uses: end the tunnel at",
+            "listens at port 8080 on the head, which llama_server_port already uses: let the tunnel listen at",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_whether_accounts_can_be_created(tmp_path):
     program.write_text("")
     program.chmod(0o755)
     assert host.find_root_tool("useradd", str(tmp_path)) == "installed"
-    assert set(host.ROOT_TOOLS) < set(host.facts("user")["toolchain"])
+    assert set(host.HOST_TOOLS) < set(host.facts("user")["toolchain"])
 
 
 POLICY = """llama.cpp-tools:

@@ -337,7 +337,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
             ]
             described = exporter.description_of(tmp_path / name, service["name"])
             assert (described.kind, described.host, described.plan) == (service["kind"], name, wanted["id"])
-            assert [*described.drives] == (["CPU"] if described.worker else [])
+            assert [*described.driven] == (["CPU"] if described.worker else [])
     head = exporter.description_of(tmp_path / "head", wanted["head"]["service"])
     assert {tuple(worker) for worker in head.workers.values()} == {("worker1", "cpu"), ("worker2", "cpu")}
     ((predicted,),) = [[*head.planned.values()]]

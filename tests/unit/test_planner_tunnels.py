@@ -52,7 +52,7 @@ def test_a_host_behind_a_tunnel_has_no_link_to_measure(tunnelled):
 def test_what_is_no_end_of_a_tunnel(tunnelled, value):
     tunnelled.hosts["worker1"]["variables"]["llama_worker_endpoints"][0]["tunnel"] = value
     assert (
-        f"llama_worker_endpoints[0] for worker1 sets tunnel to {value!r}: use the address and port"
+        f"llama_worker_endpoints[0] for worker1 sets tunnel to {value!r}: use the tunnel's listening address and port"
         in tunnelled.reason()
     )
 
@@ -67,14 +67,14 @@ def test_the_head_needs_no_tunnel_to_itself(local):
     [
         ("worker2", 60052, "the tunnel to cpu on worker1 already uses"),
         ("worker2", 8080, "llama_server_port already uses"),
-        ("worker2", 50052, "the worker cpu of the head already uses"),
+        ("worker2", 50052, "the head's worker cpu already uses"),
     ],
 )
 def test_each_tunnel_ends_on_a_port_of_its_own(tunnelled, other, port, owner):
     tunnelled.hosts["head"]["groups"].append("worker")
     tunnelled.hosts[other]["variables"]["llama_worker_endpoints"] = [{"tunnel": f"127.0.0.1:{port}"}]
     said = tunnelled.reason()
-    assert "the tunnel to the worker cpu on worker2 ends at port" in said
+    assert "the tunnel to the worker cpu on worker2 listens at port" in said
     assert owner in said
 
 

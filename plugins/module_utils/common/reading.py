@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-DISK_SECONDS = 60.0
+READ_SECONDS = 60.0
 MAX_DIGITS = 20
 
 
@@ -87,7 +87,7 @@ def read_reply(reply: Any, limit: int) -> bytes:
     return bytes(memoryview(data)[: reply.readinto(data)])
 
 
-def read_from_disk(path: str | Path, work: Callable[[], Any], seconds: float = DISK_SECONDS) -> Any:
+def read_from_disk(path: str | Path, work: Callable[[], Any], seconds: float = READ_SECONDS) -> Any:
     """Return the result of ``work``, which reads this path.
 
     :raises Refusal: the work takes longer, for example because of a dead network mount.

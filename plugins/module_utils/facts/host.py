@@ -38,7 +38,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import t
 MIN_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Folders of root's programs, which other accounts may not have in their search path."""
-ROOT_TOOLS = ("useradd", "setfacl", "curl")
+HOST_TOOLS = ("useradd", "setfacl", "curl")
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
@@ -180,7 +180,7 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
     tools = {
         **toolchain(found_toolchains),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
-        **{name: find_root_tool(name) for name in ROOT_TOOLS},
+        **{name: find_root_tool(name) for name in HOST_TOOLS},
         names.STUNNEL: find_root_tool(names.STUNNEL, folders),
     }
     distribution = _distribution()

@@ -119,7 +119,7 @@ class Exporter:
         figures.add("started_timestamp_seconds", self.start_time, **label)
         for cause, number in self.restarts.items():
             figures.add("restarts_total", number, **label, cause=cause)
-        for device, used_bytes in self.sensors.read(info.drives).items():
+        for device, used_bytes in self.sensors.read(info.driven).items():
             figures.add("device_memory_used_bytes", used_bytes, worker=info.worker, device=device)
         add(figures, info)
         if info.folder:

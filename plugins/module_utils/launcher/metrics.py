@@ -86,7 +86,7 @@ METRICS = (
     Metric("client_connections", GAUGE, "Client connections to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "Time of the last verification"),
-    Metric("device_memory_used_bytes", GAUGE, "Memory of the device used by any program", ("worker", "device")),
+    Metric("device_memory_used_bytes", GAUGE, "Device memory in use by all programs", ("worker", "device")),
 )
 CONVERSATIONS = tuple(metric.name for metric in METRICS if metric.name.startswith("conversation"))
 """Metrics of conversations.py: files, restored tokens, saved seconds."""
@@ -113,7 +113,7 @@ class Description(NamedTuple):
     kind: str
     release: str
     worker: str = ""
-    drives: Sequence[str] = ()
+    driven: Sequence[str] = ()
     """Devices of its host, as llama.cpp names them."""
     workers: Mapping[str, tuple[str, str]] = {}
     """Workers that a head may use: endpoint → host and name."""

@@ -139,11 +139,11 @@ def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> Non
 def served_absences(plan: Plan) -> dict[str, bool]:
     """Return the hosts without which the cluster can serve, and for each whether the head then serves on a fallback."""
     fallback_names = {entry.without for entry in plan.fallbacks} if plan.head.fallback_after is not None else ()
-    absences = {name: _absence_name(plan, name) for name in plan.hosts if name != plan.head.host}
+    absences = {name: _fallback_key(plan, name) for name in plan.hosts if name != plan.head.host}
     return {name: bool(absence) for name, absence in absences.items() if not absence or absence in fallback_names}
 
 
-def _absence_name(plan: Plan, name: str) -> str:
+def _fallback_key(plan: Plan, name: str) -> str:
     """Return the name, in fallbacks, of what the cluster lacks without a host; empty if the cluster does not use the host."""
     workers = [worker for worker in plan.hosts[name].workers if worker.used]
     return f"{name}:{workers[0].name}" if len(workers) == 1 else name if workers else ""
@@ -162,7 +162,7 @@ def absence_note(plan: Plan, name: str) -> str:
             "The head does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
         )
     if has_fallback:
-        return f"After a while, the head serves without {_absence_name(plan, name)}, until this host is back."
+        return f"After a while, the head serves without {_fallback_key(plan, name)}, until this host is back."
     return "The cluster does not use this host."
 
 

@@ -393,7 +393,7 @@ ALIASES = """
 
 _OPTIONS = {option.name: option for option in TABLE}
 _ALIASES = {word: group.split()[0] for group in ALIASES.split(",") for word in group.split()}
-_SERVER = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
+_WORDS = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
 PROJECTOR_DEVICE = "MTMD_BACKEND_DEVICE"
 """Environment variable of llama-server for the device of a projector."""
 _OPTION_VARIABLE = re.compile(
@@ -416,7 +416,7 @@ def by_name(name: str) -> Option:
 
 def by_word(word: str) -> Option | None:
     """Return the option of llama-server in an argument, for either fork."""
-    return _SERVER.get(normalize(word))
+    return _WORDS.get(normalize(word))
 
 
 def name_of(word: str) -> str:
@@ -449,7 +449,7 @@ def exclusive_option(program: str, word: str) -> Option | None:
 
 def is_known(word: str) -> bool:
     """Return whether the table or the synonyms have this word."""
-    return word in _SERVER or word in _ALIASES
+    return word in _WORDS or word in _ALIASES
 
 
 def is_variable(name: str) -> bool:

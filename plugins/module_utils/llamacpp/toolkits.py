@@ -56,7 +56,7 @@ class Toolkit(NamedTuple):
     paths, joined by colons)."""
     prefix_variables: tuple[str, ...] = ()
     """Variables of ``environment`` that are not set for the distribution's toolkit."""
-    host_compiler: str = ""
+    cxx_variable: str = ""
     """Further variable for the compiler of the host."""
     runtime_variables: tuple[str, ...] = ()
     """Variables of ``environment`` that programs also need at run time."""
@@ -93,7 +93,7 @@ TOOLKITS: Mapping[str, Toolkit] = {
         # C++17, and cuda_bf16.h, which ggml-cuda includes (ggml-org/llama.cpp#21968).
         minimum="11.0",
         environment={"CUDACXX": "{compiler}", "CUDAToolkit_ROOT": "{prefix}"},
-        host_compiler="CUDAHOSTCXX",
+        cxx_variable="CUDAHOSTCXX",
     ),
     SYCL: Toolkit(
         title="oneAPI",

@@ -49,7 +49,7 @@ CURL_OPTIONS = (
 )
 HTTP_ERROR, WRITE_ERROR, RANGE_ERROR = 22, 23, 33
 """Exit statuses of curl: the server answered with an error, the disk is full, or the server only sends whole files."""
-TOO_LONG_STATUSES = (63, -signal.SIGXFSZ)
+OVERSIZE_ERRORS = (63, -signal.SIGXFSZ)
 """Exit statuses of curl after more bytes than planned; before 8.4 curl does not count bytes without a Content-Length."""
 TEMPORARY_ERRORS = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
 """Exit statuses after which the same request may succeed: failed lookups, connections and time limits."""
@@ -184,7 +184,7 @@ def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: 
         return web.explain_error(error, token), error.is_transient
     if curl.returncode == WRITE_ERROR:
         raise OSError(errno.ENOSPC, "curl could not write the file", str(part_path))
-    if curl.returncode in TOO_LONG_STATUSES:
+    if curl.returncode in OVERSIZE_ERRORS:
         part_path.unlink(missing_ok=True)
         return f"sent more than the planned {file.bytes} bytes: the download was removed", False
     if curl.returncode == RANGE_ERROR:

@@ -18,13 +18,13 @@ def unneeded_releases(planned_ids: Collection[str], times: Mapping[str, float], 
 
     :param times: id of an installed release → time of its folder.
     """
-    finished_releases = sorted(
+    complete_releases = sorted(
         (name for name in {*times, *planned_ids} if not name.startswith(".")),
         key=lambda name: (name not in planned_ids, name in unused, -times.get(name, 0)),
     )
     old_releases: list[str] = []
-    for backend in dict.fromkeys(map(words.backend_of, finished_releases)):
-        releases = [name for name in finished_releases if words.backend_of(name) == backend]
+    for backend in dict.fromkeys(map(words.backend_of, complete_releases)):
+        releases = [name for name in complete_releases if words.backend_of(name) == backend]
         count = RETAINED_RELEASES - (not any(name in planned_ids for name in releases))
         old_releases += [name for name in releases[count:] if name in unused]
     return sorted(name for name in unused if name.startswith(".")) + sorted(old_releases, key=lambda name: times[name])

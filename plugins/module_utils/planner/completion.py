@@ -119,7 +119,7 @@ def _metrics_content(plan: Plan, name: str) -> str:
             "kind": "worker",
             "release": releases.get(worker.backend, plan.release.ref),
             "worker": worker.name,
-            "drives": [worker.device],
+            "driven": [worker.device],
         }
     if name == plan.head.host:
         descriptions[plan.head.service] = {
@@ -127,7 +127,7 @@ def _metrics_content(plan: Plan, name: str) -> str:
             "kind": "head",
             "release": plan.release.ref,
             "workers": _worker_names(plan),
-            "drives": sorted(
+            "driven": sorted(
                 {entry.device for part in services.placements_of(plan) for entry in part if not entry.endpoint}
             ),
             "planned": _predictions(plan),

@@ -44,9 +44,9 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
         if line != goal or state.files.get(path) != text
     ]
     _reload(state.manager, changes, system)
-    kept_interfaces = {(str(link.interface), link.address) for link in managed_links}
+    kept_addresses = {(str(link.interface), link.address) for link in managed_links}
     _remove_addresses(
-        {name: address for name, address in state.former.items() if (name, address) not in kept_interfaces}, system
+        {name: address for name, address in state.former.items() if (name, address) not in kept_addresses}, system
     )
     deadline = time.monotonic() + CONFIGURE_SECONDS
     while (lines := configuration.state_lines(managed_links, inspection.inspect(system), system)) != goals:

@@ -234,11 +234,11 @@ ADVISORIES = (
         "rocblas-kernels",
         "warning",
         hardware.rocblas_without_kernels,
-        "ROCm has no rocBLAS kernels for these graphics: {where}.",
+        "ROCm has no rocBLAS kernels for these GPUs: {where}.",
         (
             "set llama_backend to {vulkan} for {hosts}",
             "set HSA_OVERRIDE_GFX_VERSION to 10.3.0 under environment in llama_worker_endpoints (llama_server_environment for the head){targets}",
-            "install rocBLAS kernels for these graphics, then accept this advisory",
+            "install rocBLAS kernels for these GPUs, then accept this advisory",
         ),
         ISSUE.format(26610),
     ),

@@ -149,7 +149,7 @@ def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str,
     cxx = str(compiler.compiler)
     environment = {"CC": cxx.replace("clang++", "clang").replace("g++", "gcc"), "CXX": cxx}
     toolkit = toolkits.TOOLKITS.get(backend)
-    return {**environment, **({toolkit.host_compiler: cxx} if toolkit and toolkit.host_compiler else {})}
+    return {**environment, **({toolkit.cxx_variable: cxx} if toolkit and toolkit.cxx_variable else {})}
 
 
 def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:

@@ -140,7 +140,7 @@ def _tunnel(place: str, host: types.Host, text: str | None) -> str | None:
         address, port = "", 0
     if not names.is_loopback(address):
         raise Refusal(
-            f"{place} sets tunnel to {text!r}: use the address and port at which the tunnel ends on the head, like 127.0.0.1:60052"
+            f"{place} sets tunnel to {text!r}: use the tunnel's listening address and port on the head, like 127.0.0.1:60052"
         )
     if host.is_head:
         raise Refusal(

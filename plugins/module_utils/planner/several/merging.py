@@ -16,8 +16,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelEntry
 
-HUB_CACHE = "LLAMA_CACHE"
-"""Folder whose models the router offers too, as whoever runs llama-server may have some, and nobody planned them."""
+CACHE_VARIABLE = "LLAMA_CACHE"
+"""Variable with the folder whose models the router also offers. Nobody planned those models."""
 
 
 def variants(cluster: Cluster) -> list[Cluster]:
@@ -150,7 +150,7 @@ def _head(plans: Sequence[types.Plan], models: tuple[types.ServedModel, ...]) ->
     return head._replace(
         argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
         launcher=(*head.launcher, *arguments, "--router"),
-        environment={**_environment(plans), HUB_CACHE: f"{prefix}/{names.MODELS}/none"},
+        environment={**_environment(plans), CACHE_VARIABLE: f"{prefix}/{names.MODELS}/none"},
         start_timeout=max(plan.head.start_timeout for plan in plans),
         devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
         backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),

@@ -183,7 +183,7 @@ def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
     port_users = {server.port: "llama_server_port"}
     for worker in declared_workers:
         if worker.open == worker.listens and names.is_loopback(worker.listens) and not worker.external:
-            port_users[names.port_of(worker.listens)] = f"the worker {worker.name} of the head"
+            port_users[names.port_of(worker.listens)] = f"the head's worker {worker.name}"
     for worker in declared_workers:
         if not worker.open or (worker.external and names.is_loopback(worker.endpoint)):
             port = names.port_of(worker.endpoint)
@@ -192,8 +192,8 @@ def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
                     "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
                 )
                 raise Refusal(
-                    f"the tunnel to the worker {worker.name} on {worker.host} ends at port {port} on the head, which {port_users[port]} already uses: end the "
-                    f"tunnel at another port, and set {variable} to it"
+                    f"the tunnel to the worker {worker.name} on {worker.host} listens at port {port} on the head, which {port_users[port]} already uses: let "
+                    f"the tunnel listen at another port, and set {variable} to it"
                 )
             port_users[port] = f"the tunnel to {worker.name} on {worker.host}"
 
