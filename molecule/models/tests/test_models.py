@@ -171,9 +171,9 @@ def test_a_hundred_changes_with_questions_in_flight(measured):
     measured["asked"] = len(clients.all)
     measured["wrong_answers"] = len(clients.wrong)
     measured["errors"] = [f"{asked.status}: {asked.said[:200]}" for asked in clients.errors]
-    measured["lost_questions"] = len(clients.lost_workers)
+    measured["lost_questions"] = len(clients.lost)
     assert not clients.wrong, clients.wrong[0]
-    assert not clients.lost_workers, clients.lost_workers[0]
+    assert not clients.lost, clients.lost[0]
     unload_all()
     measured["left_mib"] = max(mib - before[name][process] for name in WORKERS for process, mib in memory(name).items())
     assert measured["left_mib"] <= LEFT_MIB
