@@ -6,7 +6,6 @@ import shutil
 import socket
 import subprocess
 import time
-from pathlib import Path
 from threading import Event, Thread
 from unittest import mock
 from urllib.request import urlopen
@@ -16,9 +15,9 @@ from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.modules import balancer as module
+from conftest import ROOT
 from model_server import Server
 
-ROOT = Path(__file__).resolve().parents[2]
 TEMPLATE = ROOT / "roles/llama_balancer/templates/haproxy.cfg.j2"
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
 ROWS = "# pxname,svname,status,scur,qcur\n"

@@ -1,14 +1,10 @@
 """Builds of llama.cpp that are newer than all that were read: what is found in them, and how they are planned."""
 
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
+import read_build
 from support.clusters import TREE, model
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import read_build  # it lies in the folder of the line before
 
 FILES = {
     "src/llama-arch.cpp": '{ LLM_ARCH_LLAMA, "llama" },\n{ LLM_ARCH_NOT_YET, "not-yet" },',

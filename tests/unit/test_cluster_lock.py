@@ -14,9 +14,9 @@ from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock as 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.modules import cluster_lock as module
-from conftest import fill_disk
+from conftest import ROOT, fill_disk
 from support import actions
-from support.playbook_runs import ROOT, Operator
+from support.playbook_runs import Operator
 from test_tasks import flat as tasks
 
 pytestmark = pytest.mark.timeout(300)

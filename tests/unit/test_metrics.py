@@ -14,11 +14,9 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress, serving
 from conftest import SCHEMA, complete
-from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, children, lines_until, until
 
-cluster = launched.cluster
 LINE = re.compile(r'(\w+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (-?[0-9.e+-]+)')
 """A sample, as Prometheus's description of its text has it."""
 

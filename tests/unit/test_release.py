@@ -2,7 +2,6 @@
 
 import os
 import re
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -22,7 +21,6 @@ from test_installer import pack_folder
 
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
-ROOT = Path(__file__).resolve().parents[2]
 LEFT, PLANNED = (f"b860{number}-cpu-0123abcd" for number in range(2))
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 

@@ -25,29 +25,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import REPLACEMENTS_FILE
-from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, children, lines_until, until
-from test_rpc import Server, worker
+from test_rpc import Server
 
-cluster = launched.cluster
 pytestmark = pytest.mark.programs
 
 
 def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(cluster):
-    first, first_endpoint = a_worker()
+    _first, first_endpoint = a_worker()
     second_port = free_port()
     process = cluster.head("answers", [first_endpoint, f"127.0.0.1:{second_port}"], ["--protocol", "7.0.0"])
     lines_until(process, f"waiting for worker 127.0.0.1:{second_port}: refused")
     assert children(process) == []
-    second = Server(worker((7, 0, 0)), second_port)
+    a_worker(port=second_port)
     lines_until(process, "model buffer size")
     record = json.loads((cluster.state / runtime.HANDSHAKES).read_text())
     assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
     assert record["workers"][first_endpoint]["protocol"] == "7.0.0"
     assert "model buffer size" in (cluster.state / journal.START_LOG).read_text()
-    first.listener.close()
-    second.listener.close()
 
 
 def test_the_server_ends_with_its_launcher_however_that_ends(cluster):
@@ -126,12 +122,11 @@ def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(clus
     process = cluster.head("answers", [f"127.0.0.1:{port}"], ["--state", str(small_disk)])
     said = lines_until(process, "waiting for worker")
     assert any(f"{runtime.HANDSHAKES} could not be written: Read-only file system" in line for line in said)
-    server = Server(worker((7, 0, 0)), port)
+    a_worker(port=port)
     said = lines_until(process, "model buffer size")
     assert any(f"{journal.START_LOG} could not be written: Read-only file system" in line for line in said)
     os.kill(children(process)[0], signal.SIGKILL)
     assert process.wait(50) == 1
-    server.listener.close()
 
 
 DESCRIBED = {"folder": "", "cluster": "c", "host": "h", "plan": "p", "kind": "head", "release": "r"}

@@ -18,13 +18,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installatio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
+from conftest import ROOT
 from support.hosts import service_plan
 
 pytestmark = pytest.mark.programs
 
 MODULE = service
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "fixtures" / "service_managers"
 WORKER, OTHER, HEAD = "llamacpp-worker-one", "llamacpp-worker-two", "llamacpp-server"
 CHANGING = ("start", "stop", "boot", "enable", "disable", "daemon-reload", "update")

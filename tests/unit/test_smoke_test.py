@@ -105,43 +105,32 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    "server, said",
+    "name, text, said",
     [
-        (ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
-        (serving(ILLEGAL), ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
-        (serving("os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
-        ("sys.exit('unknown argument')", ["exited with status 1", "unknown argument"]),
-        ("time.sleep(60)", ["did not answer within 1 s"]),
-        (serving("time.sleep(60)"), ["did not answer within 1 s"]),
+        ("llama-server", ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
+        ("llama-server", serving(ILLEGAL), ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        ("llama-server", serving("os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
+        ("llama-server", "sys.exit('unknown argument')", ["exited with status 1", "unknown argument"]),
+        ("llama-server", "time.sleep(60)", ["did not answer within 1 s"]),
+        ("llama-server", serving("time.sleep(60)"), ["did not answer within 1 s"]),
         (
-            serving("self.reply('every every')"),
+            *("llama-server", serving("self.reply('every every')")),
             ["computed a wrong answer", f"'every every', expected '{smoke_test.answer()}'"],
         ),
+        ("rpc-server", ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        ("rpc-server", "print('usage')", ["exited with status 0", "usage"]),
+        ("rpc-server", lending("time.sleep(60)"), ["did not answer within 1 s"]),
+        ("rpc-server", lending("connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer like a worker (not_rpc"]),
     ],
-    ids=["SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "wrong"],
-)
-def test_a_server_that_does_not_work(programs, server, said):
-    with pytest.raises(Refusal) as failed:
-        programs(server)
-    for part in ["llama-server was tested on this host's processor and", "no running service was touched", *said]:
-        assert part in str(failed.value)
-
-
-@pytest.mark.programs
-@pytest.mark.parametrize(
-    "worker, said",
-    [
-        (ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
-        ("print('usage')", ["exited with status 0", "usage"]),
-        (lending("time.sleep(60)"), ["did not answer within 1 s"]),
-        (lending("connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer like a worker (not_rpc"]),
+    ids=[
+        *("SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "wrong"),
+        *("worker: SIGILL", "worker: ends with its usage", "worker: silent", "worker: something else"),
     ],
-    ids=["SIGILL", "ends with its usage", "silent", "something else"],
 )
-def test_a_worker_that_does_not_work(programs, worker, said):
+def test_a_program_that_does_not_work(programs, name, text, said):
     with pytest.raises(Refusal) as failed:
-        programs(worker=worker)
-    for part in ["rpc-server was tested", *said]:
+        programs(**{"server" if name == "llama-server" else "worker": text})
+    for part in [f"{name} was tested on this host's processor and", "no running service was touched", *said]:
         assert part in str(failed.value)
 
 

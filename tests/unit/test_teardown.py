@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,11 +16,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import owner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FolderPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import uninstall
-from conftest import complete
+from conftest import ROOT, complete
 from support import actions, playbook_runs
 from support.hosts import host_plan, service_plan, tree
 
-ROOT = Path(__file__).resolve().parents[2]
 FACTS = {
     **{"scope": "system", "prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "host_settings": True},
     "defined": ["llamacpp-server", "llamacpp-worker-cpu"],
