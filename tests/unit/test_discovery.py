@@ -16,6 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from conftest import FACTS
 from support import playbook_runs
+from support.hosts import write
 
 NEIGHBOURS = [
     {"dst": "10.99.0.2", "dev": "eth1", "lladdr": "02:00:00:00:01:02", "state": ["REACHABLE"]},
@@ -26,23 +27,20 @@ NEIGHBOURS = [
 """As ``ip -json neigh`` of iproute2 prints them."""
 HELD = {"lo": "127.0.0.1/8", "eth0": "192.0.2.1/24", "eth1": "10.99.0.1/24", "wg0": "10.7.0.1/24"}
 FILES = {
-    "proc/net/route": "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101 3 0 0 0 00000000\n",
+    "proc/net/route": "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101 3 0 0 0 00000000",
     "sys/class/net/wg0/type": "65534",
-    **{f"sys/class/net/eth{number}/address": f"02:00:00:00:0{number}:01\n" for number in (0, 1, 2)},
-    **{f"sys/class/net/eth{number}/type": "1\n" for number in (0, 1, 2)},
-    **{f"sys/class/net/eth{number}/speed": speed for number, speed in enumerate(("-1\n", "10000\n", ""))},
+    **{f"sys/class/net/eth{number}/address": f"02:00:00:00:0{number}:01" for number in (0, 1, 2)},
+    **{f"sys/class/net/eth{number}/type": "1" for number in (0, 1, 2)},
+    **{f"sys/class/net/eth{number}/speed": speed for number, speed in enumerate((-1, 10000, ""))},
 }
 
 
 def test_interfaces_and_whom_they_see(tmp_path, monkeypatch):
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
     own = [
         {"ifname": name, "addr_info": [dict(zip(("local", "prefixlen"), held.split("/")))]}
         for name, held in HELD.items()
     ]
-    system = System(root=tmp_path)
+    system = System(root=write(tmp_path, FILES))
     system.output = lambda *argv: json.dumps({"address": own, "neigh": NEIGHBOURS}.get(argv[-1], []))
     sender = mock.MagicMock()
     monkeypatch.setattr(on_host.socket, "socket", sender)

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.modules import release, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from support import actions, builds
-from support.hosts import build_plan, host_plan
+from support.hosts import build_plan, executable, host_plan
 from test_installer import pack_folder
 
 MODULE = release
@@ -29,10 +29,8 @@ PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 def programs(tmp_path):
     """Arguments for the installation of an archive of programs."""
     folder = tmp_path / "llama-b11434"
-    folder.mkdir()
     for name in ("llama-server", "ggml-rpc-server"):
-        (folder / name).write_text(PROGRAM)
-        (folder / name).chmod(0o755)
+        executable(folder / name, PROGRAM)
     (folder / "libggml.so").write_bytes(os.urandom(1 << 20))
     return {
         "release": typed_json.dump(builds.RELEASE._replace(source="binary", build=11434)),
