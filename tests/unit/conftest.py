@@ -32,7 +32,7 @@ from support.models import tensor
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
-# Tests use scripts that are there.
+# Tests import scripts of these folders.
 sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "benchmarks")]
 SCHEMA = jsonschema_rs.validator_for(PLAN)
 CATALOGUE = cluster_inputs.make_catalogue(inventory.packages())

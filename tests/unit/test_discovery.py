@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from conftest import FACTS
+from conftest import FACTS, ROOT
 from support import playbook_runs
 from support.hosts import write
 
@@ -335,7 +335,7 @@ def test_a_run_on_this_machine_and_on_one_that_does_not_answer(tmp_path):
         f"llama_report_path={tmp_path}/page.html",
     )
     arguments = [word for argument in arguments for word in ("-e", argument)]
-    playbook = playbook_runs.ROOT / "playbooks/discover.yml"
+    playbook = ROOT / "playbooks/discover.yml"
     status, printed = playbook_runs.run(tmp_path, playbook, {"all": {"hosts": hosts}}, *arguments)
     assert status == 0, printed
     written = (tmp_path / "own/hosts.yml").read_text()
@@ -348,7 +348,7 @@ def test_a_run_on_this_machine_and_on_one_that_does_not_answer(tmp_path):
 @pytest.mark.parametrize("named", [None, "a,10.0.0.0/24", "-oProxyCommand=x", "-l@host"])
 def test_what_names_nobody_is_refused(tmp_path, named):
     given = ("-e", f"llama_discover_hosts={named}") if named else ()
-    status, printed = playbook_runs.run(tmp_path, playbook_runs.ROOT / "playbooks/discover.yml", "", *given)
+    status, printed = playbook_runs.run(tmp_path, ROOT / "playbooks/discover.yml", "", *given)
     assert status != 0
     assert f"llama_discover_hosts is {named or 'not set'}: set it to" in " ".join(printed.split())
     assert not (tmp_path / "cluster").exists()

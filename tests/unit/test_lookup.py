@@ -182,7 +182,7 @@ def test_a_server_that_is_no_hub(server, repo, answer):
         ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: name one of its quantisations"),
     ],
 )
-def test_files_of_a_server_that_cannot_be_on_a_host(server, repo, files, said):
+def test_what_a_server_claims_of_files_that_cannot_be_fetched_is_refused_in_one_line(server, repo, files, said):
     """The names of all parts that 100 such models claim to have would take 920 MiB of memory."""
     listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9} for name in files]}
     message = refused_listing(server, json.dumps(listing).encode())
