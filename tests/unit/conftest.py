@@ -7,6 +7,8 @@ import importlib.util
 import json
 import shutil
 import subprocess
+import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -25,9 +27,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, model_source
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions, inventory
 from model_server import serve
+from support import launched
 from support.models import tensor
 
-PLAN = json.loads((Path(__file__).resolve().parents[2] / "docs" / "plan.schema.json").read_text())
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = json.loads((ROOT / "docs" / "plan.schema.json").read_text())
+# Tests import scripts of these folders.
+sys.path += [str(ROOT / "tests"), str(ROOT / "tests" / "benchmarks")]
 SCHEMA = jsonschema_rs.validator_for(PLAN)
 CATALOGUE = cluster_inputs.make_catalogue(inventory.packages())
 RELEASE = {"source": "pypi", "version": "0.3.36", "checksum": "sha256:" + "a" * 64}
@@ -156,8 +162,7 @@ def known_answer_of(layers=16, width=128, kind="f32"):
 @pytest.fixture(scope="session")
 def generate():
     """docs/generate.py as a module."""
-    path = Path(__file__).resolve().parents[2] / "docs" / "generate.py"
-    spec = importlib.util.spec_from_file_location("generate", path)
+    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -285,6 +290,14 @@ def small_disk(tmp_path):
 
 
 @pytest.fixture
+def public():
+    """A folder that every account may enter; each start of pytest closes those that it makes itself."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.fixture
 def server(monkeypatch):
     """Has a model to fetch."""
     yield from serve(monkeypatch)
@@ -292,6 +305,7 @@ def server(monkeypatch):
 
 other = server
 """A second one."""
+cluster = launched.cluster
 
 
 @pytest.fixture

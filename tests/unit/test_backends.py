@@ -2,7 +2,6 @@
 
 import math
 import re
-from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -13,8 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import devices
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 RECORDS = list(backends.BY_NAME.values())
 IN_DOCUMENTS = {"cpu": "processors"}
 """Backend → what documents call it, where that is not its name."""

@@ -1,24 +1,22 @@
 """HAProxy in front of replicas: its configuration, and the module that drains its servers, on a real HAProxy where there is one."""
 
-import contextlib
-import json
+import os
 import shutil
 import socket
 import subprocess
 import time
-from pathlib import Path
 from threading import Event, Thread
 from unittest import mock
 from urllib.request import urlopen
 
 import pytest
-from ansible.module_utils.testing import patch_module_args
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.modules import balancer as module
+from conftest import ROOT
 from model_server import Server
 
-ROOT = Path(__file__).resolve().parents[2]
+MODULE = module
 TEMPLATE = ROOT / "roles/llama_balancer/templates/haproxy.cfg.j2"
 HAPROXY = shutil.which("haproxy", path="/usr/sbin:/usr/bin")
 ROWS = "# pxname,svname,status,scur,qcur\n"
@@ -44,23 +42,13 @@ def configuration(servers, **variables):
     return Templar(DataLoader(), known).template(trust_as_template(TEMPLATE.read_text()))
 
 
-def run(path, capsys, check_mode=False, **arguments):
-    """Result of the module."""
-    with (
-        patch_module_args({**arguments, "socket": str(path), "_ansible_check_mode": check_mode}),
-        contextlib.suppress(SystemExit),
-    ):
-        module.main()
-    return json.loads(capsys.readouterr().out)
-
-
 @pytest.fixture
 def balancer(tmp_path):
     """URL of a HAProxy with two replicas, its socket, and the replicas."""
     replicas = {name: Server() for name in ("a", "b")}
     for name, server in replicas.items():
         server.files.update({"/health": b"ok", "/": name.encode()})
-    port, path = free_port(), tmp_path / "admin.sock"
+    port, path = free_port(), str(tmp_path / "admin.sock")
     text = configuration(
         {name: server.server.server_port for name, server in replicas.items()},
         llama_balancer_host="127.0.0.1",
@@ -69,9 +57,9 @@ def balancer(tmp_path):
     )
     lines = [line for line in text.splitlines() if line.split()[:1] not in (["user"], ["group"])]
     written = tmp_path / "haproxy.cfg"
-    written.write_text("\n".join(lines).replace("/run/llamacpp-balancer/admin.sock", str(path)) + "\n")
+    written.write_text("\n".join(lines).replace("/run/llamacpp-balancer/admin.sock", path) + "\n")
     process = subprocess.Popen([HAPROXY, "-db", "-f", written])
-    while not path.exists():
+    while not os.path.exists(path):
         assert process.poll() is None
         time.sleep(0.05)
     yield f"http://127.0.0.1:{port}", path, replicas
@@ -84,7 +72,7 @@ def balancer(tmp_path):
 @pytest.mark.programs
 @needs_haproxy
 @pytest.mark.timeout(120)
-def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balancer, capsys):
+def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balancer, call):
     url, path, replicas = balancer
     names = [urlopen(url).read().decode() for _number in range(4)]
     assert len({*names}) == 1, "a client stays on its server"
@@ -94,59 +82,59 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
     read = []
     thread = Thread(target=lambda: read.append(urlopen(url).read().decode()))
     thread.start()
-    while not run(path, capsys, server=own)["request_count"]:
+    while not call(socket=path, server=own)["request_count"]:
         time.sleep(0.05)
-    failed = run(path, capsys, server=own, state="drained", seconds=1)
+    failed = call(socket=path, server=own, state="drained", seconds=1)
     assert failed["msg"].startswith(
         f"{own} is busy (requests: 1) after 1 s: wait for its requests to finish or stop their clients"
     )
     assert urlopen(url).read().decode() == other
     released.set()
-    drained = run(path, capsys, server=own, state="drained", seconds=60)
+    drained = call(socket=path, server=own, state="drained", seconds=60)
     thread.join()
     assert (drained["changed"], drained["request_count"], read) == (False, 0, [own])
     with mock.patch.object(module.AnsibleModule, "warn") as warn:
-        run(path, capsys, server=other, state="drained", seconds=60)
+        call(socket=path, server=other, state="drained", seconds=60)
     assert warn.call_args.args[0].startswith(f"{other} is the only replica that is up")
     for name in replicas:
-        assert run(path, capsys, check_mode=True, server=name, state="ready")["changed"]
-        ready = run(path, capsys, server=name, state="ready", seconds=60)
+        assert call(check=True, socket=path, server=name, state="ready")["changed"]
+        ready = call(socket=path, server=name, state="ready", seconds=60)
         assert (ready["changed"], ready["status"][:2]) == (True, "UP")
-        assert not run(path, capsys, server=name, state="ready", seconds=60)["changed"]
+        assert not call(socket=path, server=name, state="ready", seconds=60)["changed"]
 
 
 @pytest.mark.programs
 @needs_haproxy
 @pytest.mark.timeout(120)
-def test_a_request_without_an_answer_goes_to_another_replica(balancer, capsys):
+def test_a_request_without_an_answer_goes_to_another_replica(balancer, call):
     url, path, replicas = balancer
     own = urlopen(url).read().decode()
     replicas[own].stop()
     assert urlopen(url).read().decode() != own
-    while run(path, capsys, server=own)["status"] != "DOWN":
+    while call(socket=path, server=own)["status"] != "DOWN":
         time.sleep(0.2)
-    failed = run(path, capsys, server=own, state="ready", seconds=1)
+    failed = call(socket=path, server=own, state="ready", seconds=1)
     assert f"{own} is DOWN" in failed["msg"]
     assert "llama_server_allowed" in failed["msg"]
 
 
-def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, capsys, monkeypatch):
+def test_nothing_happens_without_a_balancer_or_its_server(tmp_path, call, monkeypatch):
     for state in ("drained", "ready", "read"):
-        result = run(tmp_path / "none", capsys, server="a", state=state, seconds=60)
+        result = call(socket=str(tmp_path / "none"), server="a", state=state, seconds=60)
         assert (result["changed"], result["status"]) == (False, "")
     monkeypatch.setattr(module, "send_command", lambda _path, _command: ROWS + "replicas,b,UP,0,0\n")
-    assert run("x", capsys, server="a", state="drained")["status"] == ""
+    assert call(socket="x", server="a", state="drained")["status"] == ""
     row = f"{ROWS}replicas,a,UP,,\n"
     monkeypatch.setattr(module, "send_command", lambda _path, command: "Denied.\n" if "set" in command else row)
-    failed = run("x", capsys, server="a", state="drained")["msg"]
+    failed = call(socket="x", server="a", state="drained")["msg"]
     remedy = "Run site.yml to write HAProxy's configuration again."
     assert failed == f"HAProxy did not change the state of a: Denied. {remedy}"
 
 
 @pytest.mark.parametrize("answer", ["HTTP/1.1 400\nbad request\n", f"{ROWS}replicas,a,UP,x,\n", f"{ROWS}replicas,b\n"])
-def test_a_socket_that_is_not_that_of_haproxy_and_an_answer_that_ends(answer, capsys, monkeypatch):
+def test_a_socket_that_is_not_that_of_haproxy_and_an_answer_that_ends(answer, call, monkeypatch):
     monkeypatch.setattr(module, "send_command", lambda _path, _command: answer)
-    failed = run("x", capsys, server="a")["msg"]
+    failed = call(socket="x", server="a")["msg"]
     assert (
         failed
         == "x answers, but not as HAProxy does: set the socket of llama_balancer to HAProxy's socket, and run the playbook again"

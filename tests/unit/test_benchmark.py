@@ -29,13 +29,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.modules import benchmark as module
 from ansible_collections.llamacpp.cluster.plugins.modules import service
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import benchmark_table
-from conftest import CATALOGUE, Cluster, known_answer_of
+from conftest import CATALOGUE, ROOT, Cluster, known_answer_of
 from support import actions
 from support.clusters import IK_LLAMA as FORK
 from support.clusters import cards_of
 from test_services import defined, machine_with
 
-ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(__file__).with_name("data")
 ROWS = (DATA / "benchmark" / "llama-bench-0.3.36.jsonl").read_text()
 SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "benchmark.schema.json").read_text()))

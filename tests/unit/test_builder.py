@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import tarfile
-import tempfile
 import threading
 import time
 
@@ -228,14 +227,6 @@ def command_of(pid):
         return pathlib.Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1] or ["ended"]
     except OSError:
         return ["ended"]
-
-
-@pytest.fixture
-def public():
-    """A folder that every account may enter; each start of pytest closes those that it makes itself."""
-    with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        yield pathlib.Path(folder)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can build as another account")

@@ -19,11 +19,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import inst
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import host_report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
-from conftest import complete
+from conftest import ROOT, complete
 from support import actions, playbook_runs
 from test_status import answers_of, run
 
-ROOT = Path(__file__).resolve().parents[2]
 KEY, BECOME, VAULTED = "pl-anted/key+1", 'plänted "become"', "planted-vault-9"
 PLANTED = {
     "hf_PlantedPlantedPlanted1": "loading with HF token {}",

@@ -1,14 +1,11 @@
 """Builds of llama.cpp that are newer than all that were read: what is found in them, and how they are planned."""
 
-import sys
 import tarfile
-from pathlib import Path
 
 import pytest
+import read_build
 from support.clusters import TREE, model
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import read_build  # it lies in the folder of the line before
+from support.hosts import write
 
 FILES = {
     "src/llama-arch.cpp": '{ LLM_ARCH_LLAMA, "llama" },\n{ LLM_ARCH_NOT_YET, "not-yet" },',
@@ -26,10 +23,7 @@ NEW += ["cmake option LLAMA_NOVEL", "cmake option GGML_TAG"]
 
 @pytest.fixture
 def tree(tmp_path):
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    return tmp_path
+    return write(tmp_path, FILES)
 
 
 def test_what_the_tables_lack_of_a_tree(tree):

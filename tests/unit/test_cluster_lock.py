@@ -9,22 +9,25 @@ import time
 
 import pytest
 import yaml
-from ansible.module_utils.testing import patch_module_args
 from ansible_collections.llamacpp.cluster.plugins.action import cluster_lock as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import cluster_lock
 from ansible_collections.llamacpp.cluster.plugins.modules import cluster_lock as module
-from conftest import fill_disk
+from conftest import ROOT, fill_disk
 from support import actions
-from support.playbook_runs import ROOT, Operator
+from support.playbook_runs import Operator
 from test_tasks import flat as tasks
 
+MODULE = module
 pytestmark = pytest.mark.timeout(300)
 
 
 def run(number=1, **values):
     """A run of another controller."""
     return cluster_lock.Run("anna", "laptop7", f"boot-{number} pid:[1]", 4711, "site.yml")._replace(**values)
+
+
+FIRST, SECOND = (typed_json.dump(run(number)) for number in (1, 2))
 
 
 def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
@@ -66,45 +69,38 @@ def test_what_a_run_left_that_was_killed_while_it_wrote_keeps_nobody_out(tmp_pat
     assert cluster_lock.read_holder(tmp_path).is_same_run(run())
 
 
-def call(capsys, run, **arguments):
-    """:param run: which calls the module."""
-    with patch_module_args({"run": typed_json.dump(run), **arguments}), pytest.raises(SystemExit):
-        module.main()
-    return json.loads(capsys.readouterr().out)
-
-
-def test_the_module_takes_and_releases(tmp_path, capsys):
+def test_the_module_takes_and_releases(tmp_path, call):
     prefix = tmp_path / "opt" / "llamacpp"
-    call(capsys, prefix=str(prefix), run=run(), create=True, _ansible_check_mode=True)
-    call(capsys, prefix=str(prefix), run=run())
+    call(prefix=str(prefix), run=FIRST, create=True, check=True)
+    call(prefix=str(prefix), run=FIRST)
     assert not prefix.exists(), "neither in check mode nor without create"
-    assert call(capsys, prefix=str(prefix), run=run(), create=True)["taken_from"] == ""
+    assert call(prefix=str(prefix), run=FIRST, create=True)["taken_from"] == ""
     assert abs(cluster_lock.read_holder(prefix).since - time.time()) < 60
-    refused = call(capsys, prefix=str(prefix), run=run(2))
+    refused = call(prefix=str(prefix), run=SECOND)
     assert refused["failed"]
     assert refused["holder"]["user"] == "anna"
-    assert "site.yml of anna" in call(capsys, prefix=str(prefix), run=run(2), take_over=True)["taken_from"]
-    call(capsys, prefix=str(prefix), run=run(2), state="absent")
+    assert "site.yml of anna" in call(prefix=str(prefix), run=SECOND, take_over=True)["taken_from"]
+    call(prefix=str(prefix), run=SECOND, state="absent")
     assert cluster_lock.read_holder(prefix) is None
     (prefix / names.CLUSTER_LOCK).unlink()
-    call(capsys, prefix=str(prefix), run=run(2), state="absent")
+    call(prefix=str(prefix), run=SECOND, state="absent")
     assert [path.name for path in prefix.iterdir()] == [names.FOLDER_MARK], "after a teardown none is made"
-    call(capsys, prefix=str(prefix.parent), run=run())
+    call(prefix=str(prefix.parent), run=FIRST)
     assert list(prefix.parent.iterdir()) == [prefix], "in somebody else's folder there is no lock"
 
 
-def test_a_run_that_changes_nothing_releases_a_lock_of_an_ended_run_and_removes_a_killed_proof(tmp_path, capsys):
+def test_a_run_that_changes_nothing_releases_a_lock_of_an_ended_run_and_removes_a_killed_proof(tmp_path, call):
     (tmp_path / names.FOLDER_MARK).mkdir()
     proof = tmp_path / "state" / "proof"
     proof.mkdir(parents=True)
     (proof / "layers.gguf").write_text("8 GiB")
     cluster_lock.take_lock(tmp_path, run())
-    release = {"prefix": str(tmp_path), "state": "absent", "run": run(2)}
+    release = {"prefix": str(tmp_path), "state": "absent", "run": SECOND}
     with locks.hold(tmp_path / names.PROOF_LOCK):
-        assert call(capsys, **release)["holder"]["machine"] == run().machine
+        assert call(**release)["holder"]["machine"] == run().machine
     assert proof.exists(), "a proof runs"
     assert cluster_lock.read_holder(tmp_path).is_same_run(run()), "it may still run"
-    call(capsys, **release, ended=typed_json.dump(run()))
+    call(**release, ended=FIRST)
     assert cluster_lock.read_holder(tmp_path) is None
     assert not proof.exists()
 
@@ -113,17 +109,17 @@ def test_the_action_asks_again_for_a_run_that_has_ended(monkeypatch):
     made = actions.made(action)
     made.variables = {"inventory_hostname": "head"}
     asked = []
-    monkeypatch.setattr(made, "run_module", lambda **more: asked.append(more) or {"holder": typed_json.dump(run())})
+    monkeypatch.setattr(made, "run_module", lambda **more: asked.append(more) or {"holder": FIRST})
     monkeypatch.setattr(action, "has_ended", lambda _run: True)
     monkeypatch.setattr(action.context, "CLIARGS", {})
     made.perform(cluster_lock.LockArguments("/p", state="absent"))
-    assert [more["ended"] for more in asked] == [None, typed_json.dump(run())]
+    assert [more["ended"] for more in asked] == [None, FIRST]
 
 
-def test_a_full_disk_is_named_by_its_mount(small_disk, capsys):
+def test_a_full_disk_is_named_by_its_mount(small_disk, call):
     (small_disk / names.FOLDER_MARK).mkdir()
     fill_disk(small_disk / "filler", 0)
-    failed = call(capsys, prefix=str(small_disk), run=run())
+    failed = call(prefix=str(small_disk), run=FIRST)
     assert failed["msg"].startswith(
         f"{small_disk}/{names.CLUSTER_LOCK}: No space left on device. Free space on {small_disk} and"
     )

@@ -1,9 +1,8 @@
 """The upper bound of compute buffers; tests/integration/test_placement.py holds it against the log of the real server."""
 
-import sys
-from pathlib import Path
-
+import compute_bounds
 import pytest
+import shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
     compute_buffers,
     gguf,
@@ -13,11 +12,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 from support import models
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-
-import compute_bounds
-import shapes
 
 MIB = 1024 * 1024
 FORK = {"fork": "ik_llama.cpp"}

@@ -1,22 +1,19 @@
 """Rates of devices, what a token reads, and what that costs."""
 
 import statistics
-import sys
-from pathlib import Path
 
+import predicted_speed
+import published_speed
 import pytest
+import shapes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import device_rates as rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import TensorGroup
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model, device_load, site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
+from conftest import ROOT
 from support import models
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "benchmarks"))
-import predicted_speed
-import published_speed
-import shapes
 
 STRIX = {"backend": "vulkan", "name": "8060S", "architecture": "gfx1151", "memory_mib": 126976, "unified": True}
 
@@ -235,7 +232,7 @@ def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
 
 
 def test_the_page_has_the_tables_of_the_scripts():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "performance.md").read_text()
     mark = "<!-- published: written by tests/benchmarks/published_speed.py -->\n"
     assert page.split(mark)[1] == published_speed.table()
     mark = "<!-- predicted: written by tests/benchmarks/predicted_speed.py -->\n"
@@ -243,7 +240,7 @@ def test_the_page_has_the_tables_of_the_scripts():
 
 
 def test_the_page_has_what_is_assumed_of_links():
-    page = (Path(__file__).resolve().parents[2] / "docs" / "plan.md").read_text()
+    page = (ROOT / "docs" / "plan.md").read_text()
     rows = page.split("| kind | round trip, ms | Gbit/s |\n")[1].split("\n\n")[0].splitlines()[1:]
     shown = [[float(figure) for figure in row.strip("|").split("|")[1:]] for row in rows]
     assumed = [[link.round_trip_ms, link.gbit] for kind, link in cost_model.ASSUMED_LINKS.items() if kind != "tunnel"]

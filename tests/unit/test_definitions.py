@@ -6,14 +6,13 @@ import re
 import shlex
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import DEFAULT_FACTS
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import definitions
-from conftest import definition
+from conftest import ROOT, definition
 from support.clusters import accelerator
 
 
@@ -256,7 +255,7 @@ def test_units_of_all_hosts_are_locked_in(pair, tmp_path, backend, variables, wo
 
 @judging
 def test_the_unit_of_the_firewall_is_locked_in(tmp_path):
-    text = (Path(__file__).resolve().parents[2] / "roles/llama_firewall/templates/firewall.service.j2").read_text()
+    text = (ROOT / "roles/llama_firewall/templates/firewall.service.j2").read_text()
     text = text.replace("{{ __llama_firewall_file }}", "/etc/firewall-llamacpp.nft").replace("=nft", "=/usr/sbin/nft")
     assert exposed(text, "firewall-llamacpp.service", tmp_path) == ""
 

@@ -14,8 +14,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from conftest import FACTS
+from conftest import FACTS, ROOT
 from support import playbook_runs
+from support.hosts import write
 
 NEIGHBOURS = [
     {"dst": "10.99.0.2", "dev": "eth1", "lladdr": "02:00:00:00:01:02", "state": ["REACHABLE"]},
@@ -26,23 +27,20 @@ NEIGHBOURS = [
 """As ``ip -json neigh`` of iproute2 prints them."""
 HELD = {"lo": "127.0.0.1/8", "eth0": "192.0.2.1/24", "eth1": "10.99.0.1/24", "wg0": "10.7.0.1/24"}
 FILES = {
-    "proc/net/route": "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101 3 0 0 0 00000000\n",
+    "proc/net/route": "Iface Destination Gateway Flags RefCnt Use Metric Mask\neth0 00000000 0101 3 0 0 0 00000000",
     "sys/class/net/wg0/type": "65534",
-    **{f"sys/class/net/eth{number}/address": f"02:00:00:00:0{number}:01\n" for number in (0, 1, 2)},
-    **{f"sys/class/net/eth{number}/type": "1\n" for number in (0, 1, 2)},
-    **{f"sys/class/net/eth{number}/speed": speed for number, speed in enumerate(("-1\n", "10000\n", ""))},
+    **{f"sys/class/net/eth{number}/address": f"02:00:00:00:0{number}:01" for number in (0, 1, 2)},
+    **{f"sys/class/net/eth{number}/type": "1" for number in (0, 1, 2)},
+    **{f"sys/class/net/eth{number}/speed": speed for number, speed in enumerate((-1, 10000, ""))},
 }
 
 
 def test_interfaces_and_whom_they_see(tmp_path, monkeypatch):
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
     own = [
         {"ifname": name, "addr_info": [dict(zip(("local", "prefixlen"), held.split("/")))]}
         for name, held in HELD.items()
     ]
-    system = System(root=tmp_path)
+    system = System(root=write(tmp_path, FILES))
     system.output = lambda *argv: json.dumps({"address": own, "neigh": NEIGHBOURS}.get(argv[-1], []))
     sender = mock.MagicMock()
     monkeypatch.setattr(on_host.socket, "socket", sender)
@@ -337,7 +335,7 @@ def test_a_run_on_this_machine_and_on_one_that_does_not_answer(tmp_path):
         f"llama_report_path={tmp_path}/page.html",
     )
     arguments = [word for argument in arguments for word in ("-e", argument)]
-    playbook = playbook_runs.ROOT / "playbooks/discover.yml"
+    playbook = ROOT / "playbooks/discover.yml"
     status, printed = playbook_runs.run(tmp_path, playbook, {"all": {"hosts": hosts}}, *arguments)
     assert status == 0, printed
     written = (tmp_path / "own/hosts.yml").read_text()
@@ -350,7 +348,7 @@ def test_a_run_on_this_machine_and_on_one_that_does_not_answer(tmp_path):
 @pytest.mark.parametrize("named", [None, "a,10.0.0.0/24", "-oProxyCommand=x", "-l@host"])
 def test_what_names_nobody_is_refused(tmp_path, named):
     given = ("-e", f"llama_discover_hosts={named}") if named else ()
-    status, printed = playbook_runs.run(tmp_path, playbook_runs.ROOT / "playbooks/discover.yml", "", *given)
+    status, printed = playbook_runs.run(tmp_path, ROOT / "playbooks/discover.yml", "", *given)
     assert status != 0
     assert f"llama_discover_hosts is {named or 'not set'}: set it to" in " ".join(printed.split())
     assert not (tmp_path / "cluster").exists()

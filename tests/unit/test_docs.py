@@ -2,7 +2,6 @@
 
 import importlib
 import re
-from pathlib import Path
 
 import jsonschema_rs
 import pytest
@@ -10,9 +9,7 @@ import yaml
 from ansible_collections.llamacpp.cluster.plugins.doc_fragments import attributes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
-from conftest import SCHEMA
-
-ROOT = Path(__file__).resolve().parents[2]
+from conftest import ROOT, SCHEMA
 
 
 def test_what_is_generated_is_current(generate):

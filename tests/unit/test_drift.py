@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 from support import builds
-from support.hosts import build_plan, free_port, host_plan, service_plan
+from support.hosts import build_plan, executable, free_port, host_plan, service_plan
 from test_links import Machine
 
 MODULE = host_info
@@ -31,12 +31,10 @@ MODULE = host_info
 @pytest.fixture
 def installation(tmp_path, popen):
     """A prefix with a program that listens on the port that it is given."""
-    program = tmp_path / "bin" / "listener"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!{sys.executable}\nimport socket, sys, time\ns = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint(1, flush=True)\ntime.sleep(60)\n"
+    program = executable(
+        tmp_path / "bin" / "listener",
+        f"#!{sys.executable}\nimport socket, sys, time\ns = socket.create_server(('127.0.0.1', int(sys.argv[1])))\nprint(1, flush=True)\ntime.sleep(60)\n",
     )
-    program.chmod(0o755)
 
     def start(port, **environment):
         argv = [sys.executable, str(program), str(port)]

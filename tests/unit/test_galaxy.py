@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SHIPPED = """
 CHANGELOG.rst CONTRIBUTING.md FILES.json LICENSE MANIFEST.json README.md requirements.txt site.yml
 changelogs docs inventories meta playbooks plugins roles

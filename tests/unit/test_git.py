@@ -15,6 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import git, sources
+from support.hosts import executable
 from support.sources import cache, resolve
 
 __all__ = ["cache"]
@@ -192,10 +193,7 @@ def test_a_controller_without_git(repository, monkeypatch):
 
 
 def test_a_repository_that_does_not_answer(repository, tmp_path, monkeypatch):
-    slow = tmp_path / "bin" / "git"
-    slow.parent.mkdir()
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    slow.chmod(0o755)
+    slow = executable(tmp_path / "bin" / "git", "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(git, "LOOK_UP_SECONDS", 0.2)
     with pytest.raises(Refusal, match="did not finish within"):

@@ -11,6 +11,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import firewall, host, installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import local_models
+from support.hosts import executable
 
 
 @pytest.mark.parametrize(
@@ -38,24 +39,17 @@ def test_programs_are_found_in_absolute_folders_alone(monkeypatch):
         assert all(map(os.path.isabs, search))
 
 
-def test_a_program_below_a_closed_folder_is_not_for_all(tmp_path):
-    program = tmp_path / "closed" / "program"
-    program.parent.mkdir()
-    program.write_text("")
-    program.chmod(0o755)
-    for folder in program.parents:
-        if str(folder).startswith(str(tmp_path.parent)):
-            folder.chmod(0o755)
+def test_a_program_below_a_closed_folder_is_not_for_all(public):
+    program = executable(public / "closed" / "program", "")
+    program.parent.chmod(0o755)
+    assert host.readable_by_all(str(program))
     program.parent.chmod(0o700)
     assert not host.readable_by_all(str(program))
     assert host.readable_by_all("/bin/sh")
 
 
-def test_what_closes_a_file_to_an_account(tmp_path):
-    for folder in [tmp_path, *tmp_path.parents]:
-        if str(folder).startswith("/tmp/"):
-            folder.chmod(0o755)
-    home = tmp_path / "home"
+def test_what_closes_a_file_to_an_account(public):
+    home = public / "home"
     home.mkdir(mode=0o755)
     model = home / "model.gguf"
     model.write_text("")
@@ -66,7 +60,7 @@ def test_what_closes_a_file_to_an_account(tmp_path):
     assert local_models.find_unreadable_part("nobody", str(model)) == str(model)
     home.chmod(0o750)
     assert local_models.find_unreadable_part("no-such-account", str(model)) == str(home)
-    link = tmp_path / "link"
+    link = public / "link"
     link.symlink_to(model)
     assert local_models.find_unreadable_part("nobody", str(link)) == str(home)
 
@@ -115,9 +109,7 @@ def test_what_a_unit_tries_succeeds_where_nothing_filters_and_knows_a_refusal():
 
 def test_whether_accounts_can_be_created(tmp_path):
     assert host.find_root_tool("useradd", str(tmp_path)) is None
-    program = tmp_path / "useradd"
-    program.write_text("")
-    program.chmod(0o755)
+    executable(tmp_path / "useradd", "")
     assert host.find_root_tool("useradd", str(tmp_path)) == "installed"
     assert set(host.HOST_TOOLS) < set(host.facts("user")["toolchain"])
 

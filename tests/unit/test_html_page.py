@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import benchmarks
 import chromium
@@ -13,13 +12,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Report
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page
-from conftest import typed
+from conftest import ROOT, typed
 from support import actions, playbook_runs
 from support.clusters import strix_halos
 from support.verification import unhealthy, verify
 from test_report import EVIL, Tags, spoiled
 
-ROOT = Path(__file__).resolve().parents[2]
 OUTPUT = ROOT / "tests" / "output" / "report"
 CHECKS = {
     "schema": 1,

@@ -11,6 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives, installer, manifest
 from support import builds
+from support.hosts import executable
 from test_builder import KNOWN_COMPILER, printed_by
 
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
@@ -277,8 +278,7 @@ def test_programs_of_a_package_are_linked(tmp_path):
     release = builds.RELEASE._replace(source="package", version="0.7.0")
     with pytest.raises(Refusal, match=f"{program} is missing"):
         target.link(release)
-    program.write_text("#!/bin/sh\necho usage:\necho '--fit [on|off]'\n")
-    program.chmod(0o755)
+    executable(program, "#!/bin/sh\necho usage:\necho '--fit [on|off]'\n")
     made = target.link(release)
     assert (target.release_folder / "bin" / "llama-server").resolve() == program
     assert made == manifest.installed_manifest(target.release_folder)
@@ -301,8 +301,7 @@ def test_the_help_of_a_program(tmp_path, monkeypatch, lines):
     known, error = HELPS[lines]
     monkeypatch.setattr(installer, "HELP_SECONDS", 1)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "llama-server").write_text(f"#!/bin/sh\n{lines}\n")
-    (tmp_path / "llama-server").chmod(0o755)
+    executable(tmp_path / "llama-server", f"#!/bin/sh\n{lines}\n")
     build = builds.BUILD._replace(targets=("llama-server",), environment={"LIBRARIES": "/opt"})
     target = installer.Installer(str(tmp_path), build, None)
     if error:

@@ -1,13 +1,10 @@
 import re
-from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.filter.replicas import replicas
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
-from conftest import FACTS
-
-ROOT = Path(__file__).resolve().parents[2]
+from conftest import FACTS, ROOT
 
 
 def task_vars(groups, **variables):

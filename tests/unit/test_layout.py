@@ -7,11 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins"
 OURS = "ansible_collections.llamacpp.cluster.plugins.module_utils."
 

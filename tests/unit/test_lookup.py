@@ -29,8 +29,10 @@ MODULE = model_info
 __all__ = ["repo", "server"]
 
 
-def answer_listing(server, body):
+def refused_listing(server, body):
+    """The reason where a hub says this of a repository."""
     server.faults[f"/api/models/{REPO}/revision/main"] = lambda handler: server.reply(handler, 200, body, {})
+    return refusal(looked_up, on_huggingface())
 
 
 # Hugging Face
@@ -166,35 +168,26 @@ def test_a_token_goes_to_one_server(server, repo, tmp_path, call):
     ],
 )
 def test_a_server_that_is_no_hub(server, repo, answer):
-    answer_listing(server, answer)
-    message = refusal(looked_up, on_huggingface())
-    assert f"cannot be looked up: {server.url} does not answer like Hugging Face (" in message
-
-
-@pytest.mark.parametrize(
-    "name, said", [("a\nb.gguf", "(files[0].name is"), ("-m.gguf", "is not allowed: use another file")]
-)
-def test_names_of_a_server_that_cannot_be_on_a_host(server, repo, name, said):
-    listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9}]}
-    answer_listing(server, json.dumps(listing).encode())
-    message = refusal(looked_up, on_huggingface())
-    assert said in message
-    assert "\n" not in message
+    said = f"cannot be looked up: {server.url} does not answer like Hugging Face ("
+    assert said in refused_listing(server, answer)
 
 
 @pytest.mark.parametrize(
     "files, said",
     [
+        (["a\nb.gguf"], "(files[0].name is"),
+        (["-m.gguf"], "is not allowed: use another file"),
         (["a-0000\u0661-of-0000\u0662.gguf"], "whose size is unknown or whose name is not allowed: use another file"),
         (["a-00001-of-99999.gguf"], "lacks parts of this model (number: 99998), for example a-00002-of-99999.gguf"),
         ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: name one of its quantisations"),
     ],
 )
-def test_parts_that_a_server_claims(server, repo, files, said):
-    """The names of all parts of 100 such models would take 920 MiB of memory."""
+def test_what_a_server_claims_of_files_that_cannot_be_fetched_is_refused_in_one_line(server, repo, files, said):
+    """The names of all parts that 100 such models claim to have would take 920 MiB of memory."""
     listing = {"id": REPO, "sha": "a" * 40, "siblings": [{"rfilename": name, "size": 9} for name in files]}
-    answer_listing(server, json.dumps(listing).encode())
-    assert said in refusal(looked_up, on_huggingface())
+    message = refused_listing(server, json.dumps(listing).encode())
+    assert said in message
+    assert "\n" not in message
 
 
 @pytest.mark.parametrize("address", ["https://me:secret@mirror.example", "http://me:secret@h:port", "mirror"])

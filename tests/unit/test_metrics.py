@@ -14,11 +14,9 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, metrics, progress, serving
 from conftest import SCHEMA, complete
-from support import launched
-from support.hosts import free_port
+from support.hosts import free_port, write
 from support.launched import a_worker, children, lines_until, until
 
-cluster = launched.cluster
 LINE = re.compile(r'(\w+)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (-?[0-9.e+-]+)')
 """A sample, as Prometheus's description of its text has it."""
 
@@ -260,11 +258,8 @@ CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/devic
     ids=["one", "two", "another vendor's, which may be Vulkan's first", "not known"],
 )
 def test_memory_of_amd_s_devices_as_the_kernel_says_it(tmp_path, files, found):
-    files = {f"{CARD}/mem_info_vram_used": "200\n", f"{CARD}/mem_info_gtt_used": "3000\n", **files}
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    read = exporter.Sensors(tmp_path).read(["ROCm0", "ROCm1", "Vulkan0", "MTL0", "CPU"])
+    files = {f"{CARD}/mem_info_vram_used": "200", f"{CARD}/mem_info_gtt_used": "3000", **files}
+    read = exporter.Sensors(write(tmp_path, files)).read(["ROCm0", "ROCm1", "Vulkan0", "MTL0", "CPU"])
     assert read == found
 
 

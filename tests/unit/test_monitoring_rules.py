@@ -4,13 +4,12 @@ import json
 import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 import yaml
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics, serving
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "plugins/plugin_utils/monitoring/llamacpp.rules.yml"
 PROMTOOL = shutil.which("promtool") or next(map(str, ROOT.glob(".venv/prometheus/usr/bin/promtool")), None)
 needs_promtool = pytest.mark.skipif(  # .ci/run downloads promtool; in CI a skip fails

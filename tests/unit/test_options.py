@@ -97,11 +97,6 @@ def test_all_pasted_options_are_refused_together(local, as_one):
     assert "--jinja, " not in local.reason(*said, *["as one argument: use a list"] * as_one)
 
 
-def test_a_pasted_secret_is_not_shown(local):
-    local.hosts["here"]["variables"]["llama_server_extra_args"] = ["-c 9 --api-key secret"]
-    assert "secret" not in local.reason("--api-key, which the plan sets: set llama_server_api_key_file instead")
-
-
 def test_variables_that_stand_for_options_are_refused(local):
     variables = local.hosts["here"]["variables"]
     for name in (

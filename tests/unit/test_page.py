@@ -36,7 +36,6 @@ from test_status import NOW, VERIFIED, answers_of, of_head, written
 
 __all__ = ["browser", "exported"]
 
-cluster = launched.cluster
 METRICS = """llamacpp:prompt_tokens_total 6886
 llamacpp:prompt_seconds_total 2903.63
 llamacpp:tokens_predicted_total 3469

@@ -1,6 +1,7 @@
 """The proof of the devices: which layers it takes, how it cuts them, what it runs, and when answers count as the same. Integration tests ask real
 llama-servers; here they are stand-ins that answer as recorded ones do."""
 
+import errno
 import html
 import json
 import os
@@ -812,6 +813,23 @@ def test_a_proof_that_failed_says_on_which_host(served):
     action.run_in_background = mock.Mock(return_value={"failed": True, "msg": "disk full"})
     with pytest.raises(AnsibleActionFail, match="proof on head: disk full"):
         action.run(task_vars={"inventory_hostname": "head"})
+
+
+def test_a_disk_without_room_for_the_record_fails_no_proof(served, work, call, tmp_path, monkeypatch):
+    proof, warnings = Proof(9, devices=(RIGHT,)), []
+    full = mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "/opt/x"))
+    monkeypatch.setattr(run, "replace_file", full)
+    monkeypatch.setattr(run, "prove", lambda *_arguments: typed_json.dump(proof))
+    reported = call(host=place(tmp_path), work=typed_json.dump(work()))
+    assert (reported.get("failed"), typed_json.parse(Proof, reported["proof"])) == (None, proof)
+    monkeypatch.setattr(action_plugin.display, "warning", warnings.append)
+    action = actions.made(action_plugin, plan=served.accepted())
+    action.run_in_background = mock.Mock(return_value=reported)
+    assert action.run(task_vars={"inventory_hostname": "head"})["failure_text"] == ""
+    assert len(warnings) == 1
+    assert warnings[0].startswith(
+        "The next run repeats the proof. head: /opt/x: No space left on device. Free space on"
+    )
 
 
 @pytest.mark.programs

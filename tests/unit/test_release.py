@@ -2,7 +2,6 @@
 
 import os
 import re
-from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -17,12 +16,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 from ansible_collections.llamacpp.cluster.plugins.modules import release, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from support import actions, builds
-from support.hosts import build_plan, host_plan
+from support.hosts import build_plan, executable, host_plan
 from test_installer import pack_folder
 
 MODULE = release
 pytestmark = [pytest.mark.programs, pytest.mark.usefixtures("untried")]
-ROOT = Path(__file__).resolve().parents[2]
 LEFT, PLANNED = (f"b860{number}-cpu-0123abcd" for number in range(2))
 PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 
@@ -31,10 +29,8 @@ PROGRAM = "#!/bin/sh\necho usage: --rpc --fit\n"
 def programs(tmp_path):
     """Arguments for the installation of an archive of programs."""
     folder = tmp_path / "llama-b11434"
-    folder.mkdir()
     for name in ("llama-server", "ggml-rpc-server"):
-        (folder / name).write_text(PROGRAM)
-        (folder / name).chmod(0o755)
+        executable(folder / name, PROGRAM)
     (folder / "libggml.so").write_bytes(os.urandom(1 << 20))
     return {
         "release": typed_json.dump(builds.RELEASE._replace(source="binary", build=11434)),

@@ -5,16 +5,9 @@ import time
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
+from support.hosts import write
 
 DRM = "sys/class/drm/renderD{number}/device"
-
-
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{text}\n")
-    return root
 
 
 def graphics(number, **sizes):

@@ -42,10 +42,6 @@ def steps(answers, **others):
     return rollback.host_steps(hosts, *rollback.choose_target(hosts, ["head"]), **others)
 
 
-def test_the_plan_that_served_before_is_the_one_to_go_back_to(kept):
-    assert choose(kept(now=2, before=1)) == ("head", 1)
-
-
 def test_while_a_change_is_not_finished_it_is_the_plan_that_serves(kept):
     assert choose(kept(next=3, now=2, before=1)) == ("head", 2)
     assert choose(kept(next=3, now=2, before=1), failed_plan_id=f"{3:016x}") == ("head", 2)

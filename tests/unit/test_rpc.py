@@ -104,10 +104,6 @@ def test_protocol_of_the_head(head, own, state):
     assert state == "ok" or f"it uses protocol {'.'.join(map(str, own))}, but the head uses {head}" in found.detail
 
 
-def test_silent_when_nothing_is_answered():
-    assert probe(lambda client: time.sleep(2), timeout=0.3).state == "silent"
-
-
 def test_silent_when_bytes_drip_slower_than_the_deadline():
     def drip(client):
         for byte in reply(bytes(28)):

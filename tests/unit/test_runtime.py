@@ -25,43 +25,39 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import worker as workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import REPLACEMENTS_FILE
-from support import launched
-from support.hosts import free_port
+from support.hosts import executable, free_port
 from support.launched import a_worker, children, lines_until, until
-from test_rpc import Server, worker
+from test_rpc import Server
 
-cluster = launched.cluster
 pytestmark = pytest.mark.programs
 
 
 def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(cluster):
-    first, first_endpoint = a_worker()
+    _first, first_endpoint = a_worker()
     second_port = free_port()
     process = cluster.head("answers", [first_endpoint, f"127.0.0.1:{second_port}"], ["--protocol", "7.0.0"])
     lines_until(process, f"waiting for worker 127.0.0.1:{second_port}: refused")
     assert children(process) == []
-    second = Server(worker((7, 0, 0)), second_port)
+    a_worker(port=second_port)
     lines_until(process, "model buffer size")
     record = json.loads((cluster.state / runtime.HANDSHAKES).read_text())
     assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
     assert record["workers"][first_endpoint]["protocol"] == "7.0.0"
     assert "model buffer size" in (cluster.state / journal.START_LOG).read_text()
-    first.listener.close()
-    second.listener.close()
 
 
-def test_the_server_ends_with_its_launcher_however_that_ends(cluster):
-    """Where it is asked to, the launcher says success when its server has ended."""
-    _server, endpoint = a_worker()
-    for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
-        process = cluster.head("answers", [endpoint])
-        lines_until(process, "model buffer size")
-        (child,) = children(process)
-        process.send_signal(number)
-        assert process.wait() == status
-        assert status or not os.path.exists(f"/proc/{child}")
-        until(lambda child=child: not os.path.exists(f"/proc/{child}"))
-        assert not (cluster.state / runtime.EXITS).exists()
+@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize("kind", ["head", "worker"])
+def test_a_program_ends_with_its_launcher_however_that_ends(cluster, worker_service, tmp_path, kind, number, status):
+    """Where it is asked to, the launcher of a head says success when its server has ended."""
+    process = cluster.head("answers", [a_worker()[1]]) if kind == "head" else worker_service(tmp_path / "cache")
+    lines_until(process, "model buffer size" if kind == "head" else "SIG_IGN")
+    (child,) = children(process)
+    process.send_signal(number)
+    assert process.wait() == status
+    assert status or kind == "worker" or not os.path.exists(f"/proc/{child}")
+    until(lambda: not os.path.exists(f"/proc/{child}"))
+    assert not (cluster.state / runtime.EXITS).exists()
 
 
 def test_asked_to_stop_while_it_waits(cluster):
@@ -90,10 +86,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
 
 def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    program = tmp_path / "bin" / "llama-server"
-    program.parent.mkdir()
-    program.write_text('#!/bin/sh\necho "$@"\n')
-    program.chmod(0o755)
+    program = executable(tmp_path / "bin" / "llama-server", '#!/bin/sh\necho "$@"\n')
     (tmp_path / REPLACEMENTS_FILE).write_text('{"--ctx-size": "-c", "--fit": ""}')
     argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
     runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path))
@@ -126,12 +119,11 @@ def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(clus
     process = cluster.head("answers", [f"127.0.0.1:{port}"], ["--state", str(small_disk)])
     said = lines_until(process, "waiting for worker")
     assert any(f"{runtime.HANDSHAKES} could not be written: Read-only file system" in line for line in said)
-    server = Server(worker((7, 0, 0)), port)
+    a_worker(port=port)
     said = lines_until(process, "model buffer size")
     assert any(f"{journal.START_LOG} could not be written: Read-only file system" in line for line in said)
     os.kill(children(process)[0], signal.SIGKILL)
     assert process.wait(50) == 1
-    server.listener.close()
 
 
 DESCRIBED = {"folder": "", "cluster": "c", "host": "h", "plan": "p", "kind": "head", "release": "r"}
@@ -371,13 +363,3 @@ def test_a_cache_is_not_tidied_at_each_look_at_its_worker(tmp_path, monkeypatch)
     monkeypatch.setattr(workers, "clean_cache", lambda *given: tidied.append(given))
     workers.run_worker([sys.executable, "-c", ""], tmp_path, 99)
     assert tidied == [(tmp_path, 99, ())]
-
-
-def test_a_worker_ends_with_its_launcher_however_that_ends(worker_service, tmp_path):
-    for number, status in ((signal.SIGTERM, 0), (signal.SIGKILL, -9)):
-        process = worker_service(tmp_path / "cache")
-        lines_until(process, "SIG_IGN")
-        (child,) = children(process)
-        process.send_signal(number)
-        assert process.wait() == status
-        until(lambda child=child: not os.path.exists(f"/proc/{child}"))

@@ -12,12 +12,9 @@ from unittest import mock
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, progress, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
-from support import launched
 from support.hosts import free_port
 from support.launched import SILENCE, a_worker, children, healed, lines_until, until
-from test_rpc import Server, worker
 
-cluster = launched.cluster
 pytestmark = [
     pytest.mark.skipif(not progress.ON_LINUX, reason="what moves is read from the kernel of Linux"),
     pytest.mark.programs,
@@ -168,9 +165,9 @@ def test_a_server_that_sleeps_is_left_alone_and_wakes(cluster, monkeypatch, key,
     """Waking takes longer than an answer of the launcher's questions may."""
     monkeypatch.chdir(cluster.folder)
     (cluster.folder / "keys").write_text("secret\n")
-    held = [a_worker() for _worker in range(workers)]
+    endpoints = [a_worker()[1] for _worker in range(workers)]
     more = ["--sleep-idle-seconds", "1", *(["--api-key-file", "keys"] if key else [])]
-    process = cluster.head("serves", [endpoint for _server, endpoint in held], more=more)
+    process = cluster.head("serves", endpoints, more=more)
     for _time in range(2):
         until(lambda: cluster.is_now("asleep"))
         time.sleep(1.5)
@@ -179,8 +176,6 @@ def test_a_server_that_sleeps_is_left_alone_and_wakes(cluster, monkeypatch, key,
         until(lambda: cluster.is_now("serving"))
     until(lambda: cluster.is_now("asleep"))
     assert (process.poll(), cluster.record()["restarts"], cluster.record()["last"]) == (None, 0, [])
-    for server, _endpoint in held:
-        server.listener.close()
 
 
 @pytest.mark.parametrize("more", [[], ["--sleep-idle-seconds", "99"]])
@@ -191,28 +186,25 @@ def test_a_lost_worker_ends_an_idle_server(cluster, more):
     healed(process, f"lost worker {endpoint}: restarting llama-server")
     told = json.loads((cluster.state / "ends.json").read_text())
     assert (told["number"], told["how"]) == (1, f"after losing worker {endpoint}")
-    server.listener.close()
 
 
 def test_a_worker_that_owes_an_answer_is_named(cluster):
-    server, endpoint = a_worker(pause=600)
+    _server, endpoint = a_worker(pause=600)
     process = cluster.head("asks its worker", [endpoint])
     with cluster.client():
         assert f"llama-server gets no answer from worker {endpoint}, and nothing has moved" in healed(
             process, "nothing has moved for"
         )
-    server.listener.close()
 
 
 @pytest.mark.parametrize("how", ["is slow", "computes"])
 def test_a_slow_model_is_never_taken_for_a_hung_one(cluster, how):
     """Its answer takes several times the time for which nothing may move, by a byte now and then or by processor time alone."""
-    server, endpoint = a_worker(pause=SILENCE * 0.4)
+    _server, endpoint = a_worker(pause=SILENCE * 0.4)
     process = cluster.head(how, [endpoint], until_it_is="serving")
     assert cluster.ask() == b"the answer"
     assert process.poll() is None
     assert cluster.record()["restarts"] == 0
-    server.listener.close()
 
 
 def test_loading_that_stands_still_is_started_again(cluster):
@@ -223,7 +215,7 @@ def test_loading_that_stands_still_is_started_again(cluster):
 
 def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):
     """It takes several times the time for which nothing may move."""
-    server, endpoint = a_worker(pause=SILENCE * 0.4)
+    _server, endpoint = a_worker(pause=SILENCE * 0.4)
     process = cluster.head("loads slowly", [endpoint])
     loads = []
 
@@ -241,7 +233,6 @@ def test_a_load_that_moves_bytes_is_never_ended_and_is_written_down(cluster):
     assert loads[-1]["read"] > 0
     assert loads[-1]["seconds"] > 8 * SILENCE * 0.3
     assert (cluster.record()["load"], cluster.record()["restarts"]) == (None, 0)
-    server.listener.close()
 
 
 def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
@@ -281,7 +272,7 @@ class Pair:
         return self.cluster.head("answers", [self.first, self.second], extra)
 
     def come_back(self):
-        return Server(worker((7, 0, 0)), self.port)
+        return a_worker(port=self.port)[0]
 
 
 def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
@@ -294,7 +285,7 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
     record = cluster.record()
     assert (record["without"], record["waiting_for"], record["restarts"]) == (["strix1:hip"], [], 0)
     with cluster.client(b"POST /completion HTTP/1.1\r\nHost: x\r\n"):
-        second = pair.come_back()
+        pair.come_back()
         time.sleep(3)
         assert process.poll() is None, "it did not wait for the client"
     healed(process, f"worker {pair.second} is back: restarting llama-server with all workers")
@@ -305,8 +296,6 @@ def test_a_worker_that_stays_away_is_done_without_until_it_is_back(cluster):
     lines_until(process, f"model buffer size answers {pair.first} {pair.second}")
     until(lambda: cluster.is_now("serving"))
     assert cluster.record()["without"] == []
-    for server in (pair.server, second):
-        server.listener.close()
 
 
 def test_a_worker_that_comes_and_goes_does_not_end_the_fallback(cluster):

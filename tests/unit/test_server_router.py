@@ -16,7 +16,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import s
 from support import launched
 from support.launched import a_worker, children, lines_until, until
 
-cluster = launched.cluster
 pytestmark = [
     pytest.mark.skipif(not progress.ON_LINUX, reason="the children of a process are read from the kernel of Linux"),
     pytest.mark.programs,

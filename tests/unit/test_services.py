@@ -18,13 +18,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installatio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.services import FAILED, RUNNING, STOPPED
 from ansible_collections.llamacpp.cluster.plugins.modules import service
-from support.hosts import service_plan
+from conftest import ROOT
+from support.hosts import executable, service_plan
 
 pytestmark = pytest.mark.programs
 
 MODULE = service
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).parent / "fixtures" / "service_managers"
 WORKER, OTHER, HEAD = "llamacpp-worker-one", "llamacpp-worker-two", "llamacpp-server"
 CHANGING = ("start", "stop", "boot", "enable", "disable", "daemon-reload", "update")
@@ -40,10 +40,7 @@ class Machine:
         for part in ("running", "broken", "unread", "units"):
             (self.folder / part).mkdir()
         self.prefix = root / "prefix"
-        (self.prefix / "venv/bin").mkdir(parents=True)
-        python = self.prefix / "venv/bin/python"
-        python.write_text(f'#!/bin/sh\nexec {self.folder}/supervisorctl "$@"\n')
-        python.chmod(0o755)
+        executable(self.prefix / "venv/bin/python", f'#!/bin/sh\nexec {self.folder}/supervisorctl "$@"\n')
         for log in ("state", "supervisor"):
             (self.prefix / log).mkdir()
             for name_of_log in (WORKER, HEAD):
@@ -209,11 +206,8 @@ def test_systemd_starts_at_boot_what_is_not_temporary(tmp_path, monkeypatch):
 
 def test_a_systemd_that_does_not_answer_stops_nothing_and_says_so(tmp_path, monkeypatch):
     machine = machine_with("systemd", tmp_path, monkeypatch)
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    (broken / "systemctl").write_text("#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
-    (broken / "systemctl").chmod(0o755)
-    monkeypatch.setattr(commands, "SEARCH_PATH", str(broken))
+    broken = executable(tmp_path / "broken/systemctl", "#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
+    monkeypatch.setattr(commands, "SEARCH_PATH", str(broken.parent))
     with pytest.raises((Refusal), match="Failed to connect to bus"):
         machine.manager.state([WORKER])
 

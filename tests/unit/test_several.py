@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import merging, presets
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import html_page, plan_text
 from conftest import complete, identity, known_answer_of, typed
-from support.clusters import FORK, TREE, cards_of, model
+from support.clusters import FORK, TREE, advisories_of, cards_of, model
 from support.drift import drifts, typed_drifts
 
 SMALL = {"name": "small", "known_answer": known_answer_of()}
@@ -60,8 +60,7 @@ def test_each_model_is_planned_as_if_it_were_alone(pair):
         llama_server_idle_seconds=None,
         llama_server_extra_args=[],
         llama_model_alias=None,
-    ).plan()
-    assert not plan["refused"], plan["reasons"]
+    ).accepted()
     one = typed_json.dump(typed(plan).per_model()[1])
     assert one["head"].pop("argv") == list(presets.model_argv(alone["head"]["argv"]))
     for key in ("placement", "estimate", "model", "auxiliary_models"):
@@ -132,8 +131,7 @@ def of_two_sizes():
 
 
 def test_workers_serve_whichever_model_uses_them():
-    plan = of_two_sizes().plan()
-    assert not plan["refused"], plan["reasons"]
+    plan = of_two_sizes().accepted()
     one, two = plan["head"]["models"]
     assert (len(one["placement"]), len(two["placement"])) == (1, 2)
     assert [plan["hosts"][name]["workers"][0]["used"] for name in ("gpu1", "gpu2")] == [True, True]
@@ -221,7 +219,7 @@ def test_a_model_that_fits_nowhere_is_refused_by_name():
 def test_what_is_to_be_done_has_the_words_of_an_entry():
     entries = on_paper("one", 4, layers=8), on_paper("two", 30, layers=40)
     cluster = several(cards_of(1, 2), *({**entry, "parallel": 4} for entry in entries))
-    (met,) = [entry for entry in cluster.plan()["advisories"] if entry["id"] == "context-shared"]
+    (met,) = advisories_of(cluster, "context-shared")
     assert met["message"].startswith("one and two in llama_models: parallel is 4, so ")
     assert met["remedy"].startswith("Set parallel to 1. Or add ")
     shared = "set llama_model_token_file, llama_server_port"
@@ -248,9 +246,7 @@ def test_a_remedy_names_the_keys_of_entries_though_the_effect_is_the_same_for_al
     for entry in entries:
         entry["gguf_summary"]["chat_template"] = False
         entry["extra_args"] = ["--metrics"]
-    (advisory,) = [
-        met for met in several(cards_of(1, 2), *entries).plan()["advisories"] if met["id"] == "chat-template-missing"
-    ]
+    (advisory,) = advisories_of(several(cards_of(1, 2), *entries), "chat-template-missing")
     assert advisory["message"].startswith("one and two in llama_models: ")
     assert "add --chat-template to extra_args" in advisory["remedy"]
 

@@ -8,6 +8,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import smoke_test
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
+from support.hosts import executable
 
 BEGIN = f"""#!{sys.executable}
 import http.server, json, os, signal, socket, struct, sys, time
@@ -57,8 +58,7 @@ def programs(tmp_path, monkeypatch):
         monkeypatch.setattr(smoke_test, "PROGRAM_SECONDS", 1 if hangs else 30)
         for name, text in (("llama-server", server), ("rpc-server", worker)):
             if text is not None:
-                (tmp_path / "bin" / name).write_text(BEGIN + text)
-                (tmp_path / "bin" / name).chmod(0o755)
+                executable(tmp_path / "bin" / name, BEGIN + text)
         place = smoke_test.TrialSettings(tmp_path / "trial", {"OF_THE_BUILD": "1"}, None)
         listed = {"llama-server": server_words} if server is not None else {}
         return smoke_test.test_programs(
@@ -105,43 +105,32 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
 
 @pytest.mark.programs
 @pytest.mark.parametrize(
-    "server, said",
+    "name, text, said",
     [
-        (ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
-        (serving(ILLEGAL), ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
-        (serving("os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
-        ("sys.exit('unknown argument')", ["exited with status 1", "unknown argument"]),
-        ("time.sleep(60)", ["did not answer within 1 s"]),
-        (serving("time.sleep(60)"), ["did not answer within 1 s"]),
+        ("llama-server", ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'", "source: git", "loading"]),
+        ("llama-server", serving(ILLEGAL), ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        ("llama-server", serving("os.kill(os.getpid(), signal.SIGSEGV)"), ["crashed with SIGSEGV", "another build"]),
+        ("llama-server", "sys.exit('unknown argument')", ["exited with status 1", "unknown argument"]),
+        ("llama-server", "time.sleep(60)", ["did not answer within 1 s"]),
+        ("llama-server", serving("time.sleep(60)"), ["did not answer within 1 s"]),
         (
-            serving("self.reply('every every')"),
+            *("llama-server", serving("self.reply('every every')")),
             ["computed a wrong answer", f"'every every', expected '{smoke_test.answer()}'"],
         ),
+        ("rpc-server", ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
+        ("rpc-server", "print('usage')", ["exited with status 0", "usage"]),
+        ("rpc-server", lending("time.sleep(60)"), ["did not answer within 1 s"]),
+        ("rpc-server", lending("connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer like a worker (not_rpc"]),
     ],
-    ids=["SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "wrong"],
-)
-def test_a_server_that_does_not_work(programs, server, said):
-    with pytest.raises(Refusal) as failed:
-        programs(server)
-    for part in ["llama-server was tested on this host's processor and", "no running service was touched", *said]:
-        assert part in str(failed.value)
-
-
-@pytest.mark.programs
-@pytest.mark.parametrize(
-    "worker, said",
-    [
-        (ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
-        ("print('usage')", ["exited with status 0", "usage"]),
-        (lending("time.sleep(60)"), ["did not answer within 1 s"]),
-        (lending("connection.sendall(b'HTTP/1.1 400 no')"), ["did not answer like a worker (not_rpc"]),
+    ids=[
+        *("SIGILL", "SIGILL while computing", "SIGSEGV", "ends", "hangs", "hangs while computing", "wrong"),
+        *("worker: SIGILL", "worker: ends with its usage", "worker: silent", "worker: something else"),
     ],
-    ids=["SIGILL", "ends with its usage", "silent", "something else"],
 )
-def test_a_worker_that_does_not_work(programs, worker, said):
+def test_a_program_that_does_not_work(programs, name, text, said):
     with pytest.raises(Refusal) as failed:
-        programs(worker=worker)
-    for part in ["rpc-server was tested", *said]:
+        programs(**{"server" if name == "llama-server" else "worker": text})
+    for part in [f"{name} was tested on this host's processor and", "no running service was touched", *said]:
         assert part in str(failed.value)
 
 
@@ -162,19 +151,16 @@ def test_a_program_that_cannot_be_started(programs, tmp_path):
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can run programs as another account")
-def test_programs_run_as_another_account_that_can_write_only_its_home(tmp_path):
-    for folder in [tmp_path, *tmp_path.parents]:
-        if str(folder).startswith("/tmp/"):
-            folder.chmod(0o755)
+def test_programs_run_as_another_account_that_can_write_only_its_home(public):
     for name in ("bin", "trial"):
-        (tmp_path / name).mkdir(mode=0o755)
-    (tmp_path / "bin/llama-server").write_text(
-        "#!/bin/sh\nid -u\ntouch $HOME/mine && echo kept\ntouch $HOME/../small.gguf || echo refused\n"
+        (public / name).mkdir(mode=0o755)
+    executable(
+        public / "bin/llama-server",
+        "#!/bin/sh\nid -u\ntouch $HOME/mine && echo kept\ntouch $HOME/../small.gguf || echo refused\n",
     )
-    (tmp_path / "bin/llama-server").chmod(0o755)
-    place = smoke_test.TrialSettings(tmp_path / "trial", {}, "nobody")
+    place = smoke_test.TrialSettings(public / "trial", {}, "nobody")
     with pytest.raises(Refusal, match=r"65534\nkept\n.*\nrefused"):
-        smoke_test.test_programs(tmp_path / "bin", {"llama-server": ()}, place)
+        smoke_test.test_programs(public / "bin", {"llama-server": ()}, place)
 
 
 def test_the_question_goes_on_with_the_answer():

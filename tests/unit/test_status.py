@@ -2,7 +2,6 @@
 
 import copy
 import json
-from pathlib import Path
 from unittest import mock
 
 import jsonschema_rs
@@ -13,12 +12,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import cluster_status, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import VerificationStatus
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import status_text
-from conftest import typed
+from conftest import ROOT, typed
 from support import actions, playbook_runs
 from support.drift import drifts
 from support.verification import several
 
-ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "status.schema.json").read_text()))
 NOW = 1_700_000_000
 VERIFIED = {"age_s": 3600, "passed": True, "failed": [], "release": "pypi-0.3.36", "asleep": False}

@@ -1,7 +1,6 @@
 """What tasks of roles and playbooks do that no run on hosts tells apart: order, hostile texts, refused runs."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import yaml
@@ -10,10 +9,10 @@ from ansible.template import Templar, trust_as_template
 from ansible_collections.llamacpp.cluster.plugins.filter.failure_reason import failure_reason
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Subject
+from conftest import ROOT
 from support import playbook_runs
 from support.rollbacks import completed, record_of
 
-ROOT = Path(__file__).resolve().parents[2]
 FILES = [*ROOT.glob("roles/*/tasks/**/*.yml"), *ROOT.glob("playbooks/**/*.yml")]
 
 

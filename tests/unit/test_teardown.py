@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-from pathlib import Path
 
 import pytest
 import yaml
@@ -17,11 +16,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import owner
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import teardown
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FolderPlan
 from ansible_collections.llamacpp.cluster.plugins.modules import uninstall
-from conftest import complete
+from conftest import ROOT, complete
 from support import actions, playbook_runs
-from support.hosts import host_plan, service_plan, tree
+from support.hosts import host_plan, service_plan, tree, write
 
-ROOT = Path(__file__).resolve().parents[2]
 FACTS = {
     **{"scope": "system", "prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "host_settings": True},
     "defined": ["llamacpp-server", "llamacpp-worker-cpu"],
@@ -183,9 +181,7 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
         [".bashrc", ".llamacpp-notes/x", "checkout/.git/config", "models/known-answer-tests/x"],
     )
     installed(prefix, prefix / "models")
-    for path in ("venv/bin/python", *theirs):
-        (prefix / path).parent.mkdir(parents=True, exist_ok=True)
-        (prefix / path).write_text("")
+    write(prefix, dict.fromkeys(("venv/bin/python", *theirs), ""))
     said = remove(prefix)["notes"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said == [

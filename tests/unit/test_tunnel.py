@@ -15,7 +15,6 @@ from support import launched
 from support.hosts import free_port
 from support.launched import a_worker, children, lines_until, until
 
-cluster = launched.cluster
 KEY, OTHER = "0a" * 32, "0b" * 32
 
 

@@ -158,7 +158,7 @@ def test_a_secret_among_the_arguments(local):
     words = dict.fromkeys(("--api-key", "--api_key"), "set llama_server_api_key_file instead")
     words |= dict.fromkeys(("--hf_token", "-hft"), "every account on the host could read the token")
     for word, instead in words.items():
-        for arguments in ([f"{word} SECRET"], [word, "SECRET"], [f"{word}=SECRET"]):
+        for arguments in ([f"--seed 1 {word} SECRET"], [word, "SECRET"], [f"{word}=SECRET"]):
             local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
             reason = local.reason()
             assert f"llama_server_extra_args has {word}, which the plan sets" in reason

@@ -7,7 +7,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
-from support.hosts import build_plan, service_plan
+from support.hosts import build_plan, executable, service_plan
 
 BUILD = build_plan("b1-cpu-1", "ggml-rpc-server", "llama-server")._replace(
     release="b1", builder="head", trusted_builders=("head",)
@@ -33,8 +33,7 @@ def place(prefix, build, script, *source):
     target = installer.Installer(str(prefix), build, None)
     with target._new_release() as partial:
         for name in build.targets:
-            (partial / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
-            (partial / "bin" / name).chmod(0o755)
+            executable(partial / "bin" / name, f"#!/bin/sh\n{script}\n")
         return target.release_folder, target._publish(partial, *source)
 
 

@@ -43,6 +43,26 @@ def service_plan(argv, listens, **changes):
     return planned._replace(**changes)
 
 
+def executable(path, text):
+    """Writes a program, and makes its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+def write(root, files):
+    """Writes files below a folder, each with a last line break, as kernels do.
+
+    :param files: path → text, or a number.
+    """
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{text}\n")
+    return root
+
+
 def tree(root, *left_out):
     """Path → mode and content of each file and link below a folder, without what a killed run leaves beside a file."""
     found = {}

@@ -259,6 +259,8 @@ class Cluster:
 def cluster(tmp_path):
     made = Cluster(tmp_path)
     yield made
+    while WORKERS:
+        WORKERS.pop().listener.close()
     for process in made.started:
         process.kill()
         process.wait()
@@ -272,6 +274,10 @@ def healed(process, text):
     said = lines_until(process, text)
     assert process.wait(50) == 1
     return said[-1]
+
+
+WORKERS = []
+"""What the running test has of them; the fixture ``cluster`` closes them."""
 
 
 def a_worker(pause=0.0, port=0):
@@ -288,6 +294,7 @@ def a_worker(pause=0.0, port=0):
             shake(client)
 
     server = Server(script, port)
+    WORKERS.append(server)
     return server, f"127.0.0.1:{server.port}"
 
 

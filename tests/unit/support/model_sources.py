@@ -1,9 +1,7 @@
 """Sources of models: requests for them as variables make them, a hub on this machine, and a host that is this process."""
 
-import sys
-from pathlib import Path
-
 import gguf_files
+import hub as play
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import model_info as action_plugin
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -11,9 +9,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import lookup, resolver
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query
-
-sys.path.append(str(Path(__file__).resolve().parents[2]))
-import hub as play
 
 REPO = "unsloth/some-model-GGUF"
 PREFIX = "/opt/llamacpp"

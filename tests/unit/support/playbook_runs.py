@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import yaml
+from conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
 """Variables of a host that is this machine."""
 LOST = {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}
