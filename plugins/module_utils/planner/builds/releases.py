@@ -55,7 +55,8 @@ def release_of(request: types.ReleaseRequest, package_versions: Mapping[str, str
 
     :param package_versions: host → version of llama.cpp that its distribution packages, or None.
     """
-    return _release_of(request, _package_version(package_versions) if request.source == "package" else "")
+    package = _package_version(package_versions) if request.source == "package" else ""
+    return _release_of(request, package)
 
 
 @functools.lru_cache(maxsize=64)
