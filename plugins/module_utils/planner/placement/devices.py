@@ -9,7 +9,6 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
@@ -127,7 +126,7 @@ def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) ->
     hidden_names = {canonical_names[name] for name in lent_names if name in canonical_names}
     pairs = [(name, device) for name, device in facts.named_accelerators if device.backend == backend]
     free_devices = [(name, device) for name, device in pairs if canonical_names[name] not in hidden_names]
-    if backends.visibility(backend):
+    if backends.BY_NAME[backend].hiding_variable:
         return [*itertools.takewhile(lambda entry: canonical_names[entry[0]] not in hidden_names, pairs)]
     return free_devices
 
@@ -186,31 +185,18 @@ def single_host_devices(host: types.Host, backend: str, server: types.Server | N
     return [device._replace(capacity_mib=capacities[device.name]) for device in driven]
 
 
-def without_host_memory(all_devices: Sequence[types.Device], size: int, head: types.Host) -> list[types.Device]:
-    """Return the devices with the capacity that these bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
-    the largest device that shares it."""
-    sharing_devices = [device for device in all_devices if device.host == head.name and device.shares_memory]
-    largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
-    free_mib = usable_mib(head.facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
-    missing_mib = max(0, -(-size // MIB) - max(0, free_mib))
-    return [
-        device._replace(capacity_mib=max(0, device.capacity_mib - missing_mib)) if device is largest_device else device
-        for device in all_devices
-    ]
-
-
 def environment_of_head(head: types.EquippedHost, backend: str, layouts: Sequence[Layout]) -> dict[str, str]:
     """Return the variables that make llama-server use the devices of these layouts as planned, and take no memory of unused devices."""
     driven = {device.name for layout in layouts for device in layout.driven_devices()}
     uses_workers = any(layout.endpoints for layout in layouts)
-    accelerators, visibility = head.host.facts.accelerators_of(backend), backends.visibility(backend)
-    bus_order = backends.BY_NAME[backend].bus_order
-    environment: dict[str, str] = {}
-    if driven and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
-        environment.update([bus_order])
     lent_names = [worker.device for worker in head.workers]
     names = [name for name, _accelerator in _visible_devices(head.host.facts, lent_names, backend)]
     visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
+    accelerators, record = head.host.facts.accelerators_of(backend), backends.BY_NAME[backend]
+    visibility, bus_order = record.hiding_variable, record.bus_order
+    environment: dict[str, str] = {}
+    if driven and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
+        environment.update([bus_order])
     if visibility and driven and visible_count < len(accelerators):
         environment[visibility.variable] = visibility.devices.format(",".join(map(str, range(visible_count))))
     elif visibility and visibility.no_device is not None and accelerators and uses_workers and not driven:
