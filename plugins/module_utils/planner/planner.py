@@ -12,6 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import val
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
@@ -39,11 +41,11 @@ def make_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan |
     :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
         nothing may be applied.
     """
-    if cluster.model_entries:
+    if not cluster.model_entries:
+        plan = _plan_model(cluster, catalogue, runtime_id)
+    else:
         plans = [_plan_model(variant, catalogue, runtime_id) for variant in merging.variants(cluster)]
         plan = merging.merge_plans(cluster, plans)
-    else:
-        plan = _plan_model(cluster, catalogue, runtime_id)
     return proof_plan.with_proof(services.with_services(plan)) if isinstance(plan, Plan) else plan
 
 
@@ -52,7 +54,7 @@ def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan
     try:
         installation, candidate = decide_placement(cluster, catalogue, runtime_id)
         plan = fallbacks.with_fallbacks(installation, candidate, document.compose_plan(installation, candidate))
-        plan = advice.add_advice(installation, candidate, plan)
+        plan = table.with_advisories(AdvisoryContext(plan, cluster, candidate))
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
     plan = advice.with_remedies(
@@ -64,8 +66,10 @@ def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan
 def make_candidate(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
     """Return a plan for comparison with others, without fallbacks, remedies and services."""
     try:
-        decision = decide_placement(cluster, catalogue, runtime_id)
-        return advice.judge_plan(advice.add_advice(*decision, document.compose_plan(*decision)), cluster.accepted)
+        installation, candidate = decide_placement(cluster, catalogue, runtime_id)
+        plan = document.compose_plan(installation, candidate)
+        plan = table.with_advisories(AdvisoryContext(plan, cluster, candidate))
+        return advice.judge_plan(plan, cluster.accepted)
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
 
