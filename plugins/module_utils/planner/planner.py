@@ -27,9 +27,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages im
     fallbacks,
     hosts,
     lending,
-    programs,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import (
+    Installation,
+    choose_programs,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import workload_of
 
@@ -79,12 +81,12 @@ def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) ->
 
     :raises Refusal: no plan is possible.
     """
-    selection = programs.choose_programs(cluster, catalogue)
-    equipped_hosts, site = lending.equip_hosts(cluster, selection, catalogue)
-    release_variable = releases.variable_of(selection.serving_backend, cluster.releases)
-    workload = workload_of(cluster, equipped_hosts[cluster.head], selection.release, release_variable)
+    programs = choose_programs(cluster, catalogue)
+    equipped_hosts, site = lending.equip_hosts(cluster, programs, catalogue)
+    release_variable = releases.variable_of(programs.serving_backend, cluster.releases)
+    workload = workload_of(cluster, equipped_hosts[cluster.head], programs.release, release_variable)
     candidate = prompts.best_batches(attempt_placement(workload, site))
-    installation = Installation(cluster, selection, equipped_hosts, runtime_id)
+    installation = Installation(cluster, programs, equipped_hosts, runtime_id)
     if cluster.has_other_models or not candidate.fits or "unprotected-worker" in cluster.accepted:
         return installation, candidate
     return hosts.without_exposed_workers(installation, candidate)

@@ -89,9 +89,8 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
     if version is not None and parse(version) < parse(asset.oldest):
         library = f"{system_library} {version}" if version else "a C library other than glibc"
         yield f"has {library}, but {archive} needs {system_library} {asset.oldest}: use a newer distribution on that host, or compile with source: git"
-    driver_cuda = facts.newest_cuda
-    if asset.cuda and driver_cuda is not None and parse(driver_cuda) < parse(asset.cuda):
-        yield f"has an NVIDIA driver for CUDA {driver_cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
+    if asset.cuda and facts.newest_cuda is not None and parse(facts.newest_cuda) < parse(asset.cuda):
+        yield f"has an NVIDIA driver for CUDA {facts.newest_cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
     old_devices = [device for device in devices if device and parse(device) < parse(asset.capability)]
     if old_devices:
         yield f"has a device of compute capability {old_devices[0]}, but {archive} needs {asset.capability} or newer: {prebuilt.REMEDY}"

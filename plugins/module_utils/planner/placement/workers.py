@@ -165,17 +165,19 @@ def _default_workers(
 
     A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
     """
-    canonical, builds = host.facts.canonical_names, programs.built_backends[host.name]
+    canonical_names, builds = host.facts.canonical_names, programs.built_backends[host.name]
     keeps_devices = host.is_head and len(builds) > 1
     kept_devices = [device.device for device in devices if keeps_devices and device.backend == programs.serving_backend]
-    used_devices = {canonical[name] for name in kept_devices if name in canonical}
+    used_devices = {canonical_names[name] for name in kept_devices if name in canonical_names}
     chosen_devices = []
     for device in devices:
-        is_repeated = canonical.get(device.device) in used_devices
+        is_repeated = canonical_names.get(device.device) in used_devices
         if not is_repeated and (device.device != "CPU" or "cpu" in builds):
             chosen_devices.append(device)
             used_devices |= (
-                {canonical[device.device]} if host.backends == ("auto",) and device.device in canonical else set()
+                {canonical_names[device.device]}
+                if host.backends == ("auto",) and device.device in canonical_names
+                else set()
             )
     return chosen_devices
 

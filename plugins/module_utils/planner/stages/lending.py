@@ -84,9 +84,9 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     declared_workers = workers.declare_workers(cluster, host, programs)
     driven_devices = []
     if host.is_head:
-        lent_names = [worker.device for worker in declared_workers]
-        environment = cluster.server.environment
-        driven_devices = devices.driven_devices(host, lent_names, programs.serving_backend, environment)
+        driven_devices = devices.driven_devices(
+            host, declared_workers, programs.serving_backend, cluster.server.environment
+        )
     capacities = devices.capacities_of(
         host, declared_workers, driven_devices, cluster.server if host.is_head else None, cluster.has_memory_limits
     )

@@ -48,8 +48,8 @@ def choose_programs(cluster: types.Cluster, catalogue: types.Catalogue) -> types
 
     :raises Refusal: there is no such release, or a host cannot build it.
     """
-    choices = automatic.backends_of_hosts(cluster, catalogue)
-    requested_backend, all_backends = cluster.server.backend, set(itertools.chain(*choices.values()))
+    built_backends = automatic.backends_of_hosts(cluster, catalogue)
+    requested_backend, all_backends = cluster.server.backend, set(itertools.chain(*built_backends.values()))
     if requested_backend and requested_backend not in all_backends:
         raise Refusal(
             f"llama_server_backend is {requested_backend!r}, which no host of this cluster has: use one of {', '.join(sorted(all_backends))}, or add it to "
@@ -57,13 +57,18 @@ def choose_programs(cluster: types.Cluster, catalogue: types.Catalogue) -> types
         )
     server_backends = {
         name: requested_backend if requested_backend in host_backends else host_backends[0]
-        for name, host_backends in choices.items()
+        for name, host_backends in built_backends.items()
     }
     serving_backend = server_backends[cluster.head]
-    releases_by_backend = releases.releases_by_backend(cluster, choices)
-    usable_backends = releases.compatible_backends(releases_by_backend, serving_backend)
-    tls_backend = serving_backend if cluster.server.tls else None
-    return types.Programs(choices, releases_by_backend, serving_backend, server_backends, usable_backends, tls_backend)
+    releases_by_backend = releases.releases_by_backend(cluster, built_backends)
+    return types.Programs(
+        built_backends,
+        releases_by_backend,
+        serving_backend,
+        server_backends,
+        usable_backends=releases.compatible_backends(releases_by_backend, serving_backend),
+        tls_backend=serving_backend if cluster.server.tls else None,
+    )
 
 
 def release_variables(cluster: types.Cluster, catalogue: types.Catalogue) -> list[str]:
