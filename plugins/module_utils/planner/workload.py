@@ -137,7 +137,8 @@ def plan_workload(
 def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.CacheSettings:
     """Return the settings that change the KV cache. The context is limited to the tokens that all requests can use."""
     words = _memory_arguments(server.extra_args)
-    (kv_offload, _value), (unified, _value) = (server.argument(name) or ("", "") for name in ("kv-offload", "unified"))
+    kv_offload, _value = server.argument("kv-offload") or ("", "")
+    unified, _value = server.argument("unified") or ("", "")
     return kv_cache.CacheSettings(
         context=min(server.context, server.parallel * trained_context(server, summary)),
         parallel=server.parallel,

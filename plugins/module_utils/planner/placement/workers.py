@@ -171,14 +171,10 @@ def _default_workers(
     used_devices = {canonical_names[name] for name in kept_devices if name in canonical_names}
     chosen_devices = []
     for device in devices:
-        is_repeated = canonical_names.get(device.device) in used_devices
-        if not is_repeated and (device.device != "CPU" or "cpu" in builds):
+        name = canonical_names.get(device.device)
+        if name not in used_devices and (device.device != "CPU" or "cpu" in builds):
             chosen_devices.append(device)
-            used_devices |= (
-                {canonical_names[device.device]}
-                if host.backends == ("auto",) and device.device in canonical_names
-                else set()
-            )
+            used_devices |= {name} if name and host.backends == ("auto",) else set()
     return chosen_devices
 
 
