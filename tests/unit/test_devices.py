@@ -1,6 +1,7 @@
 """All accelerators of a host together, each once, and how they share its memory."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import cluster_inputs as entry
@@ -54,8 +55,8 @@ def test_the_head_drives_its_own_devices_beside_a_worker_for_those_of_another_ba
 )
 def test_integrated_graphics_serve_where_no_better_device_is_lent(lent, backend, driven):
     facts = entry.parse_facts({**FACTS, "accelerators": [RTX_4070, {**MI50, "unified": True}]})
-    host = Host("here", True, False, "", facts)
-    assert [device.name for device in devices.driven_devices(host, lent, backend, {})] == driven
+    host, workers = Host("here", True, False, "", facts), [SimpleNamespace(device=name) for name in lent]
+    assert [device.name for device in devices.driven_devices(host, workers, backend, {})] == driven
 
 
 def test_the_workers_of_a_host_lend_all_of_its_devices_each_once():

@@ -137,6 +137,11 @@ class Backend(NamedTuple):
     largest_buffer: int = 0
     """Size in bytes above which it splits an allocation into several buffers; 0 for no limit."""
 
+    @property
+    def hiding_variable(self) -> VisibilityVariable | None:
+        """Return the variable that hides devices of this backend from llama-server; None if hiding is unnecessary."""
+        return self.visibility_variable if self.visibility_variable and self.visibility_variable.hides_devices else None
+
 
 def cuda_architecture(capability: str) -> str:
     """Return a compute capability for CMAKE_CUDA_ARCHITECTURES. Blackwell's consumer devices (12.0, 12.1) have instructions that need the suffix ``a``."""
@@ -267,12 +272,6 @@ def device_name(backend: str, index: int) -> str:
 def device_files(backend: str) -> list[str]:
     """Return the devices that a worker of this backend opens, for systemd's DeviceAllow."""
     return list(BY_NAME[backend].device_files)
-
-
-def visibility(backend: str) -> VisibilityVariable | None:
-    """Return the variable that hides devices of this backend from llama-server; None if hiding is unnecessary."""
-    visibility_variable = BY_NAME[backend].visibility_variable
-    return visibility_variable if visibility_variable and visibility_variable.hides_devices else None
 
 
 def service_environment(backend: str, build_environment: Mapping[str, str], is_compiled: bool) -> dict[str, str]:

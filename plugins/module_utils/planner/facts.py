@@ -7,9 +7,19 @@ import functools
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple, Optional
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    names,
+    service_managers,
+    typed_json,
+    versions,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Address, Number, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, toolkits
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
+    backends,
+    capabilities,
+    device_rates,
+    toolkits,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import AMDGPU, BACKENDS
 
 MAX_MIB = 1 << 40
@@ -165,6 +175,11 @@ class Facts(NamedTuple):
     link_gbit_per_s: Annotated[Optional[float], Number(0.001, 1 << 20, allows_fractions=True)] = None
     """Rate of the link between the head and this host, if ``llama_hardware`` sets it."""
 
+    @property
+    def is_board(self) -> bool:
+        """Return whether the host counts as a small board."""
+        return device_rates.is_board(self.system, self.architecture, self.memory_mib, self.cpu.model)
+
     def accelerators_of(self, backend: str) -> list[Accelerator]:
         """Return the accelerators that this backend drives, in the order of their numbers."""
         return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
@@ -172,6 +187,10 @@ class Facts(NamedTuple):
     def toolkits_of(self, backend: str) -> list[Toolchain]:
         """Return the installed toolkits of a backend, the oldest first."""
         return [toolchain for toolchain in self.toolchains or () if toolchain.backend == backend]
+
+    def newest_toolkit(self, backend: str) -> Optional[Toolchain]:
+        """Return the installed toolkit of a backend with the highest version; None without one."""
+        return max(self.toolkits_of(backend), key=lambda toolkit: versions.parse(toolkit.version), default=None)
 
     def lacks_tool(self, name: str) -> bool:
         """Return whether the host lacks a tool or library. A host on paper has all that its facts do not list."""

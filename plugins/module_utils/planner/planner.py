@@ -12,6 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import val
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import SCHEMA, Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import proof_plan, services
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import releases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompts
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
@@ -25,9 +27,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages im
     fallbacks,
     hosts,
     lending,
-    programs,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import (
+    Installation,
+    choose_programs,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import workload_of
 
@@ -39,11 +43,11 @@ def make_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan |
     :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
         nothing may be applied.
     """
-    if cluster.model_entries:
+    if not cluster.model_entries:
+        plan = _plan_model(cluster, catalogue, runtime_id)
+    else:
         plans = [_plan_model(variant, catalogue, runtime_id) for variant in merging.variants(cluster)]
         plan = merging.merge_plans(cluster, plans)
-    else:
-        plan = _plan_model(cluster, catalogue, runtime_id)
     return proof_plan.with_proof(services.with_services(plan)) if isinstance(plan, Plan) else plan
 
 
@@ -52,7 +56,7 @@ def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan
     try:
         installation, candidate = decide_placement(cluster, catalogue, runtime_id)
         plan = fallbacks.with_fallbacks(installation, candidate, document.compose_plan(installation, candidate))
-        plan = advice.add_advice(installation, candidate, plan)
+        plan = table.with_advisories(AdvisoryContext(plan, cluster, candidate))
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
     plan = advice.with_remedies(
@@ -64,8 +68,10 @@ def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan
 def make_candidate(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
     """Return a plan for comparison with others, without fallbacks, remedies and services."""
     try:
-        decision = decide_placement(cluster, catalogue, runtime_id)
-        return advice.judge_plan(advice.add_advice(*decision, document.compose_plan(*decision)), cluster.accepted)
+        installation, candidate = decide_placement(cluster, catalogue, runtime_id)
+        plan = document.compose_plan(installation, candidate)
+        plan = table.with_advisories(AdvisoryContext(plan, cluster, candidate))
+        return advice.judge_plan(plan, cluster.accepted)
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
 
@@ -75,12 +81,12 @@ def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) ->
 
     :raises Refusal: no plan is possible.
     """
-    selection = programs.choose_programs(cluster, catalogue)
-    equipped_hosts, site = lending.equip_hosts(cluster, selection, catalogue)
-    release_variable = releases.variable_of(selection.serving_backend, cluster.releases)
-    workload = workload_of(cluster, equipped_hosts[cluster.head], selection.release, release_variable)
+    programs = choose_programs(cluster, catalogue)
+    equipped_hosts, site = lending.equip_hosts(cluster, programs, catalogue)
+    release_variable = releases.variable_of(programs.serving_backend, cluster.releases)
+    workload = workload_of(cluster, equipped_hosts[cluster.head], programs.release, release_variable)
     candidate = prompts.best_batches(attempt_placement(workload, site))
-    installation = Installation(cluster, selection, equipped_hosts, runtime_id)
+    installation = Installation(cluster, programs, equipped_hosts, runtime_id)
     if cluster.has_other_models or not candidate.fits or "unprotected-worker" in cluster.accepted:
         return installation, candidate
     return hosts.without_exposed_workers(installation, candidate)

@@ -135,16 +135,16 @@ def _compute_s(
 def with_proof(plan: types.Plan) -> types.Plan:
     """Return the finished plan with the ids of its proof and of its reading check."""
     head, proof = plan.head, plan.head.proof
-    if head.models:
-        heads = [with_proof(model_plan).head for model_plan in plan.per_model()]
-        models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
-        return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
-    if proof and proof.layers:
-        sides = [_proof_side(plan, entry) for entry in plan.placement]
-        proof = proof._replace(devices=tuple(types.ProvenDevice(side.id, side.name) for side in sides))
-    has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
-    generates = plan.estimate.generation_range is not None and not has_known_answer
-    return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
+    if not head.models:
+        if proof and proof.layers:
+            sides = [_proof_side(plan, entry) for entry in plan.placement]
+            proof = proof._replace(devices=tuple(types.ProvenDevice(side.id, side.name) for side in sides))
+        has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
+        generates = plan.estimate.generation_range is not None and not has_known_answer
+        return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
+    heads = [with_proof(model_plan).head for model_plan in plan.per_model()]
+    models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
+    return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
 
 
 def proof_work(plan: types.Plan) -> ProofWork | None:
@@ -152,7 +152,7 @@ def proof_work(plan: types.Plan) -> ProofWork | None:
     proof, head = plan.head.proof, plan.head_host
     if not proof or not proof.layers:
         return None
-    planned_values = dict(_planned_options(plan))
+    planned_values = {name: words[1:] for name, words in _options_in(plan.head.argv)}
     variants: list[tuple[str, ...]] = [REPACK_OPTION] if plan.release.mainline else []
     if planned_values.get("cache-type-v", ["f16"]) == ["f16"]:
         flash_attention = "on" if planned_values.get("flash-attention") == ["off"] else "off"
@@ -191,17 +191,14 @@ def _proof_side(plan: types.Plan, entry: types.DevicePlacement | None) -> Side:
             worker.argv[0],
             [
                 word
-                for pair in options.group_words(worker.argv[1:])
-                for word in pair
-                if pair[0] not in ("-H", "-p", "--host", "--port")
+                for _name, words in _options_in(worker.argv)
+                for word in words
+                if words[0] not in ("-H", "-p", "--host", "--port")
             ],
             dict(worker.environment),
         ]
-        compared_options = [
-            pair
-            for pair in options.group_words(argv[1:])
-            if options.name_of(pair[0]) not in ("rpc", "device", "micro-batch")
-        ]
+        excluded_options = ("rpc", "device", "micro-batch")
+        compared_options = [words for name, words in _options_in(argv) if name not in excluded_options]
         name = f"{entry.host} {entry.worker or entry.device}"
         details = [
             argv[0],
@@ -215,7 +212,9 @@ def _proof_side(plan: types.Plan, entry: types.DevicePlacement | None) -> Side:
 
 def _reading_id(plan: types.Plan) -> str:
     """Return an id of everything that changes how well the model reads, except the release and the devices, which the check tests."""
-    return _digest(plan, [pair for pair in _planned_options(plan) if pair[0] not in IRRELEVANT_OPTIONS])
+    return _digest(
+        plan, [(name, words[1:]) for name, words in _options_in(plan.head.argv) if name not in IRRELEVANT_OPTIONS]
+    )
 
 
 def _digest(plan: types.Plan, *details: Any) -> str:
@@ -225,14 +224,14 @@ def _digest(plan: types.Plan, *details: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _planned_options(plan: types.Plan) -> list[tuple[str, list[str]]]:
-    """Return the names in the table and the values of the options in the planned command line."""
-    return [(options.name_of(word), value) for word, *value in options.group_words(plan.head.argv[1:])]
+def _options_in(argv: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the options in a command line: their names in the table, and their words."""
+    return [(options.name_of(words[0]), words) for words in options.group_words(argv[1:])]
 
 
 def _remedies(plan: types.Plan) -> Iterator[Remedy]:
     """Yield settings that the planned command line lacks. Words after the command line override its own."""
-    planned_values = dict(_planned_options(plan))
+    planned_values = {name: words[1:] for name, words in _options_in(plan.head.argv)}
     for values in REMEDIES:
         settings, words = [], []
         for name, value in values.items():
@@ -246,14 +245,10 @@ def _remedies(plan: types.Plan) -> Iterator[Remedy]:
 
 def _proof_argv(plan: types.Plan, entry: types.DevicePlacement | None) -> tuple[str, ...]:
     """Return llama-server's command line for a device, or for the processor alone, which then repacks no weights, like the processors of workers."""
-    fork, (program, *words) = plan.release.fork, plan.head.argv
-    option_words = options.group_words(words)
-    kept_words = [pair for pair in option_words if options.name_of(pair[0]) not in REPLACED_OPTIONS]
+    fork, planned_options = plan.release.fork, _options_in(plan.head.argv)
+    kept_words = [words for name, words in planned_options if name not in REPLACED_OPTIONS]
     overrides = [
-        override
-        for word, *value in option_words
-        if options.name_of(word) == "override-tensor"
-        for override in value[0].split(",")
+        override for name, words in planned_options if name == "override-tensor" for override in words[1].split(",")
     ]
     proof = plan.head.proof
     values: Mapping[str, str | Sequence[str]] = {
@@ -267,7 +262,7 @@ def _proof_argv(plan: types.Plan, entry: types.DevicePlacement | None) -> tuple[
         "repack": "off" if not entry and plan.release.mainline else "",
     }
     settings = [word for name, value in values.items() for word in options.render_option(name, value, fork)]
-    return (program, *settings, *itertools.chain(*kept_words))
+    return (plan.head.argv[0], *settings, *itertools.chain(*kept_words))
 
 
 def _device_name(fork: str, entry: types.DevicePlacement) -> str:

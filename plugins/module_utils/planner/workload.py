@@ -138,13 +138,14 @@ def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) 
     """Return the settings that change the KV cache. The context is limited to the tokens that all requests can use."""
     words = _memory_arguments(server.extra_args)
     kv_offload, _value = server.argument("kv-offload") or ("", "")
+    unified, _value = server.argument("unified") or ("", "")
     return kv_cache.CacheSettings(
         context=min(server.context, server.parallel * trained_context(server, summary)),
         parallel=server.parallel,
         type_k=server.cache_type_k,
         type_v=server.cache_type_v,
         flash_attention=server.flash_attention,
-        unified="unified" in words and options.switch_value(words["unified"][0]) != "off",
+        unified=options.switch_value(unified) == "on",
         full_window="full_window" in words,
         micro_batch=server.micro_batch or kv_cache.MICRO_BATCH,
         batch=_batch_of(server),
@@ -218,17 +219,17 @@ def header_of(model: Model, role: str) -> ModelSummary | Projector | None:
 
 
 def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dict[str, str]:
-    roles = [role for role in model_source.AUXILIARY_OPTIONS if model.path_of(role)]
-    return {role: reason for role in roles if (reason := _uncounted_reason(role, model, server, release))}
-
-
-def _uncounted_reason(role: str, model: Model, server: Server, release: ReleasePlan) -> str:
-    if not release.mainline:
-        return f"the rules by which {release.fork} chooses its device are unknown"
-    if header_of(model, role) is None:
-        return "its header was not read"
-    words = [pair[0] for name in PLACEMENT_OPTIONS[role] if (pair := server.argument(name))]
-    return f"{words[0]} places it outside the plan's control" if words else ""
+    """Return role of an auxiliary model → why its memory is not counted."""
+    reasons = {}
+    for role in filter(model.path_of, model_source.AUXILIARY_OPTIONS):
+        argument = next(filter(None, map(server.argument, PLACEMENT_OPTIONS[role])), None)
+        if not release.mainline:
+            reasons[role] = f"the rules by which {release.fork} chooses its device are unknown"
+        elif header_of(model, role) is None:
+            reasons[role] = "its header was not read"
+        elif argument:
+            reasons[role] = f"{argument[0]} places it outside the plan's control"
+    return reasons
 
 
 def _description(model: Model, role: str) -> str:

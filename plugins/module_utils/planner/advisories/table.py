@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan, Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import (
     hardware,
     links,
@@ -408,8 +408,7 @@ ADVISORIES = (
 )
 
 
-def as_plan(finding: Finding) -> AdvisoryPlan:
-    """Return a finding as an advisory of the plan, not accepted yet."""
+def _as_plan(finding: Finding) -> AdvisoryPlan:
     advisory, hosts = finding.advisory, finding.hosts
     return AdvisoryPlan(
         id=advisory.id,
@@ -428,6 +427,11 @@ def _clauses(finding: Finding) -> list[str]:
     missing_placeholders = [f"{{{name}}}" for name, value in finding.values.items() if value is None]
     clauses = [text for text in finding.advisory.remedies if not any(name in text for name in missing_placeholders)]
     return [text.format(**finding.values) for text in clauses]
+
+
+def with_advisories(context: AdvisoryContext) -> Plan:
+    """Return the plan with the advisories that it meets, not accepted yet."""
+    return context.plan._replace(advisories=tuple(map(_as_plan, evaluate_advisories(context))))
 
 
 def evaluate_advisories(context: AdvisoryContext) -> list[Finding]:

@@ -49,8 +49,8 @@ def runtime_libraries(facts: Facts, backend: str) -> list[str]:
 def environment(facts: Facts, backend: str) -> Mapping[str, str]:
     """Return the environment in which the archives' programs run."""
     needs_rocm = any(asset.rocm for asset in prebuilt.ASSETS if backend in asset.backends)
-    toolkit = _toolkit(facts, backend) if needs_rocm else None
-    return {"LD_LIBRARY_PATH": f"{toolkit[1]}/lib"} if toolkit else {}
+    toolkit = facts.newest_toolkit(backend) if needs_rocm else None
+    return {"LD_LIBRARY_PATH": f"{toolkit.prefix}/lib"} if toolkit else {}
 
 
 def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ...]:
@@ -84,29 +84,21 @@ def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[st
 def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str]:
     """Yield why an archive does not run on a host, and a remedy. The host's name goes in front."""
     archive = f"upstream's archive {asset.name} (llama_release, source: prebuilt)"
-    parse, devices = versions.parse, facts.architectures(backend)
+    devices, rocm, parse = facts.architectures(backend), facts.newest_toolkit(backend), versions.parse
     system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
     if version is not None and parse(version) < parse(asset.oldest):
         library = f"{system_library} {version}" if version else "a C library other than glibc"
         yield f"has {library}, but {archive} needs {system_library} {asset.oldest}: use a newer distribution on that host, or compile with source: git"
-    driver_cuda = facts.newest_cuda
-    if asset.cuda and driver_cuda is not None and parse(driver_cuda) < parse(asset.cuda):
-        yield f"has an NVIDIA driver for CUDA {driver_cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
+    if asset.cuda and facts.newest_cuda is not None and parse(facts.newest_cuda) < parse(asset.cuda):
+        yield f"has an NVIDIA driver for CUDA {facts.newest_cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
     old_devices = [device for device in devices if device and parse(device) < parse(asset.capability)]
     if old_devices:
         yield f"has a device of compute capability {old_devices[0]}, but {archive} needs {asset.capability} or newer: {prebuilt.REMEDY}"
-    rocm = _toolkit(facts, backend)
-    if asset.rocm and facts.toolchains is not None and (not rocm or parse(rocm[0])[:1] != parse(asset.rocm)):
-        installed_rocm = f"ROCm {rocm[0]}" if rocm else "no ROCm"
+    if asset.rocm and facts.toolchains is not None and (not rocm or parse(rocm.version)[:1] != parse(asset.rocm)):
+        installed_rocm = f"ROCm {rocm.version}" if rocm else "no ROCm"
         yield f"has {installed_rocm}, but {archive} needs the ROCm {asset.rocm} libraries: install them, or {prebuilt.REMEDY}"
     unsupported_devices = [
         device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.ROCM_TARGETS
     ]
     if unsupported_devices:
         yield f"has the device {unsupported_devices[0]}, but {archive} has no code for this device: {prebuilt.REMEDY}"
-
-
-def _toolkit(facts: Facts, backend: str) -> tuple[str, str] | None:
-    """Return version and prefix of the newest toolkit of a backend."""
-    versions_and_prefixes = [(str(kit.version), str(kit.prefix)) for kit in facts.toolkits_of(backend)]
-    return max(versions_and_prefixes, key=lambda kit: versions.parse(kit[0]), default=None)

@@ -55,7 +55,8 @@ def release_of(request: types.ReleaseRequest, package_versions: Mapping[str, str
 
     :param package_versions: host → version of llama.cpp that its distribution packages, or None.
     """
-    return _release_of(request, _package_version(package_versions) if request.source == "package" else "")
+    package = _package_version(package_versions) if request.source == "package" else ""
+    return _release_of(request, package)
 
 
 @functools.lru_cache(maxsize=64)
@@ -165,8 +166,9 @@ def releases_by_backend(cluster: types.Cluster, built_backends: Mapping[str, Seq
 
     :param built_backends: host → its backends.
     """
-    packages = {name: host.facts.packaged for name, host in cluster.hosts.items()}
-    package_versions = {name: package.version if package else None for name, package in packages.items()}
+    package_versions = {
+        name: host.facts.packaged.version if host.facts.packaged else None for name, host in cluster.hosts.items()
+    }
     releases = {}
     for backend in backends_in_use(built_backends):
         variable = variable_of(backend, cluster.releases)
@@ -260,11 +262,11 @@ def with_builds(
     }
 
 
-def _trusted_builders(sharing_hosts: Sequence[types.Host]) -> tuple[str, ...]:
+def _trusted_builders(peers: Sequence[types.Host]) -> tuple[str, ...]:
     """Return the host that builds for the hosts that share a build: ``llama_build_host``, or the head, or the first of the inventory. Unless an operator names
     the builder, the other hosts follow: what they compiled before the head moved still counts."""
-    names = [host.name for host in sorted(sharing_hosts, key=lambda host: not host.is_head)]
-    builders = sorted({host.build_host for host in sharing_hosts if host.build_host})
+    names = [host.name for host in sorted(peers, key=lambda host: not host.is_head)]
+    builders = sorted({host.build_host for host in peers if host.build_host})
     named_builders = [name for name in builders if name in names]
     if len(named_builders) > 1:
         raise Refusal(
@@ -274,12 +276,12 @@ def _trusted_builders(sharing_hosts: Sequence[types.Host]) -> tuple[str, ...]:
     return tuple([*named_builders, *names][:1] if builders else names)
 
 
-def _shared_key(kind: BuildPlan) -> str:
-    return _short_sha([kind.kind, kind.release, kind.cmake_options])
+def _shared_key(build: BuildPlan) -> str:
+    return _short_sha([build.kind, build.release, build.cmake_options])
 
 
 def _with_programs(
-    kind: BuildPlan, release: ReleasePlan, host: types.Host, targets: list[str], catalogue: types.Catalogue
+    build: BuildPlan, release: ReleasePlan, host: types.Host, targets: list[str], catalogue: types.Catalogue
 ) -> BuildPlan:
     paths: dict[str, str] = {}
     if release.source == "package":
@@ -291,10 +293,10 @@ def _with_programs(
                 "llama_release"
             )
         paths = {target: packages[target]["path"].format(architecture=host.facts.architecture) for target in targets}
-    ui = kind.ui if options.SERVER in targets else None
-    content = {"release": release.id, "options": kind.cmake_options, "kind": kind.kind, "targets": targets}
+    ui = build.ui if options.SERVER in targets else None
+    content = {"release": release.id, "options": build.cmake_options, "kind": build.kind, "targets": targets}
     identity = _short_sha({**content, **({"ui": True} if ui == "true" else {})}, 8)
-    return kind._replace(id=f"{release.ref}-{kind.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
+    return build._replace(id=f"{release.ref}-{build.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
 
 
 def _build_kind(cluster: types.Cluster, entry: types.EquippedHost, backend: str, programs: types.Programs) -> BuildPlan:

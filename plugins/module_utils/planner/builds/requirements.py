@@ -84,10 +84,10 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged_ba
 
 
 def _best_backend(facts: Facts, sources: Mapping[str, str], packaged_backends: Collection[str]) -> str:
-    possible_backends = (
-        backend for backend in backends.PREFERRED_ORDER if _is_usable(facts, backend, sources, packaged_backends)
-    )
-    return next(possible_backends, backends.CPU.name)
+    for backend in backends.PREFERRED_ORDER:
+        if _is_usable(facts, backend, sources, packaged_backends):
+            return backend
+    return backends.CPU.name
 
 
 def _is_usable(facts: Facts, backend: str, sources: Mapping[str, str], packaged_backends: Collection[str]) -> bool:

@@ -39,27 +39,16 @@ FIELD_LIMITS = {
 def _check_auxiliary(server: Server, request: ModelRequest) -> None:
     """Refuse options for an auxiliary model that a variable already names."""
     for source in filter(None, (request.mmproj, request.draft)):
-        option = options.by_name(model_source.AUXILIARY_OPTIONS[source.role])
-        words = [word for word in server.extra_args if options.by_word(word) == option]
-        if words:
+        argument = server.argument(model_source.AUXILIARY_OPTIONS[source.role])
+        if argument:
             raise Refusal(
-                f"{source.variable} is set, but llama_server_extra_args has {words[0]}: remove one of the two"
+                f"{source.variable} is set, but llama_server_extra_args has {argument[0]}: remove one of the two"
             )
 
 
 def check_server(head: EquippedHost, server: Server, request: ModelRequest, release: ReleasePlan) -> None:
     """Refuse what no llama-server of this release accepts on this head."""
     _check_auxiliary(server, request)
-    for field, (minimum, maximum) in FIELD_LIMITS.items():
-        limit = validation.limit(getattr(server, field), minimum, maximum)
-        if limit:
-            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or remove it")
-    if server.batch and (server.micro_batch or 0) > server.batch:
-        raise Refusal(
-            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server processes only "
-            f"{server.batch} tokens at a time: use {server.batch} or less, or a larger llama_server_batch"
-        )
-    _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
     _check_files(server)
     for field in ("cache_type_k", "cache_type_v"):
@@ -73,6 +62,16 @@ def check_server(head: EquippedHost, server: Server, request: ModelRequest, rele
     except ValueError:
         raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
     _check_ports(head, server)
+    _check_extra_arguments(server.extra_args, release)
+    for field, (minimum, maximum) in FIELD_LIMITS.items():
+        limit = validation.limit(getattr(server, field), minimum, maximum)
+        if limit:
+            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or remove it")
+    if server.batch and (server.micro_batch or 0) > server.batch:
+        raise Refusal(
+            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server processes only "
+            f"{server.batch} tokens at a time: use {server.batch} or less, or a larger llama_server_batch"
+        )
 
 
 def _check_flash(server: Server) -> None:

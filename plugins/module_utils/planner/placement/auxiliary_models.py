@@ -20,7 +20,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import (
@@ -53,25 +52,18 @@ def _auxiliary_model(workload: Workload, role: str, device: Device | None) -> Au
     backend = backends.BY_NAME[device.backend] if device else backends.CPU
     if isinstance(header, Projector):
         return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
-    summary = header.without_key("nextn_predict_layers") if _is_partial_model(header) else header
+    # A draft model may be a part of another model: its layers that predict further tokens, which count the others and lack them.
+    is_part = not all(header.layer_bytes)
+    summary = header.without_key("nextn_predict_layers") if is_part else header
     settings = _cache_settings(workload)
     load = device_load.load_of(summary, settings, workload.release.build)
     units = list(range(load.units))
     weights = load.share(units, backend.name).weights if device else load.on_head(units)
     in_memory = load.on_head() if device else 0
-    return AuxiliaryModel(role, device, weights, _cache_bytes(load, summary), load.compute, in_memory)
-
-
-def _is_partial_model(summary: ModelSummary) -> bool:
-    """Return whether a draft model is a part of another model: its layers that predict further tokens, which count the others and lack them."""
-    return not all(summary.layer_bytes)
-
-
-def _cache_bytes(load: device_load.Load, summary: ModelSummary) -> int:
-    """Return the bytes of a KV cache; for a part of another model an upper bound, since only its own layers get one (ctx_type in llama-model.cpp of
-    build 11063)."""
-    sizes = load.kv[: load.layers]
-    return sum(map(bool, summary.layer_bytes)) * max(sizes) if _is_partial_model(summary) else sum(sizes)
+    # Only the own layers of a part get a KV cache (ctx_type in llama-model.cpp of build 11063): an upper bound for it.
+    layer_kv, own_layers = load.kv[: load.layers], sum(map(bool, summary.layer_bytes))
+    kv = own_layers * max(layer_kv) if is_part else sum(layer_kv)
+    return AuxiliaryModel(role, device, weights, kv, load.compute, in_memory)
 
 
 def _cache_settings(workload: Workload) -> kv_cache.CacheSettings:
@@ -107,15 +99,6 @@ def environment(models: Sequence[AuxiliaryModel]) -> dict[str, str]:
     """Return the variable that makes llama-server use the planned device for a projector: all builds that were read take it."""
     names = [model.device.name for model in models if model.role == host_types.MMPROJ and model.device]
     return {options.PROJECTOR_DEVICE: names[0]} if names else {}
-
-
-def memory_sentences(models: Sequence[AuxiliaryModel], head: str) -> list[str]:
-    """Return the least memory of each model, for a plan that does not fit."""
-    return [
-        f"{model_source.VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
-        f"{model.device.name if model.device else 'the memory'} on {head}, which leaves too little for the model"
-        for model in models
-    ]
 
 
 def as_plan(models: Sequence[AuxiliaryModel], main_model: Model, head: str) -> tuple[AuxiliaryModelPlan, ...]:

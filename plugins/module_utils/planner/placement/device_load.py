@@ -165,6 +165,9 @@ class Load:
         self.summary = summary
         self.layers: int = summary.layers
         self.units: int = self.layers + 1
+        has_names, self.overrides = summary.tensors is not None, overrides
+        parts, self.copies = _parts(summary) if has_names else _parts_without_names(summary)
+        self.parts = _with_overrides(parts, overrides)
         self.kv, self.kv_exact = kv_cache.sizes(summary, settings, build)
         windows = kv_cache.windowed_layers(summary)
         self.checkpointed = kv_cache.checkpointed_layers(summary, settings)
@@ -177,11 +180,8 @@ class Load:
         self.recurrent_layers = sum(kv_cache.recurrent_layers(summary)) if is_known_architecture else 0
         self.compute = compute_buffers.compute_bound(summary, settings)
         self.device_kv = self.kv if settings.offload else [0] * len(self.kv)
-        has_names = summary.tensors is not None
         is_known = settings.fork == MAINLINE and kv_cache.is_known_build(build)
         self.weights_exact = has_names and is_known and is_known_architecture
-        parts, self.copies = _parts(summary) if has_names else _parts_without_names(summary)
-        self.parts = _with_overrides(parts, overrides)
         self.needs_copies = [not (summary.architecture == "gemma4" and window) for window in windows]
         self.weights = [0] * self.units
         for part in self.parts:
@@ -338,8 +338,9 @@ class Layout(NamedTuple):
         """Return the units of one of the devices, or of the head's processor."""
         return [unit for unit, owner in enumerate(self.owners) if owner == device]
 
-    def buffer_of_layers(self) -> list[str]:
-        """Return the device of each layer, and of the output; CPU is the head's processor."""
+    @property
+    def layer_buffers(self) -> list[str]:
+        """Return the buffer of each layer, and of the output; CPU is the head's processor."""
         return [CPU if owner is None else self.devices[owner].buffer for owner in self.owners]
 
     def shares(self) -> list[DeviceShare]:

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
@@ -84,7 +83,7 @@ def capacities_of(
     :param server: variables of the server on the head; None for another host.
     :param has_memory_limits: whether devices hold no more than their drivers show as their own.
     """
-    canonical, memory_mib = host.facts.canonical_names, host.facts.memory_mib
+    canonical_names, memory_mib = host.facts.canonical_names, host.facts.memory_mib
     accelerators = dict(host.facts.named_accelerators)
     limits = {worker.device: worker.capacity_mib for worker in workers if worker.capacity_mib}
     limits.update(_limits_of_head(driven, server) if server else {})
@@ -102,7 +101,9 @@ def capacities_of(
         if accelerator and accelerator.unified:
             is_limited = has_memory_limits and name in environments  # the head's own devices show all they have
             shown_mib = visible_mib(accelerator, environments[name]) if is_limited else math.inf
-            shared_mib[canonical[name]] = max(shared_mib.get(canonical[name], 0), int(min(capacities[name], shown_mib)))
+            shared_mib[canonical_names[name]] = max(
+                shared_mib.get(canonical_names[name], 0), int(min(capacities[name], shown_mib))
+            )
     requested_mib = [worker.capacity_mib for worker in workers if worker.device == backends.CPU.device]
     remaining_mib = usable_mib(memory_mib)
     if len(shared_mib) + len(requested_mib) >= 2:
@@ -113,39 +114,38 @@ def capacities_of(
             shared_mib = {name: size * accelerator_mib // total for name, size in shared_mib.items()}
         remaining_mib = max(0, remaining_mib - sum(shared_mib.values())) // max(1, cpu_workers)
     unified_mib = {
-        name: shared_mib[canonical[name]]
+        name: shared_mib[canonical_names[name]]
         for name in accelerators
-        if canonical[name] in shared_mib and accelerators[name].unified
+        if canonical_names[name] in shared_mib and accelerators[name].unified
     }
     return {**capacities, **unified_mib, backends.CPU.device: remaining_mib}
 
 
-def _visible_devices(facts: Facts, lent_names: Collection[str], backend: str) -> list[tuple[str, Accelerator]]:
+def _visible_devices(facts: Facts, workers: Sequence[types.Worker], backend: str) -> list[tuple[str, Accelerator]]:
     """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
     backend. Where others are hidden, only those before the first one that it lends."""
     canonical_names = facts.canonical_names
-    hidden_names = {canonical_names[name] for name in lent_names if name in canonical_names}
+    hidden_names = {canonical_names.get(worker.device) for worker in workers}
     pairs = [(name, device) for name, device in facts.named_accelerators if device.backend == backend]
     free_devices = [(name, device) for name, device in pairs if canonical_names[name] not in hidden_names]
-    if backends.visibility(backend):
+    if backends.BY_NAME[backend].hiding_variable:
         return [*itertools.takewhile(lambda entry: canonical_names[entry[0]] not in hidden_names, pairs)]
     return free_devices
 
 
 def driven_devices(
-    host: types.Host, lent_names: Collection[str], backend: str, environment: Mapping[str, str]
+    host: types.Host, workers: Sequence[types.Worker], backend: str, environment: Mapping[str, str]
 ) -> list[types.Device]:
     """Return the devices that llama-server itself uses, with all of their memory. Those that share the host's memory only where there is no other, lent or
     not, as llama.cpp does it. One whose memory is not known is left out."""
     sized_devices = [
         types.Device(host.name, backend, name, name, accelerator.memory_mib, environment, accelerator=accelerator)
-        for name, accelerator in _visible_devices(host.facts, lent_names, backend)
+        for name, accelerator in _visible_devices(host.facts, workers, backend)
         if accelerator.memory_mib
     ]
     discrete = [device for device in sized_devices if not device.shares_memory]
-    lends_discrete = any(
-        name in lent_names and not accelerator.unified for name, accelerator in host.facts.named_accelerators
-    )
+    lent_accelerators = [host.facts.accelerator_of(worker.device) for worker in workers]
+    lends_discrete = any(accelerator and not accelerator.unified for accelerator in lent_accelerators)
     return discrete or ([] if lends_discrete else sized_devices[:1])
 
 
@@ -186,31 +186,17 @@ def single_host_devices(host: types.Host, backend: str, server: types.Server | N
     return [device._replace(capacity_mib=capacities[device.name]) for device in driven]
 
 
-def without_host_memory(all_devices: Sequence[types.Device], size: int, head: types.Host) -> list[types.Device]:
-    """Return the devices with the capacity that these bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
-    the largest device that shares it."""
-    sharing_devices = [device for device in all_devices if device.host == head.name and device.shares_memory]
-    largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
-    free_mib = usable_mib(head.facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
-    missing_mib = max(0, -(-size // MIB) - max(0, free_mib))
-    return [
-        device._replace(capacity_mib=max(0, device.capacity_mib - missing_mib)) if device is largest_device else device
-        for device in all_devices
-    ]
-
-
 def environment_of_head(head: types.EquippedHost, backend: str, layouts: Sequence[Layout]) -> dict[str, str]:
     """Return the variables that make llama-server use the devices of these layouts as planned, and take no memory of unused devices."""
     driven = {device.name for layout in layouts for device in layout.driven_devices()}
     uses_workers = any(layout.endpoints for layout in layouts)
-    accelerators, visibility = head.host.facts.accelerators_of(backend), backends.visibility(backend)
-    bus_order = backends.BY_NAME[backend].bus_order
+    names = [name for name, _accelerator in _visible_devices(head.host.facts, head.workers, backend)]
+    visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
+    accelerators, record = head.host.facts.accelerators_of(backend), backends.BY_NAME[backend]
+    visibility, bus_order = record.hiding_variable, record.bus_order
     environment: dict[str, str] = {}
     if driven and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
-    lent_names = [worker.device for worker in head.workers]
-    names = [name for name, _accelerator in _visible_devices(head.host.facts, lent_names, backend)]
-    visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
     if visibility and driven and visible_count < len(accelerators):
         environment[visibility.variable] = visibility.devices.format(",".join(map(str, range(visible_count))))
     elif visibility and visibility.no_device is not None and accelerators and uses_workers and not driven:

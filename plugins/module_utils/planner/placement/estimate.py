@@ -94,7 +94,7 @@ def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
     if not candidate.release.mainline or not any(candidate.layout.load.checkpointed):
         return 0.0
     s_per_gb = {part.device: cost_model.COPY_S_PER_GB + (8 / part.link.gbit if part.link else 0) for part in parts}
-    layers = zip(candidate.layout.buffer_of_layers(), sizes)
+    layers = zip(candidate.layout.layer_buffers, sizes)
     fetch_ms = sum(size * s_per_gb.get(buffer, 0) for buffer, size in layers) / 1e6
     return cost_model.token_ms(parts) + fetch_ms * (1 + (tokens > cache.tokens))
 

@@ -12,6 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, device_rates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_source
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import (
     auxiliary_models,
     cost_model,
@@ -22,10 +23,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.devices import (
     load_mode_of,
     reserve_mib,
-    without_host_memory,
+    usable_mib,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device, Server
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
 ALL, FASTEST = "all", "fastest"
@@ -36,10 +37,15 @@ def lay_out(workload: Workload, site: Site) -> Layout:
     """Return the layout with the fewest seconds for a token. Auxiliary models get the first place with which everything fits."""
     head_devices = [device for device in site.devices if not device.worker]
     head_devices.sort(key=lambda device: -site.rates[device.buffer].gb_per_s)
+    server, overrides = (
+        workload.server,
+        _overrides(workload, [device_load.CPU, *(device.buffer for device in site.devices)]),
+    )
     places = list(auxiliary_models.candidate_placements(workload, head_devices))
+    load = device_load.load_of(workload.summary, workload.cache, workload.release.build, overrides)
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
     failures = []
-    prompt_cache = (workload.server.prompt_cache_mib or 0) * MIB
+    prompt_cache = (server.prompt_cache_mib or 0) * MIB
     for place, reserve in [*zip(places, places), *without_buffers]:
         reserved_mib = {
             device.buffer: -(-sum(model.total_on(device) for model in reserve) // MIB) for device in site.devices
@@ -48,33 +54,30 @@ def lay_out(workload: Workload, site: Site) -> Layout:
         if any(device.capacity_mib < 0 for device in devices):
             continue
         head_bytes = sum(model.head_bytes for model in reserve) + prompt_cache
-        layout = _with_head_bytes(workload, site._replace(devices=devices), head_bytes)
+        layout = _with_head_bytes(workload, site._replace(devices=devices), load, head_bytes)
         layout = layout._replace(devices=_change_capacities(layout.devices, reserved_mib), auxiliary=place)
         if not layout.reasons:
             return layout
         failures.append(layout)
     closest_layout = min(failures, key=lambda layout: layout.missing_mib)
-    return closest_layout._replace(
-        reasons=(*closest_layout.reasons, *auxiliary_models.memory_sentences(closest_layout.auxiliary, site.head))
+    auxiliary_needs = (
+        f"{model_source.VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
+        f"{model.device.name if model.device else 'the memory'} on {site.head}, which leaves too little for the model"
+        for model in closest_layout.auxiliary
     )
+    return closest_layout._replace(reasons=(*closest_layout.reasons, *auxiliary_needs))
 
 
 def _change_capacities(devices: Sequence[Device], added_mib: Mapping[str, int]) -> tuple[Device, ...]:
     return tuple(device._replace(capacity_mib=device.capacity_mib + added_mib[device.buffer]) for device in devices)
 
 
-def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
+def _with_head_bytes(workload: Workload, site: Site, load: device_load.Load, head_bytes: int) -> Layout:
     """Return the layout of the served model.
 
     :param head_bytes: bytes of the head's memory that auxiliary models and kept conversations take.
     """
     server, devices = workload.server, site.devices
-    overrides = _overrides(server, [device_load.CPU, *(device.buffer for device in devices)])
-    if overrides and workload.summary.tensors is None:
-        raise Refusal(
-            "llama_server_override_tensor is set, but the model's summary has no tensor names: create the summary again with model_info"
-        )
-    load = device_load.load_of(workload.summary, workload.cache, workload.release.build, tuple(overrides))
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
         missing_mib = _missing_on_head(site.facts, load, load.units, head_bytes)
@@ -87,41 +90,54 @@ def _with_head_bytes(workload: Workload, site: Site, head_bytes: int) -> Layout:
     table_bytes = max(0, load.on_head(range(start)) - reserved_bytes)
     head_kv = sum(load.kv) - sum(load.device_kv)
     head_bytes_used = table_bytes + layers_on_processor + head_bytes + head_kv
-    devices = tuple(without_host_memory(devices, head_bytes_used, site.head_host))
+    devices = _without_head_memory(site, head_bytes_used)
     uses_all = workload.placement == ALL or (workload.placement is None and workload.model.known_answer is not None)
     if server.tensor_split:
         layout, fits = _with_split(server.tensor_split, devices, load, gpu_layers), True
     else:
         options = _order_options(_options(workload, site._replace(devices=devices), load, start), load)
         layout, fits = _fastest_layout(options, load, start, uses_all)
-    _check_device_count(layout.devices, bool(server.tensor_split))
     # auto maps nothing where a device of the head shares its memory
     copies = any(not device.worker and device.shares_memory for device in devices)
-    mode = server.load_mode or load_mode_of(workload.release, layout.shares(), site.head_host)
-    overfull = layout.overloaded_devices()
+    shares, overfull = layout.shares(), layout.overloaded_devices()
+    mode = server.load_mode or load_mode_of(workload.release, shares, site.head_host)
+    _check_device_count(layout.devices, bool(server.tensor_split))
     is_mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
     missing_mib = _missing_on_head(site.facts, load, start, head_bytes, is_mapped)
-    cache, keeps_weights = server.prompt_cache_mib or 0, bool(start or overrides)
+    cache, keeps_weights = server.prompt_cache_mib or 0, bool(start or load.overrides)
     reasons = [
         *_head_excess(site.head, load, start, missing_mib, keeps_weights, cache),
         *_device_excess(overfull, fits),
     ]
     return layout._replace(
-        reasons=(*reasons, *(_without_tensors(overrides, load) if reasons else ())),
+        reasons=(*reasons, *(_without_tensors(load) if reasons else ())),
         missing_mib=missing_mib + sum(mib for _device, mib in overfull),
         load_mode=mode,
     )
 
 
-def _overrides(server: Server, devices: Sequence[str]) -> list[tuple[str, str]]:
-    """Return expression for names of tensors → device, from ``llama_server_override_tensor``."""
+def _without_head_memory(site: Site, size: int) -> tuple[Device, ...]:
+    """Return the devices with the capacity that these bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
+    the largest device that shares it."""
+    sharing_devices = [device for device in site.devices if device.host == site.head and device.shares_memory]
+    largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
+    free_mib = usable_mib(site.facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
+    missing_mib = max(0, -(-size // MIB) - max(0, free_mib))
+    return tuple(
+        device._replace(capacity_mib=max(0, device.capacity_mib - missing_mib)) if device is largest_device else device
+        for device in site.devices
+    )
+
+
+def _overrides(workload: Workload, buffers: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return expression for names of tensors → buffer, from ``llama_server_override_tensor``."""
     overrides = []
-    for entry in server.override_tensor:
-        pattern, _equals, device = entry.partition("=")
-        if not pattern or device not in devices or "," in pattern:
+    for entry in workload.server.override_tensor:
+        pattern, _equals, buffer = entry.partition("=")
+        if not pattern or buffer not in buffers or "," in pattern:
             raise Refusal(
                 f"llama_server_override_tensor has {entry!r}: use an expression for tensor names (without , and =), then = and one of "
-                + ", ".join(devices)
+                + ", ".join(buffers)
             )
         try:
             re.compile(pattern)
@@ -129,8 +145,12 @@ def _overrides(server: Server, devices: Sequence[str]) -> list[tuple[str, str]]:
             raise Refusal(
                 f"llama_server_override_tensor has {entry!r}, whose expression is not valid: {error}"
             ) from None
-        overrides.append((pattern, device))
-    return overrides
+        overrides.append((pattern, buffer))
+    if overrides and workload.summary.tensors is None:
+        raise Refusal(
+            "llama_server_override_tensor is set, but the model's summary has no tensor names: create the summary again with model_info"
+        )
+    return tuple(overrides)
 
 
 def _with_split(weights: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int) -> Layout:
@@ -140,7 +160,9 @@ def _with_split(weights: Sequence[float], devices: Sequence[Device], load: devic
             f"llama_server_tensor_split is {list(weights)}: give a share of 0 or more for each of the {len(devices)} devices, in this order: "
             + ", ".join(device.label for device in devices)
         )
-    pairs = [pair for pair in zip(devices, weights) if pair[1] or load.override_bytes(pair[0].buffer, pair[0].backend)]
+    pairs = [
+        (device, share) for device, share in zip(devices, weights) if share or load.parts_by_device.get(device.buffer)
+    ]
     return Layout(
         tuple(device for device, _share in pairs),
         tuple(share for _device, share in pairs),
@@ -258,8 +280,8 @@ def _fastest_layout(
         shares = device_load.proportional_shares(gpu_layers, capacities)
         texts = ("the model does not fit",) * len(shares)
         return Layout(tuple(devices), tuple(shares), load, gpu_layers, why=texts), False
-    device_load.check_split(load, gpu_layers, units)
     sentences = _reasons(options, units, uses_all)
+    device_load.check_split(load, gpu_layers, units)
     entries = [entry for entry in zip(options, devices, units, sentences) if entry[2] or entry[0].is_needed]
     _options, used_devices, split, texts = zip(*entries)
     return Layout(used_devices, split, load, gpu_layers, why=texts), True
@@ -348,12 +370,12 @@ def _head_excess(
     )
 
 
-def _without_tensors(overrides: Sequence[tuple[str, str]], load: device_load.Load) -> list[str]:
+def _without_tensors(load: device_load.Load) -> list[str]:
     """Return a sentence for each override that moves nothing: that may be why the model does not fit."""
     names = {part.name for part in load.parts}
     return [
         f"llama_server_override_tensor has {f'{pattern}={device}'!r}, which matches no tensor of the model: correct or remove it"
-        for pattern, device in overrides
+        for pattern, device in load.overrides
         if not any(re.search(pattern, name) for name in names)
     ]
 

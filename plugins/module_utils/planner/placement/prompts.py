@@ -31,7 +31,7 @@ NOISE = 1.02
 
 def at_depth(candidate: Candidate, depth: int) -> Candidate:
     """Return the candidate with the costs of a token that has this number of tokens before it."""
-    workload, buffers = candidate.workload, candidate.layout.buffer_of_layers()
+    workload, buffers = candidate.workload, candidate.layout.layer_buffers
     cache_bytes: dict[str, float] = {}
     attended_rates: dict[str, float] = {}
     layers = kv_cache.attention_of(candidate.summary, workload.cache, candidate.release.build, max(1, depth))

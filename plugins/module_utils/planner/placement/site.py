@@ -62,19 +62,19 @@ def site_of(
     server_backends: Mapping[str, str],
 ) -> Site:
     """Return the site with the rate of each device for models of an architecture, and the links to workers."""
-    rates = {device.buffer: rate_of(device, hosts[device.host], architecture) for device in site_devices}
-    rates[device_load.CPU] = processor_rate(hosts[head].facts)
     links = {
         device.buffer: _link(device, hosts[device.host], hosts[head].facts) for device in site_devices if device.worker
     }
+    rates = {device.buffer: rate_of(device, hosts[device.host], architecture) for device in site_devices}
+    rates[device_load.CPU] = processor_rate(hosts[head].facts)
     return Site(head, hosts, tuple(site_devices), rates, links, server_backends)
 
 
 def rate_of(device: Device, host: Host, architecture: str = "") -> device_rates.Rate:
     """Return the rate of a device for models of an architecture."""
-    if device.accelerator:
-        return device_rates.accelerator_rate(*device.accelerator, architecture)
-    return processor_rate(host.facts)
+    if not device.accelerator:
+        return processor_rate(host.facts)
+    return device_rates.accelerator_rate(*device.accelerator, architecture)
 
 
 def processor_rate(facts: Facts) -> device_rates.Rate:
@@ -82,7 +82,7 @@ def processor_rate(facts: Facts) -> device_rates.Rate:
     gflops, cores_rate = cores_gflops(facts), facts.cpu.cores * device_rates.CORE_GB_PER_S
     unified_names = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
     row = next(filter(None, map(device_rates.processor_row, (facts.cpu.model, *unified_names))), None)
-    assumed_row = device_rates.ASSUMED_RATES["board" if is_board(facts) else "processor"]
+    assumed_row = device_rates.ASSUMED_RATES["board" if facts.is_board else "processor"]
     rate = device_rates.rate_of_row(row or assumed_row, device_rates.TABLE if row else device_rates.ASSUMED_SOURCE)
     if row and row.family in ("apple-processor", "board"):
         return rate
@@ -97,10 +97,6 @@ def cores_gflops(facts: Facts) -> float:
     """Return the gigaflops of the cores of the host's processor, without the limit of its memory."""
     vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
     return facts.cpu.cores * device_rates.CORE_GFLOPS[vectors]
-
-
-def is_board(facts: Facts) -> bool:
-    return device_rates.is_board(facts.system, facts.architecture, facts.memory_mib, facts.cpu.model)
 
 
 def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:
@@ -119,7 +115,7 @@ def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:
         (round_trip or assumed_link.round_trip_ms) + is_encrypted * cost_model.STUNNEL_MS,
         min(gbit, cost_model.STUNNEL_GBIT) if is_encrypted else gbit,
         bool(round_trip),
-        is_board(host.facts),
+        host.facts.is_board,
         bool(mbit or declared_gbit or kind == "loopback"),
     )
 

@@ -55,17 +55,10 @@ class LendableDevice(NamedTuple):
 def lendable_devices(host: types.Host, built_backends: Collection[str]) -> list[LendableDevice]:
     """All devices that the host's builds offer, the CPU last."""
     devices = [
-        LendableDevice(
-            backend,
-            backend,
-            backends.device_name(backend, index),
-            accelerator.name,
-            accelerator.memory_mib,
-            accelerator.unified,
-        )
+        LendableDevice(backend, backend, name, accelerator.name, accelerator.memory_mib, accelerator.unified)
         for backend in built_backends
-        if backend != "cpu"
-        for index, accelerator in enumerate(host.facts.accelerators_of(backend))
+        for name, accelerator in host.facts.named_accelerators
+        if accelerator.backend == backend
     ]
     build = "cpu" if "cpu" in built_backends else next(iter(built_backends))
     return [*devices, LendableDevice("cpu", build, "CPU", "the processor", host.facts.memory_mib, True)]
@@ -172,18 +165,16 @@ def _default_workers(
 
     A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
     """
-    canonical, builds = host.facts.canonical_names, programs.built_backends[host.name]
+    canonical_names, builds = host.facts.canonical_names, programs.built_backends[host.name]
     keeps_devices = host.is_head and len(builds) > 1
     kept_devices = [device.device for device in devices if keeps_devices and device.backend == programs.serving_backend]
-    used_devices = {canonical[name] for name in kept_devices if name in canonical}
+    used_devices = {canonical_names[name] for name in kept_devices if name in canonical_names}
     chosen_devices = []
     for device in devices:
-        is_repeated = canonical.get(device.device) in used_devices
-        if not is_repeated and (device.device != "CPU" or "cpu" in builds):
+        name = canonical_names.get(device.device)
+        if name not in used_devices and (device.device != "CPU" or "cpu" in builds):
             chosen_devices.append(device)
-            used_devices |= (
-                {canonical[device.device]} if host.backends == ("auto",) and device.device in canonical else set()
-            )
+            used_devices |= {name} if name and host.backends == ("auto",) else set()
     return chosen_devices
 
 
@@ -197,14 +188,10 @@ def _cached_tensor_bytes(summary: ModelSummary) -> int:
     return int(sum(summary.layer_bytes) + summary.input_bytes + summary.output_bytes)
 
 
-def _decide_cache(request: types.WorkerRequest, facts: Facts, models: Sequence[ModelSummary]) -> tuple[bool, str]:
-    """Return whether a worker has a cache, and why. Unless the inventory sets ``cache``, the models and the size of the disk decide.
-
-    :param models: known served models, without models that only prove a release.
-    """
+def _decide_cache(request: types.WorkerRequest, facts: Facts, cached_bytes: int) -> tuple[bool, str]:
+    """Return whether a worker has a cache, and why. Unless the inventory sets ``cache``, the models and the size of the disk decide."""
     if request.cache is not None:
         return request.cache, "set in llama_worker_endpoints"
-    cached_bytes = sum(map(_cached_tensor_bytes, models))
     if not cached_bytes:
         return False, f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
     if facts.disk_gib is None:
@@ -219,7 +206,7 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
     """Return the workers of a host, those that it asks for or those that it has by default. Their capacity is 0 unless the operator sets it."""
     if not host.is_worker:
         return []
-    models = [summary for summary in (cluster.model.summary, *cluster.other_summaries) if summary]
+    cached_bytes = sum(map(_cached_tensor_bytes, filter(None, (cluster.model.summary, *cluster.other_summaries))))
     devices = lendable_devices(host, programs.built_backends[host.name])
     defaults = _default_workers(host, programs, devices)
     requests: Sequence[types.WorkerRequest] = host.worker_requests or [
@@ -236,7 +223,7 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
         suffix = str(index) if len(requests) > 1 and device.device == "CPU" else ""
         name = _name_of(place, request, device.device.lower() + suffix, {worker.name for worker in workers})
         listens, endpoint, open_endpoint = _endpoints(host, port, _tunnel(place, host, request.tunnel), address)
-        has_cache, cache_why = _decide_cache(request, host.facts, models)
+        has_cache, cache_why = _decide_cache(request, host.facts, cached_bytes)
         worker = types.Worker(
             name=name,
             host=host.name,

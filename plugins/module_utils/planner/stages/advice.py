@@ -1,30 +1,14 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The advisories that a plan meets, and what helps."""
+"""Remedies for a model that does not fit, and the judgement of a plan by its advisories."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AdvisoryPlan, Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies, table
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import (
-    AdvisoryContext,
-    Finding,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Quantisation
-
-
-def findings(installation: Installation, candidate: Candidate, plan: Plan) -> list[Finding]:
-    """Return the advisories that a plan meets."""
-    return table.evaluate_advisories(AdvisoryContext(plan, installation.cluster, candidate))
-
-
-def add_advice(installation: Installation, candidate: Candidate, plan: Plan) -> Plan:
-    """Return the plan with the advisories that it meets."""
-    return plan._replace(advisories=tuple(map(table.as_plan, findings(installation, candidate, plan))))
 
 
 def with_remedies(plan: Plan, choices: Sequence[Quantisation], cluster: Cluster, attempt: remedies.Attempt) -> Plan:

@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import (
     Candidate,
     attempt_placement,
@@ -16,7 +18,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages import advice
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import argv_of, serve_candidates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
@@ -33,27 +34,35 @@ class Absence(NamedTuple):
 
 def with_fallbacks(installation: Installation, main: Candidate, plan: types.Plan) -> types.Plan:
     """Return the plan with its fallbacks, except those that meet an error which the plan does not meet and nobody accepted."""
-    server, absences = installation.cluster.server, [*_absences(main)]
-    if installation.cluster.has_other_models or not main.fits or not absences:
+    cluster, absences = installation.cluster, [*_absences(main)]
+    if cluster.has_other_models or not main.fits or not absences:
         return plan
     # Planned batch sizes suit devices with more memory than a fallback may have.
     workload = main.workload.with_batches(*main.workload.requested_batches)
-    ignored_ids = installation.cluster.accepted | {
-        item.advisory.id for item in advice.findings(installation, main, plan)
-    }
+    findings = table.evaluate_advisories(AdvisoryContext(plan, cluster, main))
+    ignored_ids = cluster.accepted.union(item.advisory.id for item in findings)
     candidates, fallbacks, failures = [main], [], []
     for absence in absences:
         candidate, missing_mib, reason = _attempt(workload, main.site, absence)
         if candidate:
-            findings = advice.findings(installation, candidate, plan)
+            findings = table.evaluate_advisories(AdvisoryContext(plan, cluster, candidate))
             errors = [item for item in findings if item.advisory.severity == "error"]
             reason = next((item.message.rstrip(".") for item in errors if item.advisory.id not in ignored_ids), "")
         if candidate and not reason:
             candidates.append(candidate)
-            fallbacks.append(_fallback_plan(absence, candidate, installation.serving_build.id))
+            argv = argv_of(candidate, prompt_cache(candidate), installation.serving_build.id)
+            fallback = types.FallbackPlan(
+                without=absence.name,
+                endpoint=absence.workers[0].endpoint,
+                placement=candidate.placement(),
+                head=types.FallbackHead(argv),
+                workers=candidate.layout.endpoints,
+                **generation_figures(candidate),
+            )
+            fallbacks.append(fallback)
         else:
             failures.append(types.NoFallback(absence.name, absence.workers[0].endpoint, missing_mib, reason))
-    head = serve_candidates(plan.head, installation, candidates) if server.fallback else plan.head
+    head = serve_candidates(plan.head, installation, candidates) if cluster.server.fallback else plan.head
     return plan._replace(head=head, fallbacks=tuple(fallbacks), no_fallback=tuple(failures))
 
 
@@ -83,14 +92,3 @@ def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidat
         return None, None, str(refusal)
     missing_mib = candidate.layout.missing_mib
     return (candidate, None, "") if candidate.fits else (None, missing_mib, f"needs {missing_mib} MiB more memory")
-
-
-def _fallback_plan(absence: Absence, candidate: Candidate, build_id: str) -> types.FallbackPlan:
-    return types.FallbackPlan(
-        without=absence.name,
-        endpoint=absence.workers[0].endpoint,
-        placement=candidate.placement(),
-        head=types.FallbackHead(argv_of(candidate, prompt_cache(candidate), build_id)),
-        workers=candidate.layout.endpoints,
-        **generation_figures(candidate),
-    )

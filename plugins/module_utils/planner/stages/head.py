@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, capabilities, options
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts
@@ -85,11 +85,11 @@ def serve_candidates(
     head: types.HeadPlan, installation: Installation, candidates: Sequence[Candidate]
 ) -> types.HeadPlan:
     """Return the head's part of the plan with the environment in which llama-server serves any of these candidates."""
-    build, layouts = installation.serving_build, [candidate.layout for candidate in candidates]
+    layouts = [candidate.layout for candidate in candidates]
     return head._replace(
         backends=tuple(sorted({device.backend for layout in layouts for device in layout.driven_devices()})),
         environment={
-            **backends.service_environment(build.backend, build.environment, not build.archives),
+            **installation.serving_environment,
             **devices.environment_of_head(installation.head, installation.programs.serving_backend, layouts),
             **installation.cluster.server.environment,
         },

@@ -37,7 +37,6 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
     :raises Refusal: a host cannot run what it declares, or workers do not go together.
     """
     equipped_hosts = {name: _equip_host(cluster, host, programs, catalogue) for name, host in cluster.hosts.items()}
-    _check_consistency(cluster, equipped_hosts, programs.release)
     usable_workers = [
         worker for entry in equipped_hosts.values() for worker in _usable_workers(cluster, entry, programs)
     ]
@@ -50,6 +49,7 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
         if cluster.layer_hosts is None or worker.host in cluster.layer_hosts
     ]
     site_devices += equipped_hosts[cluster.head].devices
+    _check_consistency(cluster, equipped_hosts, programs.release)
     if cluster.has_memory_limits:
         site_devices = [
             device._replace(capacity_mib=int(min(device.capacity_mib, devices.limit_mib(device))))
@@ -84,9 +84,9 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     declared_workers = workers.declare_workers(cluster, host, programs)
     driven_devices = []
     if host.is_head:
-        lent_names = [worker.device for worker in declared_workers]
-        environment = cluster.server.environment
-        driven_devices = devices.driven_devices(host, lent_names, programs.serving_backend, environment)
+        driven_devices = devices.driven_devices(
+            host, declared_workers, programs.serving_backend, cluster.server.environment
+        )
     capacities = devices.capacities_of(
         host, declared_workers, driven_devices, cluster.server if host.is_head else None, cluster.has_memory_limits
     )

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds import automatic, releases
@@ -31,39 +33,42 @@ class Installation(NamedTuple):
         """Return the build whose llama-server serves."""
         return self.head.builds[self.programs.serving_backend]
 
+    @property
+    def serving_environment(self) -> dict[str, str]:
+        """Return the environment in which the serving build runs."""
+        build = self.serving_build
+        return backends.service_environment(build.backend, build.environment, not build.archives)
+
     def runtime_folder(self, prefix: str) -> str:
         return f"{prefix}/runtime/{self.runtime_id}"
 
 
 def choose_programs(cluster: types.Cluster, catalogue: types.Catalogue) -> types.Programs:
-    """Choose builds and releases.
+    """Choose builds and releases, and for each host the backend whose llama-server it would run, and whose workers it prefers if a host has several.
 
     :raises Refusal: there is no such release, or a host cannot build it.
     """
-    choices = automatic.backends_of_hosts(cluster, catalogue)
-    all_backends = {backend for backends in choices.values() for backend in backends}
-    server_backends = {
-        name: _serving_backend(cluster.server.backend, backends, all_backends) for name, backends in choices.items()
-    }
-    serving_backend = server_backends[cluster.head]
-    releases_by_backend = releases.releases_by_backend(cluster, choices)
-    usable_backends = releases.compatible_backends(releases_by_backend, serving_backend)
-    tls_backend = serving_backend if cluster.server.tls else None
-    return types.Programs(choices, releases_by_backend, serving_backend, server_backends, usable_backends, tls_backend)
-
-
-def _serving_backend(requested_backend: str | None, backends: Sequence[str], all_backends: Collection[str]) -> str:
-    """Return the backend whose llama-server a head runs, and whose workers it prefers if a host has several.
-
-    :param backends: backends that the head builds for.
-    :param all_backends: backends of all hosts.
-    """
+    built_backends = automatic.backends_of_hosts(cluster, catalogue)
+    requested_backend, all_backends = cluster.server.backend, set(itertools.chain(*built_backends.values()))
     if requested_backend and requested_backend not in all_backends:
         raise Refusal(
             f"llama_server_backend is {requested_backend!r}, which no host of this cluster has: use one of {', '.join(sorted(all_backends))}, or add it to "
             "llama_backend"
         )
-    return requested_backend if requested_backend and requested_backend in backends else backends[0]
+    server_backends = {
+        name: requested_backend if requested_backend in host_backends else host_backends[0]
+        for name, host_backends in built_backends.items()
+    }
+    serving_backend = server_backends[cluster.head]
+    releases_by_backend = releases.releases_by_backend(cluster, built_backends)
+    return types.Programs(
+        built_backends,
+        releases_by_backend,
+        serving_backend,
+        server_backends,
+        usable_backends=releases.compatible_backends(releases_by_backend, serving_backend),
+        tls_backend=serving_backend if cluster.server.tls else None,
+    )
 
 
 def release_variables(cluster: types.Cluster, catalogue: types.Catalogue) -> list[str]:
@@ -72,8 +77,8 @@ def release_variables(cluster: types.Cluster, catalogue: types.Catalogue) -> lis
     :raises Refusal: hosts give different releases, or a release has no valid form.
     """
     _check_same_release(cluster)
-    backends = releases.backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
-    return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in backends))
+    used_backends = releases.backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
+    return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in used_backends))
 
 
 def _check_same_release(cluster: types.Cluster) -> None:
