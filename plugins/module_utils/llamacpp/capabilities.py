@@ -66,7 +66,7 @@ NEW_ARCHITECTURES = {
 }
 """Newer reviewed build of llama.cpp → architectures that the reviewed build before it lacks. 11434 is a tree, the others are programs:
 xllamacpp 2026.10.11549, Debian's 0.7.0, llama-cpp-py-sync 0.11739, wllama 3.13.0."""
-NEWEST_BUILDS = {MAINLINE: max(NEW_ARCHITECTURES), IK_LLAMA: OLDEST_BUILDS[IK_LLAMA]}
+REVIEWED_BUILDS = {MAINLINE: max(NEW_ARCHITECTURES), IK_LLAMA: OLDEST_BUILDS[IK_LLAMA]}
 """Fork → newest build whose architectures and types were reviewed. The options of llama-server were reviewed up to 11669."""
 _IK_LLAMA_ARCHITECTURES = """
 arctic baichuan bailingmoe2 bailingmoe3 bert bitnet bitnet-25 bitnet-b1.58 bloom chatglm codeshell cohere2 cohere2_moe command-r dbrx deci deepseek2
@@ -93,7 +93,7 @@ def appearance_of(architecture: str, fork: str) -> Appearance | None:
         if architecture in names.split():
             return Appearance(newest_build_without, build)
         newest_build_without = build
-    return Appearance(NEWEST_BUILDS[fork], None)
+    return Appearance(REVIEWED_BUILDS[fork], None)
 
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}

@@ -59,7 +59,7 @@ def _has_draft_model(model: Model) -> bool:
     """Return whether there are layers that predict further tokens, as far as headers show."""
     if model.path_of(host_types.DRAFT):
         return model.draft is None or _has_prediction_tensors(model)
-    return kv_cache.next_layers(model.summary) > 0
+    return kv_cache.count_mtp_layers(model.summary) > 0
 
 
 def _has_prediction_tensors(model: Model) -> bool:

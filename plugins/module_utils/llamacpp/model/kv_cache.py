@@ -178,9 +178,9 @@ def windowed_layers(summary: ModelSummary) -> list[bool]:
         return [bool(entry) for entry in summary.by_layer(pattern)]
     period, stored_pattern = window.period or 0, summary.number(pattern)
     period = period if stored_pattern is None else stored_pattern
-    next_layer_start = layers - next_layers(summary)
+    mtp_start = layers - count_mtp_layers(summary)
     dense_index = 0 if window.dense_first else period - 1
-    return [index < next_layer_start and (not period or index % period != dense_index) for index in range(layers)]
+    return [index < mtp_start and (not period or index % period != dense_index) for index in range(layers)]
 
 
 def window_size(summary: ModelSummary) -> int:
@@ -197,7 +197,7 @@ def window_size(summary: ModelSummary) -> int:
     return window.size if window.size and (window.is_fixed or size is None) else size or 0
 
 
-def next_layers(summary: ModelSummary) -> int:
+def count_mtp_layers(summary: ModelSummary) -> int:
     """Return the number of last layers that predict further tokens. llama-server does not load them by default."""
     return summary.number("nextn_predict_layers") or 0
 
@@ -239,7 +239,7 @@ def recurrent_layers(summary: ModelSummary) -> list[bool]:
 def _cached_layers(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it has its own keys and values."""
     layers, architecture = summary.layers, summary.architecture
-    end = layers - next_layers(summary)
+    end = layers - count_mtp_layers(summary)
     if architecture == "gemma3n":
         end = min(end, GEMMA3N_LAYERS)
     if architecture == "gemma4":
@@ -276,13 +276,13 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
         values = [max(values)] * len(values)
     if is_latent(summary) and not latent_values:
         values = [0] * len(values)
-    next_layer_start = summary.layers - next_layers(summary)
+    mtp_start = summary.layers - count_mtp_layers(summary)
     return [
         LayerCache(
             key_lengths[windows[index]] * heads[index] if cached_layers[index] else 0,
             values[index] if cached_layers[index] else 0,
             windows[index],
-            state if recurrent[index] and index < next_layer_start else 0,
+            state if recurrent[index] and index < mtp_start else 0,
         )
         for index in range(summary.layers)
     ]

@@ -117,17 +117,17 @@ def untested_model(context: AdvisoryContext) -> Cases:
     values = {
         "what": remedies.join_names(features),
         "build": release.build,
-        "newest": capabilities.NEWEST_BUILDS[release.fork],
+        "newest": capabilities.REVIEWED_BUILDS[release.fork],
     }
     return [(context.plan.head.host, values)] if features else []
 
 
 def missing_kernels(context: AdvisoryContext) -> Cases:
     """Return devices whose backend cannot multiply the model's tensors: a worker crashes, the head falls back to its processor."""
-    model_types = {row.type for row in context.summary.named_tensors}
+    used_types = {row.type for row in context.summary.named_tensors}
     cases: Cases = []
     for name, backend in dict.fromkeys((device.host, device.backend) for device in context.devices):
-        types = sorted(model_types & backends.BY_NAME[backend].unsupported_types)
+        types = sorted(used_types & backends.BY_NAME[backend].unsupported_types)
         host = context.cluster.hosts.get(name)
         if types and context.release.mainline:
             host_backends = {device.backend for device in host.facts.accelerators} if host else set()

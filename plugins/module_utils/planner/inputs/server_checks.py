@@ -122,7 +122,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
     known_options = {word.split("=", 1)[0]: option for word in words if (option := options.by_word(word))}
     refusals: dict[str, list[str]] = {}
     for word, option in known_options.items():
-        if option.is_exclusive or option.secret:
+        if option.is_exclusive:
             refusals.setdefault(option.alternative(), []).append(word)
     problems = [f"{', '.join(group)}, which the plan sets: {remedy_text}" for remedy_text, group in refusals.items()]
     if joined_arguments and not any(option.secret for option in known_options.values()):
@@ -170,7 +170,7 @@ def check_model(request: ModelRequest, summary: ModelSummary, release: ReleasePl
             f"{subject} is {summary.name}, whose tensors have types that only {owner} supports ({', '.join(foreign_types)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a model file without these types"
         )
-    untested_types = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.NEWEST_BUILDS[release.fork] + 1)
+    untested_types = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.REVIEWED_BUILDS[release.fork] + 1)
     newer_types = {
         kind: build
         for kind, build in {**tensor_types.FIRST_BUILDS, **untested_types}.items()

@@ -265,11 +265,11 @@ def parts_of(
     buffers, summary = tuple(device.buffer for device in layout.devices), layout.load.summary
     work = work_by_device(layout.load, layout.owners, buffers)
     hosts: dict[int | None, str] = {None: head, **dict(enumerate(device.host for device in layout.devices))}
-    used_devices = [index for index in hosts if work[index]["visits"]]
+    used_indices = [index for index in hosts if work[index]["visits"]]
     parts = []
-    for index in used_devices:
+    for index in used_indices:
         buffer = device_load.CPU if index is None else buffers[index]
-        link, is_last = links.get(buffer), index == used_devices[-1]
+        link, is_last = links.get(buffer), index == used_indices[-1]
         part = ModelPart(
             host=hosts[index],
             device=buffer,
@@ -290,7 +290,7 @@ VECTOR_TOKENS, VECTOR_COST = 8, 5.0
 prompt: 5.6 on an H200, 3 and 6 on an M2 Ultra with q8_0 and f16."""
 
 
-def further_tokens(tokens: float) -> float:
+def extra_token_cost(tokens: float) -> float:
     """Return the time of all tokens of a step but the first, in tokens of a prompt."""
     return VECTOR_COST * (min(tokens, VECTOR_TOKENS) - 1) + max(0.0, tokens - VECTOR_TOKENS)
 
@@ -304,10 +304,10 @@ def device_ms(work: ModelPart, users: int = 1) -> float:
         return single_ms
     count = (1 - (1 - work.active) ** users) / work.active
     read_bytes = single_read + (count - 1) * work.expert_read_bytes + (users - 1) * work.cache
-    further_cost = work.dense_weights * further_tokens(users) + count * work.experts * further_tokens(
+    extra_cost = work.dense_weights * extra_token_cost(users) + count * work.experts * extra_token_cost(
         max(1.0, users / count)
     )
-    computing_ms = 2 * further_cost / rate.prompt_gflops / 1e6
+    computing_ms = 2 * extra_cost / rate.prompt_gflops / 1e6
     return min(
         users * single_ms, generation_ms(rate, read_bytes, work.nodes, work.dense_weights + work.experts) + computing_ms
     )

@@ -63,12 +63,12 @@ def _row_padding(row: TensorGroup) -> int:
 @functools.lru_cache(maxsize=4)
 def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
     """The tensors that llama-server loads, and those of which devices get copies."""
-    layers, next_layer_start = summary.layers, summary.layers - kv_cache.next_layers(summary)
+    layers, mtp_start = summary.layers, summary.layers - kv_cache.count_mtp_layers(summary)
     parts, copies = [], []
     for row in summary.named_tensors:
         padding_bytes = _row_padding(row)
         if row.layers is not None:
-            names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < next_layer_start)
+            names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < mtp_start)
             parts += [Part(name, row.bytes, layer, padding_bytes) for layer, name in names]
             continue
         name_start = row.name.split(".", 1)[0]
@@ -199,7 +199,7 @@ class Load:
 
     def on_head(self, units: Sequence[int] = ()) -> int:
         """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
-        return _on_head(self, tuple(units))
+        return _head_bytes(self, tuple(units))
 
     def head_kv_bytes(self, first_offloaded: int) -> int:
         """Bytes of the cache in the head's memory, with the layers from ``first_offloaded`` on on devices."""
@@ -259,7 +259,7 @@ def _sizes(load: Load, backend: str) -> solver.Sizes:
 
 
 @functools.lru_cache(maxsize=128)
-def _on_head(load: Load, units: tuple[int, ...]) -> int:
+def _head_bytes(load: Load, units: tuple[int, ...]) -> int:
     head_units = {None, *units}
     head_parts = [part for part in load.parts if part.device is None and part.unit in head_units]
     head_parts += load.copies if any(unit < load.layers and load.needs_copies[unit] for unit in units) else []

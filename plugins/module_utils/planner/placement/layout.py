@@ -37,15 +37,12 @@ def lay_out(workload: Workload, site: Site) -> Layout:
     """Return the layout with the fewest seconds for a token. Auxiliary models get the first place with which everything fits."""
     head_devices = [device for device in site.devices if not device.worker]
     head_devices.sort(key=lambda device: -site.rates[device.buffer].gb_per_s)
-    server, overrides = (
-        workload.server,
-        _overrides(workload, [device_load.CPU, *(device.buffer for device in site.devices)]),
-    )
+    overrides = _overrides(workload, [device_load.CPU, *(device.buffer for device in site.devices)])
     places = list(auxiliary_models.candidate_placements(workload, head_devices))
     load = device_load.load_of(workload.summary, workload.cache, workload.release.build, overrides)
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
     failures = []
-    prompt_cache = (server.prompt_cache_mib or 0) * MIB
+    prompt_cache = (workload.server.prompt_cache_mib or 0) * MIB
     for place, reserve in [*zip(places, places), *without_buffers]:
         reserved_mib = {
             device.buffer: -(-sum(model.total_on(device) for model in reserve) // MIB) for device in site.devices
