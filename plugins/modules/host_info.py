@@ -41,7 +41,7 @@ drift:
   returned: when O(plan) is set
   type: dict
 kept_plans:
-  description: Plans that M(llamacpp.cluster.kept_plan) keeps: V(next) (while a plan is being applied), V(now) and V(before), each with the host's
+  description: The plans V(next) (while a plan is being applied), V(now) and V(before) of M(llamacpp.cluster.kept_plan), each with the host's
     differences from the plan and missing files of its services.
   returned: when O(only_kept_plans) is true
   type: dict
