@@ -30,7 +30,7 @@ class ActionModule(Action):
             while not has_returned.wait(PROGRESS_SECONDS):
                 seconds += PROGRESS_SECONDS
                 display.display(
-                    f"  [{self.host}] reboot: waiting for the host for {seconds:.0f} of at most {LIMIT_SECONDS} s"
+                    f"  [{self.host}] reboot: waited {seconds:.0f} s for the host (limit {LIMIT_SECONDS} s)"
                 )
 
         threading.Thread(target=show_progress, daemon=True).start()

@@ -386,7 +386,7 @@ CASES = [
         "slow-load",
         lambda: with_model(by_thunderbolt(mtu=65520), **model(50)),
         {"set llama_build_fast_load to true": setting(llama_build_fast_load=True)},
-        ["Loading is predicted to take", "most of it spent by pypi-0.3.36 hashing and copying"],
+        ["Loading is predicted to take", "most of it for hashing and copying tensors in pypi-0.3.36"],
     ),
     (
         "graphics-memory-limit",

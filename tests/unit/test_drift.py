@@ -391,7 +391,7 @@ def test_a_model_counts_as_replaced_by_its_size_or_time(tmp_path, monkeypatch):
     small = state.start_records.digest_of("", [str(model)])
     os.utime(model, (9, 9))
     assert state.start_records.digest_of("", [str(model)]) == small
-    monkeypatch.setattr(state.start_records, "SMALL_BYTES", 1)
+    monkeypatch.setattr(state.start_records, "LARGE_BYTES", 1)
     large = state.start_records.digest_of("", [str(model)])
     os.utime(model, (8, 8))
     assert state.start_records.digest_of("", [str(model)]) != large

@@ -146,10 +146,10 @@ def test_tokens_that_are_computed_at_once(batch, micro_batch, tokens):
 @pytest.mark.parametrize(
     "arguments, said",
     [
-        (["-amb"], "-amb '': use a number of MiB, 0 or more"),
-        (["-mla", "-1"], "-mla '-1': use a number, 0 or more"),
-        (["-amb", "²"], "-amb '²': use a number of MiB, 0 or more"),
-        (["-amb", "2147483648"], "-amb '2147483648': use a number of MiB, 0 or more"),
+        (["-amb"], "-amb '': use a whole number of MiB"),
+        (["-mla", "-1"], "-mla '-1': use a whole number"),
+        (["-amb", "²"], "-amb '²': use a whole number of MiB"),
+        (["-amb", "2147483648"], "-amb '2147483648': use a whole number of MiB"),
     ],
 )
 def test_settings_that_are_no_numbers_are_refused(arguments, said):

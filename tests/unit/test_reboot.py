@@ -88,7 +88,7 @@ def test_a_run_that_waits_for_a_host_shows_progress(monkeypatch):
     reboot.assert_called_once_with("ansible.builtin.reboot", reboot_timeout=1800)
     lines = [call.args[0] for call in display.display.call_args_list]
     assert 2 <= len(lines) <= 4
-    assert lines[0] == "  [one] reboot: waiting for the host for 0 of at most 1800 s"
+    assert lines[0] == "  [one] reboot: waited 0 s for the host (limit 1800 s)"
 
 
 ALL = object()

@@ -52,8 +52,8 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
     [
         (CacheWorker((8, 0, 0), memory=1000).script, "does not have enough memory for its largest tensor"),
         (CacheWorker((3, 0, 0)).script, "closed the connection"),
-        (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "does not answer like a worker"),
-        (lambda _client: None, "does not answer like a worker: timed out"),
+        (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "gives no valid answer"),
+        (lambda _client: None, "gives no valid answer: timed out"),
     ],
 )
 def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):

@@ -143,7 +143,7 @@ def test_a_stopped_head_is_started_again(cluster):
 def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text("first\nsecond\n")
-    process = cluster.head("hangs", more=[llama_server.API_KEY_OPTION, str(keys)])
+    process = cluster.head("hangs", more=[llama_server.KEY_FILE_OPTION, str(keys)])
     with cluster.client():
         said = lines_until(process, "nothing has moved for")
     assert "llama-server does not answer a client" in said[-1]

@@ -132,7 +132,7 @@ def test_a_host_alone_may_have_experts_on_its_processor():
     assert re.fullmatch(r"blk\\\.\(.*\)\\\.ffn_\.\*exps=CPU", best["override_tensor"])
     (met,) = [entry for entry in plan["advisories"] if entry["id"] == "slower-than-one-host"]
     assert f"set llama_server_override_tensor to ['{best['override_tensor']}']" in met["remedy"]
-    assert "head alone, experts on its processor" in shapes_of(typed(plan))
+    assert "head alone (experts on its processor)" in shapes_of(typed(plan))
     cluster = mixture(llama_server_override_tensor=[best["override_tensor"]])
     cluster.hosts = {"head": {**cluster.hosts["head"], "groups": ["head"]}}
     alone = cluster.accepted()["estimate"]

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_from_disk
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import read_json
 
-SMALL_BYTES = 64 * 1024 * 1024
+LARGE_BYTES = 64 * 1024 * 1024
 """Size above which a service's files are compared by size and time."""
 
 
@@ -33,7 +33,7 @@ def digest_of(definition: str, paths: Iterable[str]) -> str:
 def _state_of(path: Path) -> str:
     try:
         status = path.stat()
-        is_large = status.st_size > SMALL_BYTES
+        is_large = status.st_size > LARGE_BYTES
         return f"{path} {status.st_size} {status.st_mtime_ns if is_large else sha256(path)}\n"
     except OSError:
         return f"{path} is missing\n"

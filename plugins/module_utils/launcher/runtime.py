@@ -206,12 +206,16 @@ class Start:
             return None
         other_workers = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
         answers = {**answers, **self._probe(sorted(other_workers))}
-        absentees = _absent_workers(answers)
-        matches = (entry for entry in fallbacks if entry.without in absentees and not {*entry.workers} & {*absentees})
+        absent_workers = _absent_workers(answers)
+        matches = (
+            entry for entry in fallbacks if entry.without in absent_workers and not {*entry.workers} & {*absent_workers}
+        )
         fallback = next(matches, None)
         if fallback is None:
             return None
-        self.record.log(f"no answer from worker {', '.join(absentees)}: starting llama-server without {fallback.name}")
+        self.record.log(
+            f"no answer from worker {', '.join(absent_workers)}: starting llama-server without {fallback.name}"
+        )
         used_answers = {worker: answers[worker] for worker in fallback.workers}
         return StartChoice(fallback.argv, fallback.workers, used_answers, fallback)
 
@@ -354,7 +358,7 @@ def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) ->
     :param argv: command line of llama-server.
     """
     option_values = dict(zip(argv, argv[1:]))
-    file = option_values.get(server.API_KEY_OPTION)
+    file = option_values.get(server.KEY_FILE_OPTION)
     keys = journal.run_safely("the page is not served", lambda: server.keys_of(Path(file))) if file else []
     if file and not keys:
         journal.log(f"the page is not served: {file} contains no key")

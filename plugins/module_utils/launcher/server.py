@@ -39,7 +39,7 @@ Retransmissions alone prove little: on a link that is down there are two per sec
 SILENCE_SECONDS = 600.0
 """The slowest prompt on record has 3.14 tokens per second (field notes), so llama.cpp's default batch of 512 tokens takes 163 s. During that time a
 worker computes, and no byte moves."""
-API_KEY_OPTION = "--api-key-file"
+KEY_FILE_OPTION = "--api-key-file"
 KEY_ENCODING = ("utf-8", "surrogateescape")
 """Encoding of keys, which are bytes for llama-server."""
 ANSWER_BYTES = 4 * 1024 * 1024
@@ -96,7 +96,7 @@ def _authorization(argv: list[str]) -> dict[str, bytes]:
 
     :raises OSError: the file cannot be read.
     """
-    keys = keys_of(Path(_value(argv, API_KEY_OPTION))) if API_KEY_OPTION in argv[:-1] else []
+    keys = keys_of(Path(_value(argv, KEY_FILE_OPTION))) if KEY_FILE_OPTION in argv[:-1] else []
     return {"Authorization": b"Bearer " + keys[0].encode(*KEY_ENCODING)} if keys else {}
 
 

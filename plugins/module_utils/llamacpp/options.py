@@ -64,7 +64,7 @@ class Option(NamedTuple):
     :param remedy: alternative to the option, if no variable sets it.
     :param adds: unplanned data that it adds to devices.
     :param secret: whether its value is a secret, which neither a command line nor a definition may contain.
-    :param optional_above: minimum planned value at which this tuning option may be omitted, because llama-server's default then fits into memory: the
+    :param optional_from: minimum planned value at which this tuning option may be omitted, because llama-server's default then fits into memory: the
         plan reserves half of the free memory for conversations, llama-server 8192 MiB. None if omitting it would change answers or safety.
     """
 
@@ -78,7 +78,7 @@ class Option(NamedTuple):
     program: str = SERVER
     secret: bool = False
     adds: str = ""
-    optional_above: int | None = None
+    optional_from: int | None = None
 
     @property
     def is_exclusive(self) -> bool:
@@ -174,9 +174,9 @@ TABLE: tuple[Option, ...] = (
         "llama_server_flash_attention",
         implied=("auto", "on", "off"),
     ),
-    Option("threads", _pair("--threads -t"), "llama_server_threads", optional_above=0),
+    Option("threads", _pair("--threads -t"), "llama_server_threads", optional_from=0),
     Option(
-        "prompt-cache", _pair("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_above=4096
+        "prompt-cache", _pair("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_from=4096
     ),
     Option("conversations", _pair("--slot-save-path"), "llama_server_keep_conversations"),
     Option("sleep", (_llama("--sleep-idle-seconds"),), "llama_server_idle_seconds"),
@@ -184,7 +184,7 @@ TABLE: tuple[Option, ...] = (
         "context-checkpoints",
         (_llama("--ctx-checkpoints -ctxcp --swa-checkpoints"), _ik("--ctx-checkpoints -ctx-ckpt")),
         remedy="remove it: the plan sets the largest number that fits into the head's memory",
-        optional_above=32,
+        optional_from=32,
     ),
     Option(
         "load-mode",
@@ -223,7 +223,7 @@ TABLE: tuple[Option, ...] = (
         (_llama("--fit -fit"), _ik("--fit", form=SWITCH, is_written=False)),
         implied=("off",),
         remedy="remove it: llama-server would move layers that the plan has placed",
-        optional_above=0,
+        optional_from=0,
     ),
     Option(
         "ui",
@@ -233,7 +233,7 @@ TABLE: tuple[Option, ...] = (
             _ik("--webui"),
         ),
         "llama_server_ui",
-        optional_above=0,
+        optional_from=0,
     ),
     Option("models-preset", (_llama("--models-preset"),), "llama_models"),
     Option("models-max", (_llama("--models-max"),), "llama_models"),
@@ -248,7 +248,7 @@ TABLE: tuple[Option, ...] = (
         (_llama("--log-verbosity -lv --verbosity"), _ik("--verbosity", is_written=False)),
         implied=("4",),
         remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
-        optional_above=0,
+        optional_from=0,
     ),
     Option(
         "repack",
@@ -263,7 +263,7 @@ TABLE: tuple[Option, ...] = (
         _pair("--log-disable", form=SWITCH),
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
-    Option("metrics", _pair("--metrics", form=SWITCH), optional_above=0),
+    Option("metrics", _pair("--metrics", form=SWITCH), optional_from=0),
     Option("override-kv", _pair("--override-kv"), memory=EXTRA_MEMORY),
     Option("embeddings", _pair("--embedding --embeddings", form=SWITCH), memory="every_output"),
     Option("reranking", (*_pair("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
@@ -532,7 +532,7 @@ def replacement_words(help_options: Mapping[str, bool], fork: str) -> dict[str, 
                 and word not in help_options
             ):
                 synonyms = [synonym for synonym in spelling.words if help_options.get(synonym) == takes_value]
-                if synonyms or option.optional_above is not None:
+                if synonyms or option.optional_from is not None:
                     replacements[word] = synonyms[0] if synonyms else ""
     return replacements
 
@@ -540,7 +540,7 @@ def replacement_words(help_options: Mapping[str, bool], fork: str) -> dict[str, 
 def may_be_omitted(word: str, values: Sequence[str]) -> bool:
     """Return whether an option can be omitted: answers stay the same, and its default fits into memory if these values are planned."""
     option = by_word(word)
-    minimum = option.optional_above if option else None
+    minimum = option.optional_from if option else None
     numbers = [int(value) for value in values if value.isdigit()]
     return minimum is not None and min(numbers, default=minimum) >= minimum
 

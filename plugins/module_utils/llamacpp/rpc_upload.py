@@ -141,7 +141,7 @@ def _connection_errors() -> Iterator[None]:
     except rpc.ConnectionClosed as error:
         raise TransferError("closed the connection: see its log") from error
     except (rpc.InvalidReply, OSError) as error:
-        raise TransferError(f"does not answer like a worker: {error}") from error
+        raise TransferError(f"gives no valid answer: {error}") from error
 
 
 def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:

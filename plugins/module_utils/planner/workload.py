@@ -150,8 +150,8 @@ def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) 
         micro_batch=server.micro_batch or kv_cache.MICRO_BATCH,
         batch=_batch_of(server),
         fork=fork,
-        latent_attention=_whole_number(words, "latent_attention", "a number"),
-        attention_batch=_whole_number(words, "attention_batch", "a number of MiB"),
+        latent_attention=_whole_number(words, "latent_attention", "a whole number"),
+        attention_batch=_whole_number(words, "attention_batch", "a whole number of MiB"),
         offload=options.normalize(kv_offload) not in NO_OFFLOAD_WORDS,
         every_output="every_output" in words,
     )
@@ -180,7 +180,7 @@ def _whole_number(words: Mapping[str, tuple[str, str]], field: str, description:
     # llama-server reads no other digits, and no more of them.
     value = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(1 << 31)) else None
     if value is None or value >= 1 << 31:
-        raise Refusal(f"llama_server_extra_args has {word} {gguf.quote(text)}: use {description}, 0 or more")
+        raise Refusal(f"llama_server_extra_args has {word} {gguf.quote(text)}: use {description}")
     return value
 
 

@@ -73,7 +73,7 @@ def _users_row(estimate: Estimate) -> list[list[str]]:
     if not users or users.users == 1:
         return []
     concurrency = "" if users.at_once == users.users else f", {users.at_once} at once"
-    speed = f"{users.generation_range} tokens per second together" if users.generation_range else ""
+    speed = f"{users.generation_range} tokens per second in total" if users.generation_range else ""
     return [[f"{users.users} users{concurrency}", speed, f"prompts: {users.prompt_range}"]]
 
 
@@ -148,7 +148,7 @@ def _shape_name(shape: ShapeEstimate) -> str:
     settings = " ".join(shape.settings if shape.fits else ())
     assisted_part = "experts" if "override_tensor" in settings else "some layers" if "gpu_layers" in settings else ""
     single_host = f"one of {hosts} alone" if len(shape.hosts) > 1 else f"{hosts} alone"
-    return f"{single_host}, {assisted_part} on its processor" if assisted_part else single_host
+    return f"{single_host} ({assisted_part} on its processor)" if assisted_part else single_host
 
 
 def shape_rows(plan: Plan) -> list[list[str]]:

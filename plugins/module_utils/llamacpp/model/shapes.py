@@ -131,10 +131,13 @@ def _attention(shape: Shape, layer: int) -> TensorShapes:
             "attn_output": (heads * latent.value, width),
         }
     if shape.recurrent and layer % LAYER_PERIOD != LAYER_PERIOD - 1:
-        keys, values_width = shape.recurrent.keys * STATE_SIZE, shape.recurrent.values * STATE_SIZE
+        key_width, value_width = shape.recurrent.keys * STATE_SIZE, shape.recurrent.values * STATE_SIZE
         gates = dict.fromkeys(("ssm_beta", "ssm_alpha"), (width, shape.recurrent.values))
-        rows = {"attn_qkv": (width, 2 * keys + values_width), "ssm_conv1d": (CONV_SIZE, 2 * keys + values_width)}
-        return {**rows, **gates, "attn_gate": (width, values_width), "ssm_out": (values_width, width)}
+        rows = {
+            "attn_qkv": (width, 2 * key_width + value_width),
+            "ssm_conv1d": (CONV_SIZE, 2 * key_width + value_width),
+        }
+        return {**rows, **gates, "attn_gate": (width, value_width), "ssm_out": (value_width, width)}
     if shape.window and shape.window.head:
         values = _is_windowed(shape, layer)
         kv_heads, head = (shape.window.kv_heads, shape.window.head) if values else (kv_heads, head)

@@ -305,7 +305,7 @@ ADVISORIES = (
         "slow-load",
         "warning",
         server.slow_load,
-        "Loading is predicted to take {seconds} s, most of it spent by {release} hashing and copying tensors before it sends them.",
+        "Loading is predicted to take {seconds} s, most of it for hashing and copying tensors in {release} before sending them.",
         ("set llama_build_fast_load to true for all hosts",),
         "docs/operating.md",
     ),

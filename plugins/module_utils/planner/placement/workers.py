@@ -33,7 +33,7 @@ SPIN_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
 itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
-DISK_DIVISOR = 2
+DISK_FACTOR = 2
 """A worker's disk has at least this multiple of the size of a model's large tensors. Assumed: the rest is for the system and older models."""
 GIB = 1024 * MIB
 
@@ -196,8 +196,8 @@ def _decide_cache(request: types.WorkerRequest, facts: Facts, cached_bytes: int)
         return False, f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
     if facts.disk_gib is None:
         return False, "the size of the host's disk is unknown"
-    if facts.disk_gib * GIB < DISK_DIVISOR * cached_bytes:
-        needed_gib = 1 << (-(-DISK_DIVISOR * cached_bytes // GIB) - 1).bit_length()
+    if facts.disk_gib * GIB < DISK_FACTOR * cached_bytes:
+        needed_gib = 1 << (-(-DISK_FACTOR * cached_bytes // GIB) - 1).bit_length()
         return False, f"the host's disk is smaller than {needed_gib} GiB, the size required for this model"
     return True, "the host's disk is large enough"
 
