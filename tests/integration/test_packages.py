@@ -126,10 +126,15 @@ def test_without_a_network_what_is_optional_is_gone_on_without_a_scare(install, 
 
 @pytest.mark.skipif(os.getuid() != 0 or not shutil.which("apt-get"), reason="needs root and Debian")
 def test_a_run_without_a_package_list_does_not_try_to_install_optional_packages(install, tmp_path):
-    for path in ("/var/lib/apt/periodic/update-success-stamp", "/var/lib/apt/lists"):
-        if os.path.exists(path):
+    paths = ["/var/lib/apt/periodic/update-success-stamp", "/var/lib/apt/lists"]
+    times = {path: (os.stat(path).st_atime, os.stat(path).st_mtime) for path in paths if os.path.exists(path)}
+    try:
+        for path in times:
             os.utime(path, (1, 1))  # a recent list is not updated
-    result = install(True, "debian", ("unshare", "--net"), ccache="ccache")
+        result = install(True, "debian", ("unshare", "--net"), ccache="ccache")
+    finally:
+        for path, seconds in times.items():
+            os.utime(path, seconds)
     assert result.returncode == 0, result.stdout
     assert "because the installation failed: Failed to update apt cache" in result.stdout, result.stdout
     assert not (tmp_path / "installed").exists()

@@ -207,7 +207,7 @@ def test_two_models_answer_behind_one_url(served, client):
     assert result.status == "successful", result.text
     assert {model.id for model in client.models.list()} == {"chat", "text"}
     # docs/models.md: the router closes connections that it offers to keep.
-    patient = client.with_options(max_retries=8)
+    patient = client.with_options(max_retries=openai.DEFAULT_MAX_RETRIES)
     for _turn in range(2):
         assert "Paris" in chat(patient, model="chat").choices[0].message.content
         reply = patient.completions.create(model="text", prompt="Paris is the capital of", temperature=0, max_tokens=8)

@@ -135,16 +135,16 @@ def _compute_s(
 def with_proof(plan: types.Plan) -> types.Plan:
     """Return the finished plan with the ids of its proof and of its reading check."""
     head, proof = plan.head, plan.head.proof
-    if not head.models:
-        if proof and proof.layers:
-            sides = [_proof_side(plan, entry) for entry in plan.placement]
-            proof = proof._replace(devices=tuple(types.ProvenDevice(side.id, side.name) for side in sides))
-        has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
-        generates = plan.estimate.generation_range is not None and not has_known_answer
-        return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
-    heads = [with_proof(model_plan).head for model_plan in plan.per_model()]
-    models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
-    return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
+    if head.models:
+        heads = [with_proof(model_plan).head for model_plan in plan.per_model()]
+        models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
+        return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
+    if proof and proof.layers:
+        sides = [_proof_side(plan, entry) for entry in plan.placement]
+        proof = proof._replace(devices=tuple(types.ProvenDevice(side.id, side.name) for side in sides))
+    has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
+    generates = plan.estimate.generation_range is not None and not has_known_answer
+    return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
 
 
 def proof_work(plan: types.Plan) -> ProofWork | None:

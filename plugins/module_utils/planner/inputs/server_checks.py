@@ -49,6 +49,16 @@ def _check_auxiliary(server: Server, request: ModelRequest) -> None:
 def check_server(head: EquippedHost, server: Server, request: ModelRequest, release: ReleasePlan) -> None:
     """Refuse what no llama-server of this release accepts on this head."""
     _check_auxiliary(server, request)
+    for field, (minimum, maximum) in FIELD_LIMITS.items():
+        limit = validation.limit(getattr(server, field), minimum, maximum)
+        if limit:
+            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or remove it")
+    if server.batch and (server.micro_batch or 0) > server.batch:
+        raise Refusal(
+            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server processes only "
+            f"{server.batch} tokens at a time: use {server.batch} or less, or a larger llama_server_batch"
+        )
+    _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
     _check_files(server)
     for field in ("cache_type_k", "cache_type_v"):
@@ -62,16 +72,6 @@ def check_server(head: EquippedHost, server: Server, request: ModelRequest, rele
     except ValueError:
         raise Refusal(f"llama_server_host is {server.host!r}: use the numeric IPv4 address to listen on") from None
     _check_ports(head, server)
-    _check_extra_arguments(server.extra_args, release)
-    for field, (minimum, maximum) in FIELD_LIMITS.items():
-        limit = validation.limit(getattr(server, field), minimum, maximum)
-        if limit:
-            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or remove it")
-    if server.batch and (server.micro_batch or 0) > server.batch:
-        raise Refusal(
-            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server processes only "
-            f"{server.batch} tokens at a time: use {server.batch} or less, or a larger llama_server_batch"
-        )
 
 
 def _check_flash(server: Server) -> None:

@@ -37,6 +37,7 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
     :raises Refusal: a host cannot run what it declares, or workers do not go together.
     """
     equipped_hosts = {name: _equip_host(cluster, host, programs, catalogue) for name, host in cluster.hosts.items()}
+    _check_consistency(cluster, equipped_hosts, programs.release)
     usable_workers = [
         worker for entry in equipped_hosts.values() for worker in _usable_workers(cluster, entry, programs)
     ]
@@ -49,7 +50,6 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
         if cluster.layer_hosts is None or worker.host in cluster.layer_hosts
     ]
     site_devices += equipped_hosts[cluster.head].devices
-    _check_consistency(cluster, equipped_hosts, programs.release)
     if cluster.has_memory_limits:
         site_devices = [
             device._replace(capacity_mib=int(min(device.capacity_mib, devices.limit_mib(device))))
