@@ -109,8 +109,10 @@ def test_a_page_that_cannot_be_downloaded_never_fails_a_run(source, server, cach
         ),
         "server": lambda: server.faults.update({f"{PLACE}.sha256": [lambda _handler: time.sleep(1)]}),
         "the files of the page are incomplete": lambda: offer(server, packed({"index.html": b""})),
-        "is not a complete archive (Compressed file ended": lambda: offer(server, page[: len(page) // 2]),
-        "is not a complete archive (file": lambda: offer(server, b"<html>not an archive"),
+        "cannot be unpacked (Compressed file ended": lambda: offer(server, page[: len(page) // 2]),
+        "cannot be unpacked (file": lambda: offer(server, b"<html>not an archive"),
+        "cannot be unpacked (index.html is contained twice": lambda: offer(server, packed({**PAGE, "index.html": b""})),
+        "cannot be unpacked ([Errno": lambda: offer(server, packed({**PAGE, "a": b"x", "a/b": b"x"})),
         "HF_ENDPOINT on the controller is": lambda: os.environ.update(HF_ENDPOINT="nonsense"),
     }
     for reason, prepare in cases.items():

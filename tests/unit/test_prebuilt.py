@@ -339,6 +339,7 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* cannot be downloaded \(H
         (answer(502), 4, 4, NOT_GIVEN.format(502)),
         (answer(404), 1, 1, NOT_GIVEN.format(404)),
         (CUT, 4, 4, "was cut off: the server sent less than it"),
+        (answer(200, b"-%x\r\n" % (1 << 64), Transfer_Encoding="chunked"), 4, 4, r"was cut off \(Python int too large"),
         (SIGN_IN, 1, 1, r"\.tar\.gz, cannot be read: it may be incomplete, or a web page\. Use"),
     ],
 )

@@ -405,6 +405,12 @@ def test_the_plan_predicts_what_the_proof_takes(served):
     assert (slower.seconds, slower.outage_s > whole.outage_s) == (whole.seconds, True)
 
 
+def test_a_context_without_room_for_a_prompt_is_not_proven(served):
+    summary = served.hosts["head"]["variables"]["llama_model_gguf_summary"]
+    served.set("head", llama_model_gguf_summary={**summary, "context": 2})
+    assert typed(served.accepted()).head.proof.reason == "a context of 2 tokens has no room for a prompt"
+
+
 @pytest.mark.parametrize("limit, layers", [(20 << 20, 19), (10, 0)])
 def test_a_file_of_layers_has_a_limit(served, monkeypatch, limit, layers):
     monkeypatch.setattr(proof_plan, "MAX_FILE_BYTES", limit)

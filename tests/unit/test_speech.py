@@ -79,6 +79,10 @@ def reading_of(plan, bits, identifier=None):
     return Reading(identifier or plan.head.reading, (-bits * math.log(2) * 4,) * 100, 400)
 
 
+def test_a_reading_without_tokens_is_no_worse_than_another():
+    assert Reading(OTHER, (), 1).ratio(Reading(OTHER, (-1.0,), 4)) == 1
+
+
 def evidence_of(plan, now, *earlier, completion=RIGHT):
     found = healthy(plan, completion)
     return found._replace(server=found.server._replace(reading=now), readings=earlier)

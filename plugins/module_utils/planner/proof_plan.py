@@ -85,6 +85,9 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> 
         longest_context = PROCESSOR_CONTEXT
     context = min(longest_context, workload.context_per_request)
     prompts = questions.list_questions(context)
+    if not prompts:
+        reason = f"a context of {context} tokens has no room for a prompt"
+        return types.ProofPlan((), 0, False, False, 0, 0, reason=reason)
     variants = questions.variant_questions(prompts) * (1 + (workload.cache.type_v == "f16"))
     rate = site.rates[device_load.CPU]
     gflops = cores_gflops(site.facts) if rate.source == device_rates.ASSUMED_SOURCE else rate.prompt_gflops

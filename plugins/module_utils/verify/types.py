@@ -158,7 +158,7 @@ class Reading(NamedTuple):
     def ratio(self, reading: "Reading") -> float:
         """Return the perplexity divided by that of an earlier reading of the same text."""
         differences = [reference - value for value, reference in zip(self.logarithms, reading.logarithms)]
-        return math.exp(sum(differences) / len(differences))
+        return math.exp(sum(differences) / max(1, len(differences)))
 
 
 class ReadingRecord(NamedTuple):

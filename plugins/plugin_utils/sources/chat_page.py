@@ -92,8 +92,8 @@ def _download(release: ReleasePlan, _source: Path, work_folder: Path) -> Mapping
         return _extract(archive_path, "(.+)", work_folder)
     except web.RemoteError as error:
         raise NoPageError(f"{name} {error}") from None
-    except archives.DamagedError as error:
-        raise NoPageError(f"{name} is not a complete archive ({error})") from None
+    except (OSError, archives.DamagedError) as error:
+        raise NoPageError(f"{name} cannot be unpacked ({printable(error)})") from None
 
 
 def _build(release: ReleasePlan, source: Path, work_folder: Path) -> Mapping[str, Path]:

@@ -308,7 +308,7 @@ def download(
                 if time.monotonic() > last_time + PROGRESS_SECONDS:
                     last_time = time.monotonic()
                     Display().display(f"  [controller] {url.rpartition('/')[2]}: {received_bytes >> 20} MiB")
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, OverflowError, http.client.HTTPException) as error:  # overflow: a chunk of negative length
             text = f"was cut off ({validation.printable(error)}): try again"
             raise web.RemoteError(text, is_transient=True) from None
     if received_bytes < announced:

@@ -219,6 +219,8 @@ def parse(data: Any) -> ModelSummary:
     layers, experts = summary.layers, summary.expert_bytes or summary.layer_bytes
     if len(summary.layer_bytes) != layers:
         raise Mismatch(f"has the sizes of {len(summary.layer_bytes)} layers, not {layers}", ".layer_bytes")
+    if not any(summary.layer_bytes):
+        raise Mismatch("has only layers without weights", ".layer_bytes")
     if len(experts) != layers or any(part > size for part, size in zip(experts, summary.layer_bytes)):
         raise Mismatch(f"does not have the sizes of the experts in {layers} layers", ".expert_bytes")
     if any(layer >= layers for row in summary.named_tensors for layer in row.layers or ()):
