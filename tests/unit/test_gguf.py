@@ -159,6 +159,7 @@ def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
         ({"largest_tensor_bytes": -1}, "largest_tensor_bytes is -1"),
         ({"layer_bytes": [1]}, "layer_bytes has the sizes of 1 layers, not 2"),
         ({"layer_bytes": [0, 0]}, "layer_bytes has only layers without weights"),
+        ({"tensors": []}, "tensors is empty, although the layers have weights"),
         ({"expert_bytes": [1 << 40, 0]}, "expert_bytes does not have the sizes of the experts in 2 layers"),
         ({"architecture": "qwen3moe", "keys": {}}, "keys.expert_count is missing"),
         ({"keys": {"attention.sliding_window": True}}, "keys.attention.sliding_window is True"),

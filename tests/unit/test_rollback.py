@@ -192,6 +192,7 @@ JSON = {"x": json.dumps({"url": "-" * 200, "build": 2}), "y": '[{"port": 1}, {"p
         ({**BEFORE, "new": {"x": "5"}}, []),
         ({"json": JSON}, ["x.build: 1 → 2", "x.old: [1] → not set", "y.1.port: 2 → 3", 'y.2: not set → {"port": 4}']),
         ({"long": {"x": "-" * 200 + "c"}}, [f"x: …{'-' * 40}ab → …{'-' * 40}c"]),
+        ({"gone": {"x": "[" * 60000}}, [f"x: 9 → {'[' * rollback.MAX_VALUE_LENGTH}"]),
     ],
 )
 def test_variables_that_differ_between_two_plans_are_named_and_no_others(after, said):

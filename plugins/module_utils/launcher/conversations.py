@@ -99,7 +99,8 @@ def _tokens_of(path: Path) -> array.array[int]:
     """Return the tokens of a file, and the data of its pictures behind them."""
     with path.open("rb") as file:
         token_count = int.from_bytes(file.read(HEADER_BYTES)[8:], "little")
-        return array.array("i", file.read(4 * min(token_count, units.MIB)))[LIST_WORDS:]
+        data = file.read(4 * min(token_count, units.MIB))
+        return array.array("i", data[: len(data) // 4 * 4])[LIST_WORDS:]
 
 
 def _continues(tokens: array.array[int], older_tokens: array.array[int]) -> bool:

@@ -196,7 +196,7 @@ def differences(old_plans: Mapping[str, Mapping[str, str]], new_plans: Mapping[s
 
 def _parse_value(text: str) -> Any:
     """Return the value if the text is a list or a mapping, and otherwise the text."""
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         value = json.loads(text)
         return dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else text
     return text

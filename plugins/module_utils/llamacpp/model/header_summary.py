@@ -221,6 +221,8 @@ def parse(data: Any) -> ModelSummary:
         raise Mismatch(f"has the sizes of {len(summary.layer_bytes)} layers, not {layers}", ".layer_bytes")
     if not any(summary.layer_bytes):
         raise Mismatch("has only layers without weights", ".layer_bytes")
+    if summary.tensors == ():
+        raise Mismatch("is empty, although the layers have weights", ".tensors")
     if len(experts) != layers or any(part > size for part, size in zip(experts, summary.layer_bytes)):
         raise Mismatch(f"does not have the sizes of the experts in {layers} layers", ".expert_bytes")
     if any(layer >= layers for row in summary.named_tensors for layer in row.layers or ()):
