@@ -33,19 +33,19 @@ SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 """Pattern for the name of a secret."""
-NOT_SECRET = r"(?![\w-]*[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
+NOT_SECRET = r"(?![\w-]{0,99}[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
 """Lookaheads that exclude file names and token counts."""
 REST_OF_LINE = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!\\n)[^\n])*)"
 """Pattern for the rest of a line in any quotation, without a leading quote."""
 SECRET_PATTERNS = (
     ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>[^<].*?)(?:-----END|\Z)", re.DOTALL),
-    ("Ansible Vault value", r"\$ANSIBLE_VAULT;\S+(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
+    ("Ansible Vault value", r"\$ANSIBLE_VAULT;\S{1,99}(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
     ("token", r"\b(?P<secret>(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|sk-|AKIA|eyJ)[\w.-]{8,})", 0),
     ("token in a URL", rf"{SECRET_PARAMETER.pattern}(?P<secret>[^&;#\s\"'<]+)", re.IGNORECASE),
     ("stunnel key", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
     (
         "password, token or key",
-        rf"(?:{SECRET_NAME.pattern}){NOT_SECRET}[\w.-]*[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE}",
+        rf"(?:{SECRET_NAME.pattern}){NOT_SECRET}[\w.-]{{0,99}}[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE}",
         re.IGNORECASE,
     ),
     (
