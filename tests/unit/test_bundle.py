@@ -88,8 +88,8 @@ def test_what_is_no_secret_stays(line):
 
 
 @pytest.mark.parametrize("word", ["password", "api_key", "$ANSIBLE_VAULT;"])
-def test_a_long_line_of_such_words_takes_no_minutes(word):
-    """Its time grows with its length, not with the square of it: 40,000 characters took three seconds."""
+def test_redaction_time_grows_with_the_length_of_a_line(word):
+    """If it grew with the square of the length, this test would take minutes."""
     line = word * (600_000 // len(word))
     assert redaction.redact(line) == line
 

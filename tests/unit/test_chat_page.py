@@ -111,7 +111,7 @@ def test_a_page_that_cannot_be_downloaded_never_fails_a_run(source, server, cach
         "the files of the page are incomplete": lambda: offer(server, packed({"index.html": b""})),
         "cannot be unpacked (Compressed file ended": lambda: offer(server, page[: len(page) // 2]),
         "cannot be unpacked (file": lambda: offer(server, b"<html>not an archive"),
-        "cannot be unpacked (index.html is contained twice": lambda: offer(server, packed({**PAGE, "index.html": b""})),
+        "cannot be unpacked (index.html appears twice": lambda: offer(server, packed({**PAGE, "index.html": b""})),
         "cannot be unpacked ([Errno": lambda: offer(server, packed({**PAGE, "a": b"x", "a/b": b"x"})),
         "HF_ENDPOINT on the controller is": lambda: os.environ.update(HF_ENDPOINT="nonsense"),
     }

@@ -156,7 +156,7 @@ def test_a_longer_conversation_replaces_its_older_file_and_no_other(place):
     assert sorted(len(tokens) for tokens in place.stub.slots.values()) == [300, 303], "the newest two are restored"
 
 
-def test_a_cut_file_has_the_tokens_before_its_end(tmp_path):
+def test_a_truncated_file_has_the_tokens_before_its_end(tmp_path):
     (tmp_path / "file").write_bytes(bytes(8) + struct.pack("<I4i2i", 6, 0, 0, 0, 0, 7, 8)[:-1])
     assert conversations._tokens_of(tmp_path / "file").tolist() == [7]
 

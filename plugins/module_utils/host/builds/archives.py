@@ -146,7 +146,7 @@ def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None
             elif target and (member.isfile() or member.islnk()):
                 content = archive.extractfile(member)
                 if content is None or target.exists():
-                    raise ValueError(f"{member.name} {'has no content' if content is None else 'is contained twice'}")
+                    raise ValueError(f"{member.name} {'has no content' if content is None else 'appears twice'}")
                 with content, target.open("xb") as stream:
                     shutil.copyfileobj(content, stream)
     return links
