@@ -104,7 +104,9 @@ def read_server(path: str, name: str) -> Server:
         rows = {row["svname"]: row for row in table if row["pxname"] == BACKEND}
         row = rows.pop(name, None)
         up_count = sum(row["status"].startswith("UP") for row in rows.values())
-        return Server(row["status"], int(row["scur"] or 0) + int(row["qcur"] or 0), up_count) if row else Server()
+        return (
+            Server(row["status"].strip(), int(row["scur"] or 0) + int(row["qcur"] or 0), up_count) if row else Server()
+        )
     except (KeyError, ValueError, AttributeError, csv.Error):
         raise errors.Refusal(
             f"{path} answers, but not as HAProxy does: set the socket of llama_balancer to HAProxy's socket, and run the playbook again"

@@ -203,3 +203,10 @@ def test_a_line_every_ten_seconds(server, models, monkeypatch):
         "  [head] m.gguf and 1 more: 4.0 MB of 6.0 MB, 0.4 MB/s, 4 s left",
         "  [head] m.gguf and 1 more: 5.0 MB of 6.0 MB, 0.1 MB/s, 9 s left",
     ]
+
+
+@pytest.mark.parametrize("fetch", [None, 5, [5], [{}], [{"path": "/m.gguf", "present_bytes": "many"}]])
+def test_a_host_that_misreports_its_model_files_is_refused(fetch):
+    action = types.SimpleNamespace(host="worker1", run_in_check_mode=lambda **_more: {"changed": True, "fetch": fetch})
+    with pytest.raises(Refusal, match="The report of worker1 about its model files does not match"):
+        delivery.deliver(action, download.ModelArguments("/models"))

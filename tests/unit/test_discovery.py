@@ -56,6 +56,18 @@ def test_interfaces_and_whom_they_see(tmp_path, monkeypatch):
     assert on_host.neighbour_macs("no JSON") == {}
 
 
+@pytest.mark.parametrize(
+    "text", ["", "5", "[5]", '[{"ifname": "eth1", "addr_info": 5}]', '[{"lladdr": []}]', "[" * 9999]
+)
+def test_unexpected_output_of_ip_is_left_out(tmp_path, monkeypatch, text):
+    system = System(root=write(tmp_path, FILES))
+    system.output = lambda *argv: text
+    monkeypatch.setenv("SSH_CONNECTION", "192.0.2.9 50000 192.0.2.1 22")
+    monkeypatch.setattr(on_host, "ANSWER_SECONDS", 0)
+    links = on_host.interfaces_of(system, ["10.99.0.2"])
+    assert [(link.name, link.addresses, link.sees) for link in links] == [(f"eth{n}", (), ()) for n in range(3)]
+
+
 def test_models_that_lie_there(tmp_path, monkeypatch):
     hub, ollama, digest = tmp_path / "hub", tmp_path / "ollama", "5" * 64
     blob, manifest = ollama / f"blobs/sha256-{digest}", ollama / "manifests/registry.ollama.ai/library/known/1b"

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.action import files as action
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json, units
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 from ansible_collections.llamacpp.cluster.plugins.modules import files
 from support import actions
@@ -72,3 +73,15 @@ def test_one_call_has_all_files_with_the_text_of_those_of_the_controller(monkeyp
     assert calls == [[own, {**own, "path": "/p/copied", "content": source.read_text("utf-8")}]]
     assert actions.run(action, files=[known]) == {"changed": False}
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    "text, count",
+    [(" 12\n", 12), ("0", 0), ("9" * 18, int("9" * 18)), ("9" * 19, None), ("²", None), ("-1", None), ("", None)],
+)
+def test_whole_numbers_in_the_output_of_programs(text, count):
+    assert units.parse_count(text) == count
+
+
+def test_a_path_with_a_null_byte_has_no_content():
+    assert text_of(Path("a\0b")) == ""

@@ -136,6 +136,12 @@ def test_a_commit_is_counted_once(repository):
     assert repository.resolved(repository.commits[1]) == found
 
 
+def test_a_commit_whose_number_of_ancestors_is_not_a_number(repository, monkeypatch):
+    monkeypatch.setattr(git, "count_commits", lambda *_arguments: int("many"))
+    with pytest.raises(Refusal, match=r"could not be counted .* add build"):
+        repository.resolved(repository.commits[1])
+
+
 def test_the_tag_of_a_build_and_a_commit_with_its_build_are_not_looked_up(repository):
     shutil.rmtree(repository.path)
     tag = releases.release_of(repository.resolved("b4321"), {})

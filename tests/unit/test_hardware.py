@@ -113,6 +113,8 @@ def test_a_mac_lends_what_its_system_allows_and_one_of_before_has_no_device(tmp_
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure, that it, runs.",
         'Field "compute_cap" is not a valid field to query.',
         "",
+        "NVIDIA H200, 9.0, ²\n",
+        f"NVIDIA H200, 9.0, {'9' * 5000}\n",
     ],
 )
 def test_nvidia_smi_that_tells_nothing(listing):

@@ -1,6 +1,7 @@
 """Processes and sockets of a host, with real ones."""
 
 import os
+import shutil
 import socket
 import sys
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another account")
 
@@ -41,10 +43,24 @@ def test_only_the_account_of_a_foreign_process_is_read(popen, monkeypatch):
     assert f"/proc/{foreign.pid}/cmdline" not in paths
 
 
+def test_the_start_of_a_process_whose_name_the_kernel_cuts_within_a_letter(tmp_path, popen):
+    program = tmp_path / "übermäßigträge"
+    shutil.copy("/bin/sleep", program)
+    start = processes.start_time(popen([str(program), "50"]).pid)
+    assert abs(start - time.time()) < 60
+    assert processes.start_time(None) is None
+
+
+def test_lines_of_the_socket_table_that_are_cut_off_are_left_out(monkeypatch):
+    monkeypatch.setattr(processes, "text_of", lambda _path: "header\n0: 0100007F\n1: x:y 0:0 0A\n")
+    assert processes.read_sockets() == processes.Sockets([], [])
+    assert progress.parse_tcp_table("header\n0: 0100007F\n1: x:y 0:0 0A 0 0:0 0 0 0 0\n") == []
+
+
 def test_processes_and_listeners_of_macos(monkeypatch):
     uid = os.geteuid()
     monkeypatch.setattr(processes.sys, "platform", "darwin")
-    lines = f"  10 {uid} /p/bin/rpc-server -p 1\n  11 12345 /p/bin/rpc-server -p 1\n  12 {uid} /bin/sh\n"
+    lines = f"  10 {uid} /p/bin/rpc-server -p 1\n  11 12345 /p/bin/rpc-server -p 1\n  12 {uid} /bin/sh\n  13 {uid}\nps: failed\n"
     monkeypatch.setattr(processes, "output", lambda argv: lines)
     assert processes.account_processes("/p", None) == {10: ["/p/bin/rpc-server", "-p", "1"]}
     asked = []

@@ -623,6 +623,15 @@ def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
 
 
 @pytest.mark.programs
+@pytest.mark.parametrize("text", ["", "5", '[[], [{"one": 1}], []]', "[" * 9999])
+def test_a_damaged_reference_is_computed_again(prove, work, tmp_path, text):
+    assert run.prepare_reference(work(), processes.is_only_listener)
+    (reference,) = (tmp_path / run.FOLDER).glob("*.json")
+    reference.write_text(text)
+    assert [device.is_correct for device in prove(devices=("right",)).devices] == [True]
+
+
+@pytest.mark.programs
 def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, monkeypatch):
     """Neither another proof's nor what was written of one when its proof was killed."""
     assert prove(devices=("right",)).failures() == []
@@ -638,7 +647,7 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
     assert not run.prepare_reference(work("crashes"), processes.is_only_listener)
     assert not list((tmp_path / run.FOLDER).iterdir())
-    monkeypatch.setattr(run, "_available_memory", lambda: run.RESERVED_MEMORY + 999)
+    monkeypatch.setattr(run.resources, "available_memory", lambda _text: run.RESERVED_MEMORY >> 20)
     assert not run.prepare_reference(work("hangs"), processes.is_only_listener)
     assert not list(tmp_path.glob("*.starts"))
 

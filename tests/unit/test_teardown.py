@@ -164,6 +164,15 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
     assert ran == [("setfacl", "--remove", account, str(folder)) for account in asked]
 
 
+@pytest.mark.parametrize("text", ['{"services": []}', '{"services": {"x": null}}', '{"services": {"x": {}}}'])
+def test_an_installation_whose_metrics_record_is_damaged_is_removed(tmp_path, remove, text):
+    prefix = tmp_path / "llamacpp"
+    (prefix / names.FOLDER_MARK).mkdir(parents=True)
+    (prefix / names.METRICS).write_text(text)
+    remove(prefix)
+    assert not prefix.exists()
+
+
 def test_whatever_the_services_account_left_goes_and_what_its_links_lead_to_stays(tmp_path, remove):
     prefix, folder, theirs = tmp_path / "llamacpp", tmp_path / "textfile", tmp_path / "theirs"
     for path in (prefix / names.FOLDER_MARK, prefix / "state", folder / "llamacpp-server.prom" / "full", theirs / "x"):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
 SIZES = {"jsonl": 1 << 20, "log": 16 << 10, "status": 16}
@@ -36,4 +37,4 @@ def read_results(folder: Path, number: int) -> types.Program:
     )
     last_lines = [printable(line, MAX_LINE_LENGTH) for line in log.splitlines() if line.strip()][-MAX_LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))
-    return types.Program(results, int(status.strip()) if status.strip().isdecimal() else None, " / ".join(last_lines))
+    return types.Program(results, parse_count(status), " / ".join(last_lines))

@@ -23,7 +23,7 @@ def text_of(path: Path) -> str:
     """Return the content of a file; empty if it is missing or unreadable."""
     try:
         return path.read_text(errors="replace")
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 

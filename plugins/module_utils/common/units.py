@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Readable amounts of memory, files and time. A copy is installed next to the launcher."""
+"""Readable amounts of memory, files and time, and whole numbers in the output of programs. A copy is installed next to the launcher."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ def amount(size: float) -> str:
     if size >= GB:
         return f"{size / GB:.1f} GB"
     return f"{size / MB:.{0 if size >= 10 * MB else 1}f} MB"
+
+
+def parse_count(text: str) -> int | None:
+    """Return a whole number of at most 18 digits; None for any other text."""
+    digits = text.strip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
 
 
 def duration(seconds: float | None) -> str:

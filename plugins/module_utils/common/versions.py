@@ -8,10 +8,10 @@ import re
 
 
 def parse(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    return tuple(int(part) for part in re.findall(r"\d{1,18}", version))
 
 
 def first_version(text: str) -> str | None:
     """Return the first version number in a text, or a line that consists of a number."""
-    match = re.search(r"\d+(\.\d+)+|^\d+$", text, re.MULTILINE)
+    match = re.search(r"\d{1,18}(\.\d{1,18})+|^\d{1,18}$", text, re.MULTILINE)
     return match.group(0) if match else None

@@ -58,5 +58,5 @@ def _first_ipv4(reached_address: ipaddress.IPv6Address, listing: str) -> str | N
     :param listing: output of ``ip -o address``.
     """
     entries = re.findall(r"^\d+:\s+(\S+)\s+inet6?\s+([0-9a-f.:]+)", listing, re.MULTILINE)
-    owner = next((name for name, address in entries if ipaddress.ip_address(address) == reached_address), None)
+    owner = next((name for name, address in entries if address == str(reached_address)), None)
     return next((address for name, address in entries if name == owner and "." in address), None)

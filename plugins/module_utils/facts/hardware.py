@@ -20,7 +20,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB, parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx as tiles
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
@@ -40,8 +40,8 @@ INTEL_INTEGRATED = "0000:00:02.0"
 
 
 def _read_mib(path: Path) -> int | None:
-    text = text_of(path).strip()
-    return int(text) // MIB if text.isdigit() else None
+    size = parse_count(text_of(path))
+    return None if size is None else size // MIB
 
 
 def _read_pairs(path: Path) -> dict[str, str]:
@@ -143,12 +143,13 @@ def find_nvidia(listing: str, memory: int) -> list[dict]:
         if len(fields) != 3:
             continue
         name, capability, size = fields
+        dedicated = parse_count(size)
         if (re.fullmatch(r"\d+\.\d+", capability) or not _is_known(capability)) and (
-            size.isdigit() or not _is_known(size)
+            dedicated is not None or not _is_known(size)
         ):
-            architecture, has_memory = capability if _is_known(capability) else "", size.isdigit()
-            device_memory = int(size) if has_memory else memory
-            devices.append(_accelerator(words.CUDA, name, architecture, device_memory, not has_memory))
+            architecture, is_unified = capability if _is_known(capability) else "", dedicated is None
+            device_memory = memory if dedicated is None else dedicated
+            devices.append(_accelerator(words.CUDA, name, architecture, device_memory, is_unified))
     return devices
 
 
@@ -179,16 +180,17 @@ def find_amd(root: Path) -> dict[str, dict]:
     """Return the device of each render node, in the order of the KFD topology, which HIP uses."""
     devices = {}
     nodes_folder = root / "sys/class/kfd/kfd/topology/nodes"
-    for properties in sorted(nodes_folder.glob("*/properties"), key=lambda path: int(path.parent.name)):
+    for properties in sorted(nodes_folder.glob("*/properties"), key=lambda path: parse_count(path.parent.name) or 0):
         values = _read_pairs(properties)
-        version = int(values.get("gfx_target_version", 0))
+        version = parse_count(values.get("gfx_target_version", ""))
         if not version:
             continue
         architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         render_node = f"renderD{values.get('drm_render_minor', '').strip()}"
         banks = [_read_pairs(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
-        vram = sum(int(bank.get("size_in_bytes", 0)) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS) // MIB
-        is_integrated = int(values.get("cpu_cores_count", 0)) > 0 or UNIFIED_GFX.fullmatch(architecture) is not None
+        sizes = [parse_count(bank.get("size_in_bytes", "")) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS]
+        vram = sum(filter(None, sizes)) // MIB
+        is_integrated = bool(parse_count(values.get("cpu_cores_count", "")) or UNIFIED_GFX.fullmatch(architecture))
         memory = _amd_memory(root / "sys/class/drm" / render_node / "device", vram, is_integrated)
         devices[render_node] = _accelerator(words.HIP, f"AMD {architecture}", architecture, *memory)
     return devices
@@ -255,7 +257,7 @@ def find_vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str,
 def find_apple(memory: int, ask: commands.Ask) -> list[dict]:
     """Return the graphics of Apple silicon with the memory that macOS lets them lock, by default three quarters."""
     name, limit = (ask(["sysctl", "-n", key]).strip() for key in ("machdep.cpu.brand_string", "iogpu.wired_limit_mb"))
-    device_memory = int(limit) if limit.isdigit() and int(limit) else memory * 3 // 4
+    device_memory = parse_count(limit) or memory * 3 // 4
     return [_accelerator(words.METAL, name, "apple", device_memory, True)]
 
 

@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     versions,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
     connection,
     firewall,
@@ -84,7 +85,7 @@ def find_python(scope: str) -> str | None:
     for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
         if not os.access(candidate, os.X_OK) or (scope == "system" and not readable_by_all(candidate)):
             continue
-        version = re.match(r"Python (\d+)\.(\d+)", output([candidate, "--version"]))
+        version = re.match(r"Python (\d{1,9})\.(\d{1,9})", output([candidate, "--version"]))
         if version and tuple(map(int, version.groups())) >= MIN_PYTHON:
             return candidate
     return None
@@ -133,7 +134,7 @@ def measured_links(prefix: str) -> dict:
         with suppress(OSError, ValueError, TypeError):
             record = reading.read_object(path, LINK_BYTES)
             numbers = {key: record.get(key) for key in ("mbit_per_second", "round_trip_ms")}
-            numbers = {key: None if number is None else float(number) for key, number in numbers.items()}
+            numbers = {key: None if number is None else 1.0 * number for key, number in numbers.items()}
             detail = validation.printable(record.get("detail", ""))
             links[path.stem] = {**numbers, "detail": detail, "requested": record.get("requested") is True}
     return links
@@ -147,9 +148,8 @@ def cluster_of(prefix: str) -> str | None:
 
 
 def _distribution() -> dict:
-    os_release = Path("/etc/os-release")
-    if os_release.exists():
-        return names.distribution(os_release.read_text())
+    if os_release := text_of(Path("/etc/os-release")):
+        return names.distribution(os_release)
     system = platform.system().lower()
     return {"id": system, "version": platform.release().split(".", maxsplit=1)[0], "family": system}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import HOST_IP
 
 USB4_GENERATION = 4
@@ -43,8 +44,8 @@ def addresses(ask: Ask = output) -> list[str]:
 def rdma_addresses(root: Path = ROOT) -> list[str]:
     """Return the IPv4 addresses in the tables of RDMA devices. RPC only uses port 1."""
     gid_texts = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
-    words = {text[len(IPV4_GID) :].replace(":", "") for text in gid_texts if text.startswith(IPV4_GID)}
-    addresses = {socket.inet_ntoa(bytes.fromhex(word)) for word in words}
+    matches = [re.fullmatch(IPV4_GID + "([0-9a-f]{4}):([0-9a-f]{4})", text) for text in gid_texts]
+    addresses = {socket.inet_ntoa(bytes.fromhex("".join(match.groups()))) for match in matches if match}
     return sorted(address for address in addresses if re.fullmatch(HOST_IP, address))
 
 
@@ -72,8 +73,7 @@ def _generation(folder: Path, root: Path) -> int:
     router = re.sub(r"-.*", "-0", service)
     bus_folder = root / "sys/bus/thunderbolt/devices"
     paths = [bus_folder / router] if (bus_folder / router / "generation").exists() else sorted(bus_folder.glob("*-0"))
-    generations = [text_of(path / "generation").strip() for path in paths]
-    return max((int(text) for text in generations if text.isdigit()), default=0)
+    return max((parse_count(text_of(path / "generation")) or 0 for path in paths), default=0)
 
 
 def _macos_kinds(ask: Ask) -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB, parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
@@ -68,23 +68,23 @@ class Resources(NamedTuple):
 
 def available_memory(meminfo: str) -> Optional[int]:
     """Return the available memory in MiB from the text of /proc/meminfo."""
-    match = re.search(r"^MemAvailable:\s+(\d+) kB$", meminfo, re.MULTILINE)
+    match = re.search(r"^MemAvailable:\s+([0-9]{1,18}) kB$", meminfo, re.MULTILINE)
     return int(match.group(1)) // 1024 if match else None
 
 
 def nvidia_memory(listing: str) -> Iterator[DeviceMemory]:
     """Yield the devices in the output of NVIDIA_QUERY, in the order of CUDA."""
     for index, line in enumerate(line for line in listing.splitlines() if line.count(",") == 1):
-        total_mib, free_mib = (int(field) if field.strip().isdigit() else None for field in line.split(","))
+        total_mib, free_mib = map(parse_count, line.split(","))
         yield DeviceMemory(backends.device_name(backends.CUDA.name, index), total_mib, free_mib)
 
 
 def _amd_memory(device_folder: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
     """Return the total and free MiB of amdgpu's memory, ``vram`` or ``gtt``."""
-    total, usage = (text_of(device_folder / f"mem_info_{kind}_{part}").strip() for part in ("total", "used"))
-    if not (total.isdigit() and usage.isdigit()):
+    total, usage = (parse_count(text_of(device_folder / f"mem_info_{kind}_{part}")) for part in ("total", "used"))
+    if total is None or usage is None:
         return None, None
-    return int(total) // MIB, max(0, int(total) - int(usage)) // MIB
+    return total // MIB, max(0, total - usage) // MIB
 
 
 def amd_memory(root: Path = ROOT) -> Iterator[DeviceMemory]:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import INTERFACE, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
@@ -95,8 +96,7 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
     macs = neighbour_macs(system.output("ip", "-json", "neigh"))
     link_interfaces = []
     for name, interface in links.items():
-        speed, kind = text_of(folders[name] / "speed").strip(), interfaces.kind_of(folders[name], system.root)
-        mbit = int(speed) if speed.isdigit() else None
+        mbit, kind = parse_count(text_of(folders[name] / "speed")), interfaces.kind_of(folders[name], system.root)
         is_main, seen_macs = name in state.protected, tuple(sorted(macs.get(name, ())))
         if interface.mac:
             ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
@@ -106,9 +106,7 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
 
 def _contact_hosts(addresses: Iterable[str], links: Mapping[str, inspection.InterfaceState]) -> None:
     """Send an empty datagram to other hosts in this host's networks, so that the kernel looks them up."""
-    networks = [
-        ipaddress.ip_interface(address).network for interface in links.values() for address in interface.addresses
-    ]
+    networks = [ipaddress.ip_interface(text).network for link in links.values() for text in link.addresses]
     host_addresses = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for address in host_addresses:
@@ -124,10 +122,10 @@ def neighbour_macs(listing: str) -> dict[str, set[str]]:
     :param listing: output of ``ip -json neigh``.
     """
     macs: dict[str, set[str]] = {}
-    with suppress(ValueError):
+    with suppress(*reading.MALFORMED):
         for entry in json.loads(listing):
             if "lladdr" in entry and "FAILED" not in entry.get("state", ()):
-                macs.setdefault(entry["dev"], set()).add(entry["lladdr"])
+                macs.setdefault(str(entry["dev"]), set()).add(str(entry["lladdr"]))
     return macs
 
 

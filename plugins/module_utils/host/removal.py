@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, names, reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths, read_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
@@ -72,14 +72,13 @@ def _remove(path: Path) -> None:
 
 def _remove_metrics(paths: InstallationPaths, check: bool) -> tuple[list[str], list[str]]:
     """Remove the metrics of killed launchers, and the account's right to write there. Return the paths, and the folders that exist."""
-    descriptions = read_json(paths.prefix, names.METRICS).get("services", {})
-    exporters = {service: entry for service, entry in descriptions.items() if entry["folder"]}
-    metrics_paths = [
-        path
-        for service, entry in exporters.items()
-        if os.path.lexists(path := Path(entry["folder"], f"{service}.prom"))
-    ]
-    folders = {entry["folder"] for entry in exporters.values() if os.path.isdir(entry["folder"])}
+    exporters: dict[str, str] = {}
+    with suppress(*reading.MALFORMED):
+        descriptions = read_json(paths.prefix, names.METRICS)["services"].items()
+        exporters = {service: str(entry["folder"]) for service, entry in descriptions if entry["folder"]}
+    paths_by_service = {service: Path(folder, f"{service}.prom") for service, folder in exporters.items()}
+    metrics_paths = [path for path in paths_by_service.values() if os.path.lexists(path)]
+    folders = {folder for folder in exporters.values() if os.path.isdir(folder)}
     if not check:
         for path in metrics_paths:
             _remove(path)

@@ -19,6 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_end
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
@@ -159,7 +160,7 @@ class Systemd(Manager):
             values = self._show(services, "NRestarts")
         except commands.CommandError:
             return {}
-        return {name: int(value) for name, value in values.items() if value.isdigit()}
+        return {name: count for name, value in values.items() if (count := parse_count(value)) is not None}
 
 
 class Launchd(Manager):

@@ -236,5 +236,5 @@ class Sensors:
             output = subprocess.run(
                 self.query, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
             ).stdout
-        rows = re.findall(r"^(\d+), (\d+)$", output, re.MULTILINE)
+        rows = re.findall(r"^([0-9]+), ([0-9]{1,18})$", output, re.MULTILINE)
         self.nvidia = {f"{CUDA}{index}": int(used_mib) * units.MIB for index, used_mib in rows}

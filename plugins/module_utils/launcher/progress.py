@@ -104,18 +104,18 @@ class ProcessSample(NamedTuple):
 def parse_tcp_table(tcp_table: str) -> list[TcpSocket]:
     """:param tcp_table: text of /proc/net/tcp."""
     sockets = []
-    for line in tcp_table.splitlines()[1:]:
-        fields = line.split()
-        timer, timeouts = fields[5].split(":")[0], int(fields[6], 16)
-        sockets.append(
-            TcpSocket(
-                address=_endpoint(fields[1]),
-                peer=_endpoint(fields[2]),
-                state=int(fields[3], 16),
-                retransmissions=timeouts if timer == RETRANSMISSION else 0,
-                inode=fields[9],
+    for fields in map(str.split, tcp_table.splitlines()[1:]):
+        with suppress(ValueError, IndexError, struct.error):
+            timer, timeouts = fields[5].split(":")[0], int(fields[6], 16)
+            sockets.append(
+                TcpSocket(
+                    address=_endpoint(fields[1]),
+                    peer=_endpoint(fields[2]),
+                    state=int(fields[3], 16),
+                    retransmissions=timeouts if timer == RETRANSMISSION else 0,
+                    inode=fields[9],
+                )
             )
-        )
     return sockets
 
 
@@ -181,9 +181,9 @@ def keep_alive(connection: socket.socket) -> None:
 
 
 def activity_of(pid: int) -> Activity:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     read_bytes, file_bytes = 0, None
-    with suppress(OSError):
+    with suppress(OSError, ValueError, KeyError):
         counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
         requested_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
         read_bytes, file_bytes = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)

@@ -541,7 +541,7 @@ def may_be_omitted(word: str, values: Sequence[str]) -> bool:
     """Return whether an option can be omitted: answers stay the same, and its default fits into memory if these values are planned."""
     option = by_word(word)
     minimum = option.optional_from if option else None
-    numbers = [int(value) for value in values if value.isdigit()]
+    numbers = [int(value) for value in values if re.fullmatch("[0-9]{1,18}", value)]
     return minimum is not None and min(numbers, default=minimum) >= minimum
 
 

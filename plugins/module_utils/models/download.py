@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import DownloadRecord, StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import PendingFile
@@ -178,7 +178,7 @@ def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: 
         )
     except FileNotFoundError:
         raise Refusal("The download needs curl, which this host lacks: install it") from None
-    status = int(curl.stdout[-3:] or 0) if curl.stdout[-3:].isascii() and curl.stdout[-3:].isdigit() else 0
+    status = parse_count(curl.stdout[-3:]) or 0
     if curl.returncode == HTTP_ERROR:
         error = web.status_error(status, "")
         return web.explain_error(error, token), error.is_transient

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB, parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, kv_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.projector import Projector
@@ -177,8 +177,7 @@ def _whole_number(words: Mapping[str, tuple[str, str]], field: str, description:
     if field not in words:
         return None
     word, text = words[field]
-    # llama-server reads no other digits, and no more of them.
-    value = int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(1 << 31)) else None
+    value = parse_count(text)
     if value is None or value >= 1 << 31:
         raise Refusal(f"llama_server_extra_args has {word} {gguf.quote(text)}: use {description}")
     return value

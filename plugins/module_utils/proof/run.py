@@ -25,6 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import LOOPBACK
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import resources
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
@@ -71,7 +72,7 @@ class Reference(NamedTuple):
 
 def prepare_reference(work: types.ProofWork, owner: OwnsPort) -> bool:
     """Write the model and compute the reference while the server is running, if there is enough memory; return whether both exist."""
-    if _available_memory() < work.bytes + RESERVED_MEMORY:
+    if (resources.available_memory(text_of(Path("/proc/meminfo"))) or 0) * MIB < work.bytes + RESERVED_MEMORY:
         return False
     folder = _clean_folder(work)
     with suppress(Failure), _launcher(work):
@@ -137,18 +138,13 @@ def _model_path(work: types.ProofWork, folder: Path) -> Path:
     return folder / f"{work.processor.id}.gguf"
 
 
-def _available_memory() -> int:
-    match = re.search(r"^MemAvailable: +([0-9]+)", text_of(Path("/proc/meminfo")), re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
-
-
 def _read_reference(work: types.ProofWork, folder: Path) -> Reference | None:
     try:
         tokens, answers, bounds = json.loads(_reference_path(work, folder).read_text())
-    except (OSError, ValueError):
+        answers_by_token = [{int(token): value for token, value in answer.items()} for answer in answers]
+        return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*bounds))
+    except (OSError, *reading.MALFORMED):
         return None
-    answers_by_token = [{int(token): value for token, value in answer.items()} for answer in answers]
-    return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*bounds))
 
 
 def _prepare_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> Reference:

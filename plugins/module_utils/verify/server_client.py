@@ -147,7 +147,7 @@ def parse_completion(reply: replies.Reply, is_embedding: bool = False) -> Comple
         return Completion(
             printable(choice["text"]),
             int(answer["usage"]["completion_tokens"]),
-            None if speed is None else float(speed),
+            None if speed is None else 1.0 * speed,
             computes_numbers=all(map(_is_logarithm, (choice.get("logprobs") or {}).get("content") or ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:

@@ -8,12 +8,14 @@ import shlex
 import time
 from collections.abc import Collection
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration, parse_count
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Size
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download import ModelArguments
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
@@ -30,13 +32,21 @@ PAUSES = (0.5, 1, 1, 2, 5)
 """Seconds before the first polls of a download. A progress line appears every PROGRESS_INTERVAL_SECONDS."""
 
 
+class MissingFile(NamedTuple):
+    """File that is incomplete on a host."""
+
+    path: str
+    present_bytes: Size
+
+
 def deliver(action: Action, arguments: ModelArguments) -> dict:
     """Return the result of the module ``model`` after fetching the files."""
     model_arguments = arguments._replace(token_file=None)
     result = action.run_in_check_mode(**typed_json.dump(model_arguments))
     if result.get("failed") or not result.get("changed"):
         return result
-    present_sizes = {entry["path"]: entry["present_bytes"] for entry in result["fetch"]}
+    missing = typed_json.parse_report(action.host, "its model files", tuple[MissingFile, ...], result.get("fetch"))
+    present_sizes = {file.path: file.present_bytes for file in missing}
     pending_files = [file for file in model_arguments.files if file.path in present_sizes]
     for file in pending_files:
         display.display(_announcement(action.host, file, present_sizes[file.path]))
@@ -98,7 +108,7 @@ class DownloadProgress:
         if not self._names:
             return ""
         output = self._action.run_command(self._command).get("stdout", "")
-        present_bytes = min(int((output.split() or [0])[0]), self._total)
+        present_bytes = min(parse_count((output.split() or [""])[0]) or 0, self._total)
         now = time.monotonic()
         last_time, last_bytes = self._last or (now, present_bytes)
         if now - last_time >= PROGRESS_INTERVAL_SECONDS - 1:

@@ -99,7 +99,7 @@ def _download(release: ReleasePlan, _source: Path, work_folder: Path) -> Mapping
 def _build(release: ReleasePlan, source: Path, work_folder: Path) -> Mapping[str, Path]:
     """Return the files that npm builds from the sources."""
     version = _run("node --version", work_folder)
-    if int((re.findall(r"\d+", version) or ["0"])[0]) < MIN_NODE_VERSION:
+    if int((re.findall(r"\d{1,9}", version) or ["0"])[0]) < MIN_NODE_VERSION:
         raise NoPageError(f"the controller has Node.js {version}, but the page needs {MIN_NODE_VERSION} or newer")
     _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work_folder)
     dist, number = work_folder / "dist", str(release.build)

@@ -7,6 +7,7 @@ Repositories and names come from an inventory: git gets them as separate argumen
 """
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -70,7 +71,7 @@ def commit_of(repository: str, name: str) -> str | None:
     """Return the commit of a tag or a branch, or None if the repository has neither. A tag takes precedence, as in git itself."""
     names = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
     listing = _run(["ls-remote", "--", absolute_path(repository), *names], LOOK_UP_SECONDS)
-    commits = {name: commit for commit, _tab, name in (line.partition("\t") for line in listing.splitlines())}
+    commits = {name: commit for commit, name in re.findall(r"^([0-9a-f]{40,64})\t(\S+)$", listing, re.MULTILINE)}
     return next((commits[full_name] for full_name in names if full_name in commits), None)
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import archives
@@ -128,7 +128,7 @@ def _build_number(repository: str, ref: str, commit: str) -> int:
             number = git.count_commits(repository, commit, Path(work))
         except git.NotFound:
             raise Refusal(_unknown_ref(repository, ref)) from None
-        except git.GitError as error:
+        except (git.GitError, ValueError) as error:
             raise Refusal(
                 f"llama_release asks for {ref!r}, whose commits could not be counted in {repository} ({error}): "
                 "add build, the llama.cpp build number of that commit"
@@ -187,9 +187,7 @@ def _is_cached(checksum: str) -> bool:
 
 def _read_fetch_record(record: Path) -> dict[str, str]:
     with suppress(OSError, ValueError):
-        data = json.loads(record.read_text())
-        if isinstance(data, dict):
-            return data
+        return reading.parse(record.read_text())
     return {}
 
 

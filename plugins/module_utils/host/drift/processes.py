@@ -48,8 +48,8 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
     if uid is None:
         return argv_by_pid
     if sys.platform == "darwin":
-        for line in output(["ps", "-axww", "-o", "pid=,uid=,command="]).splitlines():
-            pid, owner, command = line.split(None, 2)
+        listing = output(["ps", "-axww", "-o", "pid=,uid=,command="])
+        for pid, owner, command in re.findall(r"^ *([0-9]{1,18}) +([0-9]{1,18}) +(.+)$", listing, re.MULTILINE):
             if int(owner) == uid and any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
                 argv_by_pid[int(pid)] = command.split(" ")
         return argv_by_pid
@@ -115,14 +115,12 @@ def _address(text: str, family: socket.AddressFamily) -> str:
 
 
 def _read(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
-    if not os.path.exists(table):
-        return
-    for line in Path(table).read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[3] in (LISTENING, ESTABLISHED):
-            address, port = fields[1].split(":")
-            local_address, remote_address = _address(address, family), _address(fields[2].split(":")[0], family)
-            yield Socket(local_address, int(port, 16), remote_address, fields[3], fields[9], int(fields[7]))
+    for fields in map(str.split, text_of(Path(table)).splitlines()[1:]):
+        with suppress(ValueError, IndexError, OverflowError):
+            if fields[3] in (LISTENING, ESTABLISHED):
+                address, port = fields[1].split(":")
+                local_address, remote_address = _address(address, family), _address(fields[2].split(":")[0], family)
+                yield Socket(local_address, int(port, 16), remote_address, fields[3], fields[9], int(fields[7]))
 
 
 def read_sockets() -> Sockets:
@@ -182,8 +180,8 @@ def client_addresses(port: int, tables: Sockets) -> list[str]:
 def start_time(pid: int | None) -> float | None:
     """Return a process's start in seconds since 1970 (Linux); None if unknown."""
     try:
-        ticks = int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19])
-    except OSError:
+        ticks = int(text_of(Path(f"/proc/{pid}/stat")).rsplit(")", 1)[1].split()[19])
+    except (ValueError, IndexError):
         return None
     boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has only whole seconds
     return boot_time + ticks / os.sysconf("SC_CLK_TCK")

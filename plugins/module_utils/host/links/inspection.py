@@ -12,7 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import connection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 
@@ -53,15 +55,12 @@ def inspect(system: System) -> Inspection:
 
 def _addresses(system: System) -> dict[str, list[str]]:
     """Return IPv4 and IPv6 addresses with prefix length by interface; empty if ``ip`` fails."""
-    try:
-        entries = json.loads(system.output("ip", "-json", "address"))
-    except ValueError:
-        return {}
-    return {
-        entry["ifname"]: [f"{address['local']}/{address['prefixlen']}" for address in entry.get("addr_info", [])]
-        for entry in entries
-        if "ifname" in entry
-    }
+    addresses: dict[str, list[str]] = {}
+    with contextlib.suppress(*reading.MALFORMED):
+        for entry in json.loads(system.output("ip", "-json", "address")):
+            texts = [f"{address['local']}/{address['prefixlen']}" for address in entry.get("addr_info", [])]
+            addresses[entry["ifname"]] = [str(ipaddress.ip_interface(text)) for text in texts]
+    return addresses
 
 
 def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, InterfaceState]:
@@ -72,13 +71,9 @@ def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, Int
         is_port = (folder / "master").exists() and not (folder / "device").exists()
         if name != "lo" and folder.is_dir() and not is_port:
             ipv4 = sorted(address for address in addresses.get(name, []) if ":" not in address)
-            interfaces[name] = InterfaceState(tuple(ipv4), _number(folder / "mtu"), text_of(folder / "address").strip())
+            mtu = parse_count(text_of(folder / "mtu"))
+            interfaces[name] = InterfaceState(tuple(ipv4), mtu, text_of(folder / "address").strip())
     return interfaces
-
-
-def _number(path: Path) -> int | None:
-    text = text_of(path).strip()
-    return int(text) if text.isdigit() else None
 
 
 def _protected_interfaces(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system: System) -> frozenset[str]:
@@ -98,9 +93,10 @@ def _protected_interfaces(addresses: Mapping[str, list[str]], ssh: tuple[str, ..
         )
     client = ssh[0].partition("%")[0] if ssh else ""
     if is_address(client):
-        with contextlib.suppress(ValueError, KeyError):
-            names.update(route["dev"] for route in json.loads(system.output("ip", "-json", "route", "get", client)))
-    queue = list(names - {""})
+        with contextlib.suppress(*reading.MALFORMED):
+            routes = json.loads(system.output("ip", "-json", "route", "get", client))
+            names.update(str(route["dev"]) for route in routes)
+    queue = list(names & {path.name for path in (system.root / "sys/class/net").glob("*")})
     while queue:
         lower = {path.name.partition("_")[2] for path in interface_folder(queue.pop(), system).glob("lower_*")} - names
         names |= lower
