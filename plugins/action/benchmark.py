@@ -91,7 +91,7 @@ class ActionModule(Action):
         if not any(options.BENCH in build.targets for build in served_plan.hosts[self._name].builds):
             remedy = "set llama_benchmark_programs to true, run site.yml, then run this playbook again"
             if not served_plan.release.mainline:
-                remedy = f"only llama.cpp releases can be measured, but {served_plan.release.ref} is one of {served_plan.release.fork}"
+                remedy = f"only llama.cpp releases can be measured, but {served_plan.release.ref} is a release of {served_plan.release.fork}"
             raise Refusal(f"the release on {self._name} has no {options.BENCH}: {remedy}")
         if self._host.service_manager not in job.MANAGERS:
             raise Refusal(

@@ -66,7 +66,7 @@ class ActionModule(Action):
         if result.refused:
             return {"failed": True, "msg": f"{subject}, but its plan is refused: see the plan above for the reasons."}
         omission_note = (
-            f" Comments in the inventory explain the omission of {', '.join(omissions)}." if omissions else ""
+            f" Comments in the inventory explain why it leaves out {', '.join(omissions)}." if omissions else ""
         )
         Display().display(f"{subject}: check it, then run site.yml -i {path}.{omission_note}")
         return {"changed": not self.check_mode, "plan": typed_json.dump(result)}

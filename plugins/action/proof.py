@@ -99,8 +99,8 @@ class ActionModule(Action):
         if arguments.stage == REFERENCE and prediction:
             self._show(
                 f"unless an earlier run proved these devices, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "
-                f"{plan.model.name} for about {prediction.seconds} s. Then the server stops while each device computes them, about {prediction.outage_s} s, "
-                "and until the model is loaded"
+                f"{plan.model.name} for about {prediction.seconds} s. Then the server is stopped for about {prediction.outage_s} s while each device "
+                "computes them, and until the model is loaded again"
             )
         answer = self.run_in_background(
             job,
@@ -122,7 +122,7 @@ class ActionModule(Action):
         if proof.untested:
             display.warning(f"the devices of {plan.model.name} were not tested: {proof.untested}")
         elif not proof.failures():
-            duration_note = f", {proof.seconds} s" if answer.get("remaining") else ", by an earlier run"
+            duration_note = f", {proof.seconds} s" if answer.get("remaining") else ", according to an earlier run"
             self._show(f"{'; '.join(verdict.sentence() for verdict in proof.devices)}{duration_note}")
         return proof
 

@@ -98,7 +98,7 @@ class ActionModule(Action):
         )
         if not any(records):
             raise Refusal(
-                "No file to report is set: set llama_plan_path, llama_verify_path or llama_benchmark_path to a file written by a playbook."
+                "No input file is set: set llama_plan_path, llama_verify_path or llama_benchmark_path to a file written by a playbook."
             )
         output.write_report(arguments.path, *records)
         return {"changed": False}

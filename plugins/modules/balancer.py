@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: balancer
 short_description: Drains a replica in HAProxy, or returns it to service
 description:
-  - Sends commands to the HAProxy of C(llama_balancer) over its socket. If HAProxy does not run, or does not know the server, nothing happens.
+  - Sends commands to the HAProxy of C(llama_balancer) over its socket. If HAProxy is not running, or has no such server, nothing happens.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   server:
@@ -44,7 +44,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 status:
-  description: Status of the server as HAProxy reports it. Empty if HAProxy does not run or does not know the server.
+  description: Status of the server as HAProxy reports it. Empty if HAProxy is not running or has no such server.
   returned: success
   type: str
 request_count:

@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: benchmark
-short_description: Measures a cluster
+short_description: Measures the speed of a cluster
 description:
   - Plans a load of the model for each entry of C(llama_benchmark_...), and measures it on the head in a service that temporarily replaces the server.
     Run the task on the head. Used by C(playbooks/benchmark.yml).

@@ -7,9 +7,9 @@ DOCUMENTATION = r"""
 module: cluster_lock
 short_description: Locks a cluster for one run at a time
 description:
-  - Keeps the file C(cluster.lock) in the head's installation. The file names the run that is changing hosts. A second run fails at once with the
-    name of the first run.
-  - A run takes over the lock of an earlier, dead run of the same controller. It takes over the lock of any other run only with O(take_over).
+  - Keeps the file C(cluster.lock) in the head's installation. The file names the run that is changing hosts. A second run fails at once, and
+    names the first run.
+  - A run takes over the lock of an earlier run that died on the same controller. It takes over the lock of any other run only with O(take_over).
   - O(state=absent) releases the lock, and removes the files of a killed proof.
   - If the head cannot be reached, the module warns and takes no lock.
 extends_documentation_fragment: llamacpp.cluster.attributes
@@ -20,7 +20,7 @@ options:
     required: true
   create:
     description:
-      - Whether to create a missing O(prefix), and to mark it as this collection's. Without this option, an unmarked folder gets no lock.
+      - Whether to create a missing O(prefix), and to mark it as this collection's. Without this option, an unmarked folder is not locked.
     type: bool
     default: false
   state:

@@ -20,7 +20,7 @@ options:
     type: dict
     required: true
   path:
-    description: The inventory on the controller. A file that exists is never overwritten.
+    description: The inventory on the controller. An existing file is never overwritten.
     type: path
     required: true
   report:

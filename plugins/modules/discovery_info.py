@@ -35,8 +35,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 discovered:
-  description: Name of the host, its interfaces with the hardware addresses that each interface sees, and its models, each with a summary, or with the
-    reason why there is none.
+  description: Name of the host, its interfaces (with the hardware addresses that each interface sees), and its models (each with a summary or the reason why
+    it has none).
   returned: success
   type: dict
 """

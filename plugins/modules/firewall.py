@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: firewall
 short_description: Compares the host's firewall with the plan
 description:
-  - Compares the cluster's rules with the planned rules, and returns the work for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or
-    C(nft). The role C(llama_firewall) carries it out.
+  - Compares the cluster's rules with the planned rules, and returns the changes for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or
+    C(nft). The role C(llama_firewall) makes these changes.
   - Foreign rules are never changed. No rule that closes the port is inserted before a foreign ufw rule that accepts the head.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
@@ -16,7 +16,7 @@ attributes:
     details: Changes nothing in either mode. In check mode it reports what the role would change.
 options:
   keep_obsolete_rules:
-    description: Keeps rules that are not in O(rules), because a program may still listen at their ports. When that program has stopped, run the role
+    description: Whether to keep rules that are not in O(rules), because a program may still listen on their ports. When that program has stopped, run the role
       again without O(keep_obsolete_rules).
     type: bool
     default: false

@@ -9,8 +9,8 @@ short_description: Configures the interfaces of direct links
 description:
   - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or systemd-networkd,
     whichever runs on the host. The address survives a restart of the host.
-  - Such an interface gets no gateway, no name server and no further address, and does not delay the boot.
-  - Removes its configuration of links that are not listed. An empty list removes the configuration of all links.
+  - Such an interface gets no gateway, name server or additional address, and does not delay the boot.
+  - Removes this collection's configuration of links that are not listed. An empty list removes the configuration of all links.
   - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, has another address,
     or if the address is in the network of another interface. Foreign files are not changed.
 notes:

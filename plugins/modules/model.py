@@ -22,13 +22,13 @@ options:
     elements: dict
     default: []
   folder:
-    description: Folder of all models, C(models) below the prefix. It may be a symbolic link. Needed with O(files).
+    description: Folder of all models, C(models) below the prefix. It may be a symbolic link. Required with O(files).
     type: str
     default: ""
   known_answer:
     description:
-      - The known-answer model, instead of O(files), which is written if it is missing or was changed. It has C(layers), C(width), a multiple of 64,
-        and C(type), V(f32), V(f16) or V(q8_0).
+      - The known-answer model to write instead of O(files), if it is missing or was changed. It has C(layers), C(width) (a multiple of 64)
+        and C(type) (V(f32), V(f16) or V(q8_0)).
     type: dict
   path:
     description: Path of the known-answer model on the host.

@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: model_info
 short_description: Finds the files of a model, and reads their headers
 description:
-  - Determines the files that the variables C(llama_model_…) of the host name, and reads the headers of all parts at their source; from a
-    server, with HTTP range requests.
+  - Determines the files that the host's variables C(llama_model_…) name, and reads the headers of all parts at their source. If that is a
+    server, it uses HTTP range requests.
   - The action plugin does this on the controller. Models that the host already has are read on the host, and no server is contacted.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
@@ -62,7 +62,7 @@ summary:
   description:
     - Summary of the model for planning. Sizes are in bytes.
     - C(quantisation) is the quantisation that the file names, otherwise the type of most of its bytes. C(parameters) is the number of elements of all
-      tensors. C(files) has C(name) and C(bytes) of each file, C(bytes) is their sum.
+      tensors. C(files) has C(name) and C(bytes) of each file; C(bytes) is their sum.
   returned: when the model can be planned, as the values below
   type: dict
 refused:

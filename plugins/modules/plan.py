@@ -35,13 +35,13 @@ options:
     type: bool
     default: false
   what_fits:
-    description: Whether to show the models that the cluster could serve instead, as C(llama_what_fits) requests.
+    description: Whether to show the models that the cluster could serve, instead of the plan, as C(llama_what_fits) requests.
     type: bool
     default: false
   page:
     description:
       - Whether to show the whole plan instead of a table with the memory of each device.
-      - P(llamacpp.cluster.plan_diff#module) shows a plan that is not refused, after the comparison of the hosts with it.
+      - P(llamacpp.cluster.plan_diff#module) shows a plan that is not refused, after comparing the hosts with it.
     type: bool
     default: false
   show:
@@ -66,7 +66,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 models:
-  description: A row for each model, the most popular first; also written to O(path).
+  description: A row for each model, in the order of the table shown; also written to O(path).
   returned: with O(what_fits)
   type: list
   elements: dict

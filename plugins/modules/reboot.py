@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: reboot
 short_description: Reboots a host, and shows progress while the run waits for it
 description:
-  - Reboots with M(ansible.builtin.reboot), and shows every 10 seconds how long it has waited.
+  - Reboots the host with M(ansible.builtin.reboot), and shows every 10 seconds how long it has waited.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   boot_time_command:

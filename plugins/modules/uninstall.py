@@ -9,7 +9,7 @@ short_description: Removes a host's installation, or its unneeded releases
 description:
   - Removes the whole installation, except downloaded models and the operator's own files. A folder without C(.llamacpp.cluster), and foreign files
     next to the installation, are kept; RV(notes) lists them.
-  - With O(unneeded), removes releases beyond two of each backend, and unfinished builds, with their logs. A release that is planned, is named in a
+  - With O(unneeded), removes all but two releases of each backend, and unfinished builds with their logs. A release that is planned, is named in a
     service's definition or is running is never removed.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:

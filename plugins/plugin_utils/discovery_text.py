@@ -73,7 +73,7 @@ def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | 
         yield from [f"Other models: {', '.join(other_names)}"] if other_names else []
         if proposal.spares:
             names = ", ".join(machine.name for machine in proposal.spares)
-            yield f"{names}: spare, because the cluster would not be faster with them. To use them for larger models, add them to llama_workers."
+            yield f"Spare hosts: {names}. The cluster would not be faster with them. To use them for larger models, add them to llama_workers."
 
 
 def _comment(text: str) -> list[str]:

@@ -208,7 +208,8 @@ def play_variables(task_vars: dict) -> set[str]:
     ineffective_names = sorted(play_names.intersection(specification()))
     if ineffective_names:
         raise Refusal(
-            f"The vars of a play have no effect on {', '.join(ineffective_names)}: set each variable for a host or group in the inventory, or pass it with -e."
+            f"Variables in the vars of a play have no effect: {', '.join(ineffective_names)}. Set each of them for a host or group in the inventory, "
+            "or pass it with -e."
         )
     return play_names
 

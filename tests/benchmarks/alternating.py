@@ -1,7 +1,7 @@
-"""Seconds until two conversations that take turns in one slot are answered, with llama-server's prompt cache and without, over loopback and over a link
-that ``tc tbf`` limits, beside what the plan says of the network and of computing again.
+"""Measures how long two conversations that alternate in one slot wait for an answer, with and without llama-server's prompt cache, over loopback and over
+a link that ``tc tbf`` limits. Compares this with the plan's predictions.
 
-Needs root for the namespace, and no Ansible. Prints one JSON object; the figures in docs/performance.md come from it.
+Needs root for the network namespace, but not Ansible. Prints one JSON object; the figures in docs/performance.md come from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/alternating.py --programs releases/A/bin
 """
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--programs", type=Path, required=True, help="folder of the programs")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--tokens", type=int, default=1024, help="of each conversation at its beginning")
+    parser.add_argument("--tokens", type=int, default=1024, help="initial tokens of each conversation")
     parser.add_argument("--turns", type=int, default=4)
     options = parser.parse_args()
     rows = []

@@ -1,8 +1,8 @@
-"""Seconds of a change of models that take turns, from the question to its first word, beside a start of the same command line without the router.
+"""Measures the time from a request for another of several models to its first word, and compares it with a start of the same command line without the router.
 
-Run it as root on the head of a cluster with two or more known-answer models in ``llama_models`` and all workers on that host. Both are taken in turns. Where
-others compete for the processors, put this program and the services into one control group of ``cpu`` first: Linux gives a session of its own (autogroup)
-a share of its own, so that bare starts are faster. Prints one JSON object; the figures in docs/performance.md come from it.
+Run this as root on the head of a cluster with two or more known-answer models in ``llama_models`` and all workers on that host. The two measurements
+alternate. If other programs compete for the processors, first put this program and the services into one ``cpu`` control group: Linux gives each session
+(autogroup) its own share, which makes bare starts faster. Prints one JSON object; the figures in docs/performance.md come from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/changes.py plan.json
 """
@@ -38,7 +38,7 @@ def asked_s(url: str, name: str) -> float:
     said = json.loads(posted(f"{url}/v1/completions", {"model": name, "prompt": "", "temperature": 0, "max_tokens": 1}))
     seconds = time.monotonic() - began
     if said["choices"][0]["text"].split() != known_answer.SENTENCE.split()[:1]:
-        sys.exit(f"{name} answers {said['choices'][0]['text']!r}")
+        sys.exit(f"{name} gives a wrong answer: {said['choices'][0]['text']!r}")
     return seconds
 
 
@@ -74,7 +74,7 @@ def bare_s(plan: dict[str, Any], model: dict[str, Any]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("plan", type=argparse.FileType(), help="of the cluster, as llama_plan_path has it written")
+    parser.add_argument("plan", type=argparse.FileType(), help="plan of the cluster, as written to llama_plan_path")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     plan = json.load(options.plan)

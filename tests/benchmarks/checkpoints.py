@@ -1,10 +1,10 @@
-"""Prompts and generation of models with windows, states and compressed caches: llama-server alone and over two workers, with checkpoints of the context
-and without them.
+"""Measures prompts and generation for models with windows, states and compressed caches, in llama-server alone and over two workers, with and without
+checkpoints of the context.
 
-Models of published shapes, cut to a few layers, are written. llama-server is started anew for each row; it splits a prompt where it makes checkpoints,
+Writes models with published shapes, cut to a few layers. Starts llama-server anew for each row. llama-server splits a prompt where it makes checkpoints,
 and fetches them from the devices.
 
-Needs no Ansible, but two accelerators, and 10 GB in its folder. Tells each start, and prints one JSON object; the table in docs/performance.md comes from it.
+Needs two accelerators and 10 GB in its folder, but not Ansible. Prints each start and one JSON object; the table in docs/performance.md comes from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/checkpoints.py --programs releases/A/bin --work /dev/shm
 """
@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--programs", type=Path, required=True, help="folder of the programs")
     parser.add_argument("--devices", nargs=2, default=["CUDA0", "CUDA1"])
     parser.add_argument("--work", type=Path, help="folder for the models")
-    parser.add_argument("--models", type=Path, help="folder with them, as --only-write left them")
+    parser.add_argument("--models", type=Path, help="folder with models from --only-write")
     parser.add_argument("--only-write", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.work) as folder:

@@ -1,10 +1,10 @@
-"""Compute buffers that llama.cpp reserves, beside the bound that is planned: models of published shapes, cut to a few layers.
+"""Compares the compute buffers that llama.cpp reserves with the planned bound, for models with published shapes, cut to a few layers.
 
-llama-fit-params reports what each device would reserve, without weights, for contexts, batches, attention and layouts: `one` accelerator, `two` of
-them, two `workers` (the first accelerator and the processor), `part` of the layers on the first, `moved` experts, and the `processor` alone. Where there is no
-accelerator, the last one is all. The vocabulary is small: llama-server has no logits but those of its slots.
+llama-fit-params reports what each device would reserve, without weights, for several contexts, batches, attention settings and layouts: `one` accelerator,
+`two` accelerators, two `workers` (the first accelerator and the processor), `part` of the layers on the first, `moved` experts, and the `processor` alone.
+Without an accelerator, only the last layout is measured. The vocabulary is small: llama-server has logits only for its slots.
 
-Tells each row, and prints one JSON object; what docs/plan.md says of the bound comes from it.
+Prints each row and one JSON object; the statements about the bound in docs/plan.md come from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/compute_bounds.py --programs releases/A/bin [--devices CUDA0 CUDA1]
 """

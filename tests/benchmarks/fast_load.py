@@ -1,11 +1,11 @@
-"""Seconds from start to health with llama.cpp's own ggml-rpc and with the collection's patch (llama_build_fast_load), side by side.
+"""Compares the time from start to health with llama.cpp's own ggml-rpc and with the collection's patch (llama_build_fast_load).
 
-A known-answer model is written. The two builds of each release then start in turns: llama-server alone, with a worker on loopback that keeps no
-cache, with one whose cache is empty, and with the same cache again. After each start the model has to say its sentence. Files lie in the memory of the
-machine, so what is measured is the programs' own work, not a disk or a network.
+Writes a known-answer model. Then starts the two builds of each release alternately: llama-server alone, and with a worker on loopback that has no cache,
+an empty cache, and the same cache again. After each start the model must answer with its sentence. Files are in the machine's memory, so this measures
+the programs' own work, not a disk or a network.
 
-Needs no Ansible, only the Python packages gguf and numpy, twice the size of the model in the folder, and as much memory. Tells each start, and
-prints one JSON object; the figures in docs/performance.md come from it.
+Needs the Python packages gguf and numpy, twice the size of the model in the folder, and as much memory, but not Ansible. Prints each start and one JSON
+object; the figures in docs/performance.md come from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/fast_load.py --plain releases/A/bin --fast releases/B/bin --work /dev/shm
 """
@@ -110,7 +110,7 @@ def seconds_to_health(
         seconds = stack.enter_context(running(argv, environment, lambda: health(PORT), log))
         said = sentence(PORT)
         if said != known_answer.SENTENCE:
-            sys.exit(f"the model answers {said!r}: {log.read_text(errors='replace')[-3000:]}")
+            sys.exit(f"The model gives a wrong answer, {said!r}: {log.read_text(errors='replace')[-3000:]}")
     return seconds
 
 
@@ -131,16 +131,16 @@ def measured(
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--plain", type=Path, nargs="+", required=True, help="folders of programs without the patch")
-    parser.add_argument("--fast", type=Path, nargs="+", required=True, help="the same with the patch")
+    parser.add_argument("--fast", type=Path, nargs="+", required=True, help="folders of programs with the patch")
     parser.add_argument("--work", type=Path, help="folder for the model and the caches")
-    parser.add_argument("--model", type=Path, help="that model in place of one that is written")
+    parser.add_argument("--model", type=Path, help="existing model to use instead of a generated model")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=4096)
-    parser.add_argument("--device", default="CPU", help="of the worker, and of llama-server alone")
+    parser.add_argument("--device", default="CPU", help="device of the worker, and of llama-server alone")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES)
-    parser.add_argument("--head-argument", action="append", default=[], help="of llama-server, once for each word")
+    parser.add_argument("--head-argument", action="append", default=[], help="argument of llama-server; repeatable")
     return parser.parse_args()
 
 

@@ -1,12 +1,12 @@
-"""Tokens per second with two accelerators, the second behind a worker on loopback: the collection's cluster, beside the same programs by hand.
+"""Measures tokens per second with two accelerators, the second behind a worker on loopback: the collection's cluster against programs started by hand.
 
-The collection builds, starts and verifies a cluster of this machine with a known-answer model of 7.5 GB. The command lines of its plan
-are started once more, by hand and on other ports, and both answer in turns. That is done several times, each time with both started
-anew, the one or the other first. Last comes llama-server alone, with both devices in its own process, to tell what RPC costs.
+The collection builds, starts and verifies a cluster on this machine with a known-answer model of 7.5 GB. The command lines of its plan are also started by
+hand on other ports, and requests alternate between both. This is repeated several times with restarts, in changing order. At the end,
+llama-server alone drives both devices in its own process, to show the cost of RPC.
 
-Installs in a temporary folder, as the current user, and needs 16 GB there and twice the model on the devices. Where XDG_CACHE_HOME
-is set, model, sources and compiled objects are kept there. Other arguments are handed to ansible-playbook. Tells each round, and prints
-one JSON object; the figures in docs/hardware.md come from it.
+Installs in a temporary folder as the current user, and needs 16 GB there and twice the size of the model on the devices. If XDG_CACHE_HOME is set, model,
+sources and compiled objects are kept there. Passes other arguments to ansible-playbook. Prints each round and one JSON object; the figures in
+docs/hardware.md come from it.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def arguments() -> tuple[argparse.Namespace, list[str]]:
     """What is known here, and what ansible-playbook gets."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--backend", default="auto", help="of the accelerators; auto takes none for compiled programs (source: binary)"
+        "--backend", default="auto", help="accelerator backend; auto selects none with compiled programs (binary)"
     )
-    parser.add_argument("--cluster", action="append", help="of gpu_speed.py: this one only, or several")
+    parser.add_argument("--cluster", action="append", help="for gpu_speed.py: cluster to measure, repeatable")
     return parser.parse_known_args()
 
 
@@ -153,7 +153,7 @@ def begin_anew(workers: list[dict], head: dict) -> None:
     deadline = time.monotonic() + SECONDS_TO_START
     while any(not processes(list(argv)) - old for argv, old in before.items()) or not answers(head["port"], "/health"):
         if time.monotonic() > deadline:
-            sys.exit("The cluster did not come back.")
+            sys.exit("The cluster did not become healthy again.")
         time.sleep(0.2)
 
 
@@ -246,9 +246,9 @@ def begin(least: int = 2) -> tuple[Path, dict[str, str], list[dict]]:
     host = json.loads((work / "plan.json").read_text())["hosts"]["localhost"]
     workers = [worker for worker in host["workers"] if worker["device"] != "CPU"]
     if not least <= len(workers) <= 2:
-        sys.exit(f"This machine has {len(workers)} accelerators that llama.cpp can be built for, and not {least} or 2.")
+        sys.exit(f"This machine has {len(workers)} accelerators that llama.cpp supports, instead of {least} or 2.")
     if any(Path(host["units"]).glob("llamacpp-*")):
-        sys.exit(f"There is a cluster of this user already, see {host['units']}.")
+        sys.exit(f"This user already has a cluster: see {host['units']}.")
     return work, environment, workers
 
 

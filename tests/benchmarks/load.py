@@ -201,7 +201,7 @@ def measure(bench: Bench, only: list[str] | None, rounds: int, kept: Path) -> Ro
     cases = bench.cases()
     unknown = set(only or ()) - set(cases)
     if unknown:
-        sys.exit(f"--only {sorted(unknown)}: the cases are {list(cases)}")
+        sys.exit(f"Unknown cases in --only: {sorted(unknown)}. Known cases: {list(cases)}")
     for number in range(rounds):
         for name in only or cases:
             if len(took.setdefault(name, [])) <= number:
@@ -249,25 +249,25 @@ def check_settings(work: Path, arguments: argparse.Namespace) -> None:
     path, settings = work / "settings.json", [arguments.mib, arguments.width, arguments.rate, arguments.fast]
     settings.append(str(arguments.programs.resolve()))
     if path.exists() and json.loads(path.read_text()) != settings:
-        sys.exit(f"--work {work} has figures of other settings, {path.read_text()}: name another folder")
+        sys.exit(f"--work {work} has figures for other settings, {path.read_text()}: use another folder")
     path.write_text(json.dumps(settings))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "--programs", type=Path, required=True, help="folder with llama-server and the worker's program"
+        "--programs", type=Path, required=True, help="folder that contains llama-server and the worker program"
     )
     parser.add_argument("--fast", action="store_true", help="the programs have the patch of llama_build_fast_load")
     parser.add_argument("--mib", type=int, default=4000)
     parser.add_argument("--width", type=int, default=4096)
     parser.add_argument("--rate", default=worker_speed.RATE)
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--work", type=Path, help="where model, caches and figures stay; else a temporary folder")
-    parser.add_argument("--only", nargs="+", metavar="CASE", help="these cases alone")
+    parser.add_argument("--work", type=Path, help="folder for model, caches and figures; default: a temporary folder")
+    parser.add_argument("--only", nargs="+", metavar="CASE", help="run only these cases")
     arguments = parser.parse_args()
     sys.argv[1:] = []
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # so that namespaces and programs go
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("Terminated."))  # so that namespaces and programs go
     worker_speed.TBF = ("tbf", "rate", arguments.rate, *worker_speed.TBF[3:])
     work = arguments.work or Path(tempfile.mkdtemp(prefix="llamacpp-benchmark-"))
     work.mkdir(parents=True, exist_ok=True)

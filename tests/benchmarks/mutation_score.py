@@ -1,9 +1,9 @@
-"""What the unit tests see: mutants of the planner and of the launcher, and which tests kill each.
+"""Measures which mutants of the planner and the launcher the unit tests kill, and which tests kill each.
 
     .venv/bin/python tests/benchmarks/mutation_score.py --output mutants.jsonl
 
-needs coverage and pytest-cov beside requirements-dev.txt. Each mutant gets the tests that cover its statement, in a copy of the tree; one of the
-launcher also those that start launchers. A test that fails without a mutant is left out. 300 mutants take four hours of a core.
+Also needs coverage and pytest-cov. Each mutant is tested in a copy of the tree with the tests that cover its statement.
+Mutants of the launcher are also tested with the tests that start launchers. Tests that fail without a mutant are left out. 300 mutants take four core hours.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def score(chosen, folder, jobs, output, end):
     shutil.copytree(ROOT, trees[0], ignore=shutil.ignore_patterns(".git", ".venv", "output", "__pycache__"))
     measured = [f"--cov={PLANNER}", f"--cov={LAUNCHER}", "--cov-context=test", "--cov-report="]
     passed, failed, programs, _ended = run(trees[0], [], 3600, "-n", str(jobs), "--dist", "worksteal", *measured)
-    print(f"{len(passed)} tests, without these, which fail: {sorted(failed)}", flush=True)
+    print(f"{len(passed)} tests. Excluded because they fail: {sorted(failed)}", flush=True)
     lines = covered(trees[0])
     free = queue.SimpleQueue()
     for tree in trees[1:]:
@@ -193,8 +193,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mutants", type=int, default=300)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--seconds", type=int, default=6 * 3600, help="leaves out what is not known after them")
-    parser.add_argument("--output", type=Path, required=True, help="gets a line of JSON for each mutant")
+    parser.add_argument("--seconds", type=int, default=6 * 3600, help="time limit; unfinished mutants are left out")
+    parser.add_argument("--output", type=Path, required=True, help="results file: a line of JSON for each mutant")
     options = parser.parse_args()
     files = [path for package in (PLANNER, LAUNCHER) for path in sorted((ROOT / package).rglob("*.py"))]
     every = [mutant for path in files for mutant in mutants(path)]
@@ -204,14 +204,14 @@ def main():
         lines = score(chosen, Path(folder).resolve(), options.jobs, options.output, end)
     chosen = [mutant for mutant in chosen if "ended" in mutant]
     survivors = [mutant for mutant in chosen if mutant["ended"] and not mutant["killed_by"]]
-    print(f"killed: {len(chosen) - len(survivors)} of {len(chosen)} mutants of {len(every)}; these live:")
+    print(f"killed: {len(chosen) - len(survivors)} of {len(chosen)} mutants, chosen from {len(every)}. Survivors:")
     for mutant in sorted(survivors, key=lambda mutant: (mutant["file"], mutant["lines"])):
         print(
             f"  {mutant['file']}:{mutant['lines'][1]} ({len(mutant['ran'])} tests) {mutant['before']} → {mutant['after']}"
         )
     alone = [functions(tests) for file in lines.values() for tests in file.values() if len(functions(tests)) == 1]
     kills = collections.Counter(test for mutant in chosen for test in functions(mutant["killed_by"]))
-    print("tests that kill no mutant though they run its line, and cover no line that another does not:")
+    print("Tests that kill no mutant although they run mutated lines, and cover no line that other tests miss:")
     for test in sorted(
         set().union(*(functions(mutant["ran"]) for mutant in chosen)) - set(kills) - set().union(*alone)
     ):

@@ -1,10 +1,10 @@
-"""Prompts through one worker and two, without llama.cpp's pipeline and with it in several pieces, beside what the plan predicts of that.
+"""Measures prompts through one worker and two, without llama.cpp's pipeline and with several batch sizes, and compares them with the plan's predictions.
 
-A known-answer model is written. llama-server gets all of its layers on workers of this machine, each on its own cores, and is started anew for each
-case, in turns: `one` worker, two with the pipeline `off` by an override that fits no tensor, both with -b 512 -ub 512, and two with BATCH/MICRO-BATCH.
-The plan takes devices for as fast as `one` showed them, and a link for one that costs nothing.
+Writes a known-answer model. llama-server puts all layers on workers of this machine, each on its own cores, and is restarted for each case. The cases
+alternate: `one` worker, two workers with the pipeline `off` (an override that matches no tensor), two with -b 512 -ub 512, and two with BATCH/MICRO-BATCH.
+The plan assumes the device speed that `one` showed, and a link without cost.
 
-Needs no Ansible. Prints one JSON object; the table in docs/performance.md comes from it.
+Does not need Ansible. Prints one JSON object; the table in docs/performance.md comes from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/pipelined_prompts.py --programs releases/A/bin --cores 0-7 8-15
 """
@@ -89,10 +89,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=Path, required=True, help="folder of the programs")
     parser.add_argument("--work", type=Path, help="folder for the model")
-    parser.add_argument("--cores", nargs=2, default=("", ""), help="of each worker, as taskset takes them")
+    parser.add_argument("--cores", nargs=2, default=("", ""), help="cores of each worker, in taskset's format")
     parser.add_argument("--head-cores", default="")
     parser.add_argument("--devices", nargs=2, default=("CPU", "CPU"))
-    parser.add_argument("--threads", type=int, default=1, help="of each worker")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each worker")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--type", default="f16")

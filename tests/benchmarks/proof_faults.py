@@ -1,9 +1,9 @@
-"""How the proof judges workers, right ones and one that computes wrong.
+"""Shows how the proof judges workers that compute correctly and one that does not.
 
-Given files are proven as site.yml does it, on two workers (plugins/module_utils/proof/run.py): two accelerators, or the processor with --processor. Without
---files, models with the widths of published ones and weights of noise are written, one after the other. The environment of the second worker names what it
-computes wrong, so a fault needs a llama.cpp whose ggml reads LLAMA_FAULT: processor_faults.c and accelerator_faults.cu say how to change it. With --read, the
-model behind the second worker also reads plain text, and `perplexity` is that of the fault divided by that without one. Faults of ggml-cuda:
+Proves the given files like site.yml, on two workers (plugins/module_utils/proof/run.py): two accelerators, or the processor with --processor. Without
+--files, writes models with published widths and random weights, one after the other. The environment of the second worker names its fault, so llama.cpp
+needs a ggml that reads LLAMA_FAULT: processor_faults.c and accelerator_faults.cu describe the changes. With --read, the model behind the second worker also
+reads plain text, and `perplexity` is the ratio of the perplexities with and without the fault. Faults of ggml-cuda:
   tail            the last 32 values of a row longer than 64 are left out of products with quantised weights; tail_few: in up to 8 rows
   rope_5          freq_scale *= 1.05; rope_4096: positions from 4096 on are wrong
   attention_2048  scale *= 2 if there are more than 2048 columns
@@ -105,14 +105,14 @@ MODELS = {
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=Path, required=True, help="folder of llama-server and ggml-rpc-server")
-    parser.add_argument("--shapes", nargs="*", default=[*MODELS], choices=MODELS, metavar="SHAPE", help="of MODELS")
+    parser.add_argument("--shapes", nargs="*", default=[*MODELS], choices=MODELS, metavar="SHAPE", help="from MODELS")
     parser.add_argument("--files", nargs="*", type=Path, help="models instead of shapes")
-    parser.add_argument("--processor", action="store_true", help="workers lend the processor, a thread each")
+    parser.add_argument("--processor", action="store_true", help="use workers on the processor, with one thread each")
     parser.add_argument(
-        "--worker", type=Path, help="program of the second worker, with the faults; default is that of --programs"
+        "--worker", type=Path, help="program of the second worker, with the faults; default: the program in --programs"
     )
-    parser.add_argument("--options", type=str.split, default=[], help="further words of llama-server, as one string")
-    parser.add_argument("--faults", nargs="*", help="empty text is none; default is all of the kind, and none")
+    parser.add_argument("--options", type=str.split, default=[], help="extra arguments of llama-server, as one string")
+    parser.add_argument("--faults", nargs="*", help="faults, or an empty string; default: none, and all of the kind")
     parser.add_argument("--read", action="store_true", help="measure the perplexity too")
     return parser.parse_args()
 

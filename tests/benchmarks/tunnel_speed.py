@@ -1,7 +1,7 @@
-"""Tokens per second and seconds of a load over two workers with ``llama_transport`` plain and stunnel, in turns, over links that ``tc tbf`` limits.
+"""Measures tokens per second and load times over two workers with ``llama_transport`` plain and stunnel alternately, over links that ``tc tbf`` limits.
 
-The workers have no cache, so a load sends them the whole model. Needs root for namespaces, stunnel, and no Ansible. Prints one JSON object; the figures
-in docs/performance.md come from it.
+The workers have no cache, so a load sends them the whole model. Needs stunnel and root for network namespaces, but not Ansible. Prints one JSON object; the
+figures in docs/performance.md come from it.
 
 PYTHONPATH=.venv/collections .venv/bin/python tests/benchmarks/tunnel_speed.py --programs releases/A/bin
 """
@@ -67,10 +67,10 @@ def main() -> None:
     parser.add_argument("--programs", type=Path, required=True, help="folder of the programs")
     parser.add_argument("--layers", type=int, default=16)
     parser.add_argument("--width", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=2, help="of each worker")
+    parser.add_argument("--threads", type=int, default=2, help="threads of each worker")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rate", default=worker_speed.RATE, help="of each link, as tc has it")
+    parser.add_argument("--rate", default=worker_speed.RATE, help="rate of each link, in tc's format")
     options = parser.parse_args()
     worker_speed.TBF = ("tbf", "rate", options.rate, *worker_speed.TBF[3:])
     found: dict[bool, list[dict[str, float]]] = {False: [], True: []}

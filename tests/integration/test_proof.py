@@ -109,7 +109,7 @@ def test_a_real_model_gives_no_alarm_and_a_ruined_one_does(prove):
 def test_the_device_that_computes_something_else_is_named(prove):
     proof = prove("dense", wrong=("--override-kv", "llama.attention.layer_norm_rms_epsilon=float:9.5"))
     assert [one.is_correct for one in proof.devices] == [True, False]
-    assert proof.failures()[0].startswith("second cpu computes incorrectly in ")
+    assert proof.failures()[0].startswith("second cpu computes incorrectly for ")
 
 
 @pytest.mark.timeout(600)
@@ -117,5 +117,5 @@ def test_the_device_that_crashes_is_named_with_the_line_of_its_log(prove, worker
     monkeypatch.setattr(run, "WORKER_SECONDS", 0)
     proof = prove("dense", endpoints=[workers[0], f"127.0.0.1:{free_port()}"])
     (sentence,) = proof.failures()
-    assert sentence.startswith("second cpu crashes by signal 6: ")
+    assert sentence.startswith("second cpu crashes on signal 6: ")
     assert "Failed to connect" in sentence

@@ -290,7 +290,7 @@ CASES = [
             "remove llama_server_prompt_cache_mib": setting("strix0", llama_server_prompt_cache_mib=None),
             "reduce llama_server_context": setting("strix0", llama_server_context=65536),
         },
-        ["into several buffers: Vulkan0 on strix0, Vulkan0 on strix1."],
+        ["spans several buffers: Vulkan0 on strix0, Vulkan0 on strix1."],
     ),
     (
         "conversations-lost",
@@ -386,7 +386,7 @@ CASES = [
         "slow-load",
         lambda: with_model(by_thunderbolt(mtu=65520), **model(50)),
         {"set llama_build_fast_load to true": setting(llama_build_fast_load=True)},
-        ["Loading is predicted to take", "most of it for hashing and copying tensors in pypi-0.3.36"],
+        ["Loading is predicted to take", "pypi-0.3.36 spends most of this time hashing and copying tensors"],
     ),
     (
         "graphics-memory-limit",
@@ -455,10 +455,10 @@ CASES = [
         "worker-not-started",
         with_idle_worker,
         {
-            "remove it from the inv": lambda cluster: cluster.hosts.pop("worker1"),
+            "remove unused workers from the inv": lambda cluster: cluster.hosts.pop("worker1"),
             "accept unprotected-worker": accepts("unprotected-worker"),
         },
-        ["does not start 192.0.2.11:50052 on worker1"],
+        ["other hosts away from their ports: 192.0.2.11:50052 on worker1"],
     ),
     (
         "vulkan-shared-memory",
@@ -498,7 +498,7 @@ CASES = [
             "set llama_server_speculation to ngram": setting("head", llama_server_speculation="ngram"),
             "accept this advisory": accepts("metal-mtp"),
         },
-        ["have crashed with llama_server_speculation: mtp. Here: worker1."],
+        ["are known to crash with llama_server_speculation: mtp. Affected hosts: worker1."],
     ),
     (
         "metal-mmap",
@@ -524,7 +524,7 @@ CASES = [
                 "head", llama_external_workers=[{"endpoint": "127.0.0.1:60077", "memory_mib": 8192}]
             ),
         },
-        ["the external workers 192.0.2.77:50052 on 192.0.2.77", "ports to head with", "on head, in 127.0.0.0/8"],
+        ["the external workers 192.0.2.77:50052 on 192.0.2.77", "ports to head with", "on head (in 127.0.0.0/8)"],
     ),
     (
         "accelerator-unused",
@@ -625,7 +625,7 @@ CASES = [
         "no-fallback",
         lambda: strix_halos(2, 200, llama_server_fallback=True),
         {
-            "add a worker with": lambda cluster: cluster.hosts.update(strix2=strix_halos(3, 200).hosts["strix2"]),
+            "add another worker with": lambda cluster: cluster.hosts.update(strix2=strix_halos(3, 200).hosts["strix2"]),
             "set llama_server_fallback to false": setting(llama_server_fallback=False),
         },
         ["there is no fallback for these workers: strix0:rocm0 (needs ", " MiB more memory)."],
@@ -638,7 +638,7 @@ CASES = [
             "set llama_placement to all": setting(llama_placement="all"),
         },
         [
-            "Predicted without measurements: ",
+            "Predicted speed, without measurements: ",
             " for head alone.",
             "Leave llama_workers empty. Or set llama_placement to all to",
         ],
@@ -651,7 +651,7 @@ CASES = [
             **{**model(0.5), "architecture": "bert"},
         ),
         {"{steps}": without_split, "set llama_placement to all": setting(llama_placement="all")},
-        ["Predicted without measurements: ", " for head alone.", "and remove llama_server_tensor_split"],
+        ["Predicted speed, without measurements: ", " for head alone.", "and remove llama_server_tensor_split"],
     ),
     (
         "vulkan-shared-memory",
@@ -717,7 +717,7 @@ def ids(plan):
 def test_a_unit_whose_filter_is_not_known_closes_no_port():
     cluster = cluster_of(facts={"units_filter": None}, workers=1)
     (met,) = [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == "unprotected-worker"]
-    assert "its facts come from an older version" in met["message"]
+    assert "its cached facts are from an older version" in met["message"]
 
 
 def test_what_several_hosts_have_in_common_is_said_once():
@@ -748,7 +748,7 @@ def test_an_advisory_is_met_and_its_remedies_help(identifier, make, fixes, said)
     reasons = " ".join(plan["reasons"])
     if found["severity"] == "error":
         assert plan["refused"]
-        assert f"{found['remedy']} To run it anyway, add {identifier} to llama_accept_advisories" in reasons
+        assert f"{found['remedy']} To proceed anyway, add {identifier} to llama_accept_advisories" in reasons
     else:
         assert not plan["refused"] or not plan["fits"]
         assert found["message"] not in reasons

@@ -76,10 +76,10 @@ def loads_of(found, **variables):
 @pytest.mark.parametrize(
     "name, value, message",
     [
-        ("prompts", [512, 0], "llama_benchmark_depths has 0: use larger numbers"),
-        ("depths", [-1], "llama_benchmark_depths has -1: use larger numbers"),
+        ("prompts", [512, 0], "llama_benchmark_depths contains 0: use larger numbers"),
+        ("depths", [-1], "llama_benchmark_depths contains -1: use larger numbers"),
         ("depths", [], "llama_benchmark_depths is empty"),
-        ("hosts", [4], r"llama_benchmark_hosts has 4, more than the cluster has hosts with devices"),
+        ("hosts", [4], r"llama_benchmark_hosts contains 4, but the cluster has fewer hosts with devices"),
     ],
 )
 def test_wrong_variables_are_named_with_their_values(name, value, message):
@@ -461,7 +461,7 @@ ODD = {"running": True, "programs": [{"results": [], "status": 0, "log_end": "\x
 @pytest.mark.parametrize(
     "answer, lie, said",
     [
-        ("looked", ODD, "The report of head about the benchmark does not match this version"),
+        ("looked", ODD, "The report from head about the benchmark does not match this version"),
         ("started", {"failed": True, "msg": "it is there already"}, "benchmark on head: it is there already"),
         ("absent", {"failed": True, "msg": "No space left."}, "benchmark on head: No space left"),
     ],

@@ -93,7 +93,7 @@ def test_the_operator_has_the_last_word(large, wanted):
     large.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": wanted}]
     worker = workers(large.plan())["worker1"]
     assert (worker["cache"], bool(worker["prefill"])) == (wanted, wanted)
-    assert worker["cache_why"] == "set in llama_worker_endpoints"
+    assert worker["cache_why"] == "requested in llama_worker_endpoints"
 
 
 def names_of(prefill):

@@ -59,7 +59,7 @@ def test_the_message_names_run_time_and_remedy(tmp_path):
     taken = cluster_lock.take_lock(tmp_path, run(2), ended_run=run())
     with pytest.raises(cluster_lock.HeldError):
         cluster_lock.take_lock(tmp_path, run(3), ended_run=run())  # it was as fast, and too late
-    assert taken.describe().startswith("site.yml of anna on laptop7")
+    assert taken.describe().startswith("site.yml run by anna on laptop7")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({**run()._asdict(), "since": "x"}), "x" * 100000])
@@ -79,7 +79,7 @@ def test_the_module_takes_and_releases(tmp_path, call):
     refused = call(prefix=str(prefix), run=SECOND)
     assert refused["failed"]
     assert refused["holder"]["user"] == "anna"
-    assert "site.yml of anna" in call(prefix=str(prefix), run=SECOND, take_over=True)["taken_from"]
+    assert "site.yml run by anna" in call(prefix=str(prefix), run=SECOND, take_over=True)["taken_from"]
     call(prefix=str(prefix), run=SECOND, state="absent")
     assert cluster_lock.read_holder(prefix) is None
     (prefix / names.CLUSTER_LOCK).unlink()
@@ -184,7 +184,7 @@ def output_of(started):
 @pytest.mark.programs
 def test_the_second_of_two_runs_changes_no_host_and_the_first_goes_on(operator, first):
     second = operator.start("second", "true")
-    assert "Another run is changing this cluster: run.yml of" in output_of(second)
+    assert "Another run is changing this cluster: run.yml run by" in output_of(second)
     assert second.returncode
     assert not operator.touched("second")
     third = operator.start("third", "true", "-e", "llama_lease_take_over=true")

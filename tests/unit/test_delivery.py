@@ -87,7 +87,7 @@ def test_a_token_is_in_no_argument_environment_output_or_file_that_others_can_re
     (tmp_path / "token").chmod(0o600)
     output = playbook.run([planned(server, models)], "-vvv", token_file=str(tmp_path / "token"))
     assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
-    assert "(HTTP 403): the token of llama_model_token_file has no access" in output
+    assert "(HTTP 403): put a token with access into llama_model_token_file" in output
     assert "hf_secret" not in output
     assert any("AnsiballZ_model" in path.name for path in found), "the module lies there while it runs"
     assert not [path for path, has in found.items() if has]
@@ -208,5 +208,5 @@ def test_a_line_every_ten_seconds(server, models, monkeypatch):
 @pytest.mark.parametrize("fetch", [None, 5, [5], [{}], [{"path": "/m.gguf", "present_bytes": "many"}]])
 def test_a_host_that_misreports_its_model_files_is_refused(fetch):
     action = types.SimpleNamespace(host="worker1", run_in_check_mode=lambda **_more: {"changed": True, "fetch": fetch})
-    with pytest.raises(Refusal, match="The report of worker1 about its model files does not match"):
+    with pytest.raises(Refusal, match="The report from worker1 about its model files does not match"):
         delivery.deliver(action, download.ModelArguments("/models"))

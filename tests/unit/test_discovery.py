@@ -197,7 +197,7 @@ def test_hosts_that_the_plan_would_not_use_are_spare(tmp_path):
     assert [advisory["id"] for advisory in plan["advisories"]] == []
     assert plan["hosts"]["b"]["links"] == []
     assert (
-        "a, c: spare, because the cluster would not be faster with them. To use them for larger models, add them"
+        "Spare hosts: a, c. The cluster would not be faster with them. To use them for larger models, add them"
         in done.text
     )
     assert yaml.safe_load(done.path.read_text())["spare"]["hosts"]["c"] == {"ansible_host": "10.0.0.3"}
@@ -255,7 +255,7 @@ def test_hosts_that_do_not_answer_are_the_same_or_have_another_name(tmp_path, mo
     monkeypatch.setattr(discover.context, "CLIARGS", given)
     done = discovered(tmp_path, found, hosts, facts)
     assert planned(done.path)[0]["llama_cluster"] == ["strix0", "b", "desk"]
-    assert "Comments in the inventory explain the omission of d." in " ".join(capsys.readouterr().out.split())
+    assert "Comments in the inventory explain why it leaves out d." in " ".join(capsys.readouterr().out.split())
     written = yaml.safe_load(done.path.read_text())["llama_cluster"]["children"]
     key = {"ansible_ssh_private_key_file": "/k"}
     reached = {"ansible_host": "10.0.0.1", "ansible_port": 2222, "ansible_user": "root", **key}
@@ -297,7 +297,7 @@ def test_what_a_host_says_is_no_template_and_no_line_of_the_inventory(said):
     discover._read_discovered(
         "a", {"discovered": {"models": [a_model("/models/x.gguf")], "interfaces": [{**END, "name": "x"}]}}
     )
-    with pytest.raises(Refusal, match="report of a about links and models does not match"):
+    with pytest.raises(Refusal, match="report from a about links and models does not match"):
         discover._read_discovered("a", {"discovered": said})
 
 

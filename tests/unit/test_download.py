@@ -111,7 +111,7 @@ def test_a_part_is_kept_and_the_next_run_continues_there(server, models, fetch):
     "status, token, reason",
     [
         (403, None, r"needs permission \(HTTP 403\): set llama_model_token_file, and accept the model's"),
-        (403, "secret", r"needs permission \(HTTP 403\): the token of llama_model_token_file has no access"),
+        (403, "secret", r"needs permission \(HTTP 403\): put a token with access into llama_model_token_file"),
         (404, None, r"does not exist \(HTTP 404\)"),
     ],
 )
@@ -171,7 +171,7 @@ def test_a_server_that_sends_chunks_without_end_fills_no_disk(server, models, fe
 
     monkeypatch.setattr(download, "PAUSES", (0.0,))
     server.faults["/m.gguf"] = send
-    with pytest.raises(Refusal, match=rf"m\.gguf sent more than the planned {SIZE} bytes: .* was removed"):
+    with pytest.raises(Refusal, match=rf"m\.gguf is larger than the planned {SIZE} bytes: .* was removed"):
         fetch(planned(server, models, sha256=None))
     assert max(largest) <= SIZE
     assert below(models) == [".fetching"]

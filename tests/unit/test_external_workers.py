@@ -89,7 +89,7 @@ def test_several_on_one_host(mixed):
         ({"endpoint": "192.0.2.11:50052"}, "gaming-pc and worker1 both have the worker 192.0.2.11:50052"),
         (
             {"endpoint": "127.0.0.1:8080"},
-            "listens at port 8080 on the head, which llama_server_port already uses: let the tunnel listen at",
+            "listens on port 8080 of the head, which llama_server_port already uses: let the tunnel listen on",
         ),
     ],
 )
@@ -130,10 +130,10 @@ def test_what_to_do_about_one_that_does_not_answer(mixed):
     outside = "the head waits for worker 192.0.2.77:50052: refused, no program listens on this port"
     inside = "the head waits for worker 192.0.2.11:50052: unreachable, no connection was possible"
     start = (
-        "This collection does not manage 192.0.2.77:50052 on gaming-pc: start each of these workers on its host, "
+        "This collection does not start external workers (192.0.2.77:50052 on gaming-pc): start them on their hosts, "
         "with a release that uses the head's protocol."
     )
-    firewalls = "If the worker's host answers and the process is running, either the network"
+    firewalls = "If the worker's host answers and the worker is running, either the network"
     for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
         assert judge.advice(subject(plan), unhealthy(waits_for=waits_for)).startswith(text)
 

@@ -79,9 +79,6 @@ def test_one_call_has_all_files_with_the_text_of_those_of_the_controller(monkeyp
     "text, count",
     [(" 12\n", 12), ("0", 0), ("9" * 18, int("9" * 18)), ("9" * 19, None), ("²", None), ("-1", None), ("", None)],
 )
-def test_whole_numbers_in_the_output_of_programs(text, count):
+def test_whole_numbers_in_the_output_of_programs_and_a_path_from_it(text, count):
     assert units.parse_count(text) == count
-
-
-def test_a_path_with_a_null_byte_has_no_content():
     assert text_of(Path("a\0b")) == ""

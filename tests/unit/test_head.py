@@ -164,7 +164,7 @@ def test_the_last_lines_of_a_run_say_how_to_ask(pair, local):
         "  Chat with the model in a browser: https://192.0.2.10:8080/"
     ]
     assert plan_text.chat_page_lines(typed(plan), False) == [
-        "  The server has no chat page; docs/clients.md describes how to get it."
+        "  The server has no chat page; docs/clients.md describes how to get one."
     ]
     plan["model"]["known_answer"] = None
     assert "Once upon a time" in "".join(plan_text.request_lines(typed(plan)))
@@ -196,8 +196,8 @@ def test_where_nobody_hands_over_files_the_server_reads_them_itself(local):
     [
         ({KEY: None}, f"{CERTIFICATE} is set, but {KEY} is not"),
         ({CERTIFICATE: None}, f"{KEY} is set, but {CERTIFICATE}"),
-        ({KEY: "key.pem"}, f"{KEY} is 'key.pem': use the absolute path on the head"),
-        ({"llama_server_extra_args": ["--ssl-key-file", "/k"]}, f"--ssl-key-file, which the plan sets: set {KEY}"),
+        ({KEY: "key.pem"}, f"{KEY} is 'key.pem': use an absolute path on the head"),
+        ({"llama_server_extra_args": ["--ssl-key-file", "/k"]}, f"which cannot be set there: set {KEY}"),
         ({"llama_server_extra_args": ["--ssl-cert-file=/c"]}, f"set {CERTIFICATE} instead"),
         ({"llama_build_cmake_options": {"LLAMA_OPENSSL": False}}, "for here turns LLAMA_OPENSSL off, but llama_server"),
     ],

@@ -220,7 +220,7 @@ def test_report_yml_writes_a_page_of_files(files, plan, example):
 @pytest.mark.parametrize(
     "names, said",
     [
-        ({}, "No file to report is set: set llama_plan_path"),
+        ({}, "No input file is set: set llama_plan_path"),
         ({"benchmark": "nowhere"}, ", which cannot be read on the controller: No such file or directory"),
         ({"verified": "list.json"}, ", which cannot be read on the controller: it is not a JSON object"),
         ({"verified": "large.json"}, ", which cannot be read on the controller: it has more than 300000 bytes"),

@@ -428,7 +428,7 @@ def test_a_host_alone_has_the_memory_that_it_may_use(limit):
     data = cluster_of(False, found, llama_server_context=2048, **big(16), **limit)
     (advisory,) = [entry for entry in written(data)["advisories"] if entry["id"] == "slower-than-one-host"]
     assert advisory["remedy"] == (
-        f"Replace head with one in llama_head (with the model's files), leave llama_workers empty and remove {variable}. "
+        f"Replace head with one in llama_head (move the model's files too), leave llama_workers empty and remove {variable}. "
         "Or set llama_placement to all to use all workers anyway."
     )
     common = {key: value for key, value in data["llama_cluster"]["vars"].items() if key != variable}

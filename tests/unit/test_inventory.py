@@ -120,7 +120,7 @@ def test_an_unknown_variable_of_one_host_or_of_the_play():
 
 def test_a_variable_that_only_a_play_sets_is_refused_as_it_has_no_effect():
     variables = {**task_vars(GROUPS), "llama_server_port": 9000, "inventory_hostname": "a"}
-    with pytest.raises(Refusal, match="The vars of a play have no effect on llama_server_port"):
+    with pytest.raises(Refusal, match="Variables in the vars of a play have no effect: llama_server_port"):
         inventory.play_variables(variables)
     variables["hostvars"]["a"]["llama_server_port"] = 9000
     assert inventory.play_variables(variables) == set()

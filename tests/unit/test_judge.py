@@ -82,8 +82,8 @@ WRONG_EVIDENCE = [
     ("buffers", "model 3.0 MiB, planned", partial(with_buffers, device=WORKER, model=3.0)),
     ("buffers", "model 0.0 MiB", partial(without_device, device=WORKER)),
     ("buffers", "KV 99 MiB", partial(with_buffers, device=WORKER, KV=99)),
-    ("known answer", "word 3 is 'off', expected 'of'", words(lambda w: w.__setitem__(2, "off"))),
-    ("known answer", "expected 'right'", words(lambda w: w.pop())),
+    ("known answer", "word 3 is 'off' instead of 'of'", words(lambda w: w.__setitem__(2, "off"))),
+    ("known answer", "instead of 'right'", words(lambda w: w.pop())),
     ("known answer", "'the end'", words(lambda w: w.append("every"))),
     ("known answer", "word 1 is 'missing'", words(lambda w: w.clear())),
     ("completion", "status 500", partial(with_server, completion=RIGHT._replace(error="status 500: no"))),
@@ -103,7 +103,7 @@ def test_wrong_evidence_of_the_head(plan, name, text, change):
 
 SERVER, FIRST = "llamacpp-server", "llamacpp-worker-one"
 STRANGER = f"{FIRST} has a connection from 192.0.2.99, which is not the head"
-OLD = "llamacpp-worker-old runs, but is not planned"
+OLD = "llamacpp-worker-old is running but is not planned"
 WRONG_REPORTS = [
     ("release", "llamacpp-server is stopped", SERVER, {"state": "stopped"}, {}),
     ("release", OLD, SERVER, {}, {"unplanned": ("llamacpp-worker-old",)}),
@@ -240,7 +240,7 @@ def test_links(plan):
             "not tested",
             f"{without_iperf}, the head's ping was not answered: run with -e llama_link_measure=true to measure again",
         ),
-        (None, "not tested", "not measured yet: the next run that reaches both hosts measures it"),
+        (None, "not tested", "not measured yet: the next run that reaches both hosts will measure it"),
     ]
     for measured, status, text in cases:
         report = judged(plan, healthy(plan)._replace(links={"worker1": measured}))
@@ -261,7 +261,7 @@ def test_sizes_that_are_bounds_are_shown_and_do_not_fail(plan):
     check = checks(judged(plan, with_buffers(healthy(plan), WORKER, model=1.0, KV=2.0)), "buffers")[0]
     assert check.status == "passed"
     assert "KV 2.0 MiB" in check.evidence
-    assert "; model at most" in check.evidence
+    assert "MiB planned for model" in check.evidence
     check = checks(judged(plan, without_device(healthy(plan), WORKER)), "buffers")[0]
     assert (check.status, check.evidence[:30]) == ("failed", "model 0.0 MiB, planned up to 3")
 
@@ -384,7 +384,7 @@ def test_the_head_is_judged_by_how_it_is_now(local, plan, monkeypatch):
     evidence = healthy(plan)._replace(drift=now)
     result = verify(described, evidence, answers={"here": {"drift": before}})
     assert "llamacpp-server is different" in result["msg"]
-    with pytest.raises(AnsibleActionFail, match="The report of here about"):
+    with pytest.raises(AnsibleActionFail, match="The report from here about"):
         verify(described, evidence._replace(drift={"services": 1}), monkeypatch)
 
 
@@ -417,7 +417,7 @@ def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
 
 
 def test_a_head_that_fails_or_answers_in_another_form_is_named(local, plan):
-    form, right = "The report of here about the server", healthy(plan)
+    form, right = "The report from here about the server", healthy(plan)
     contradictions = (right._replace(server=None), right._replace(health=types.Health(False, "no")))
     odd = (None, [], {}, {"health": {"healthy": True, "detail": "\x1b[2J"}}, *contradictions)
     for answer, said in (*((one, form) for one in odd), ({"failed": True, "msg": "no ss there\x1b[2J"}, "no ss there")):

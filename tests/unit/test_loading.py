@@ -57,23 +57,23 @@ def shown(load, expected=EXPECTED):
 
 def test_what_a_person_is_shown():
     assert shown(load_of(20, 1_200_000_000, 0, read=3_400_000_000)) == (
-        f"1.2 of 4.0 GB to worker {ONE}, 0.0 of 2.0 GB to worker {TWO}, 3.4 of 9.0 GB read from files, 170 MB/s, about 33 s left"
+        f"1.2 of 4.0 GB sent to worker {ONE}, 0.0 of 2.0 GB sent to worker {TWO}, 3.4 of 9.0 GB read from files, 170 MB/s, about 33 s left"
     )
     small = loading.ExpectedBytes({ONE: 80_000_000}, 0, are_cached=True)
     assert (
         shown(LoadCounters(4, None, {ONE: 20_000_000}), small)
-        == f"20 of 80 MB to worker {ONE}, 5.0 MB/s, at most 12 s left"
+        == f"20 of 80 MB sent to worker {ONE}, 5.0 MB/s, at most 12 s left"
     )
     unplanned = loading.progress_of(load_of(10, GB, 0), loading.ExpectedBytes())
     assert (unplanned.planned_bytes, unplanned.left_s) == (None, None)
-    assert loading.progress_sentence(unplanned).startswith(f"1.0 GB to worker {ONE}, 0 MB to worker {TWO}, 100 MB/s")
+    assert f"1.0 GB sent to worker {ONE}, 0 MB sent to worker {TWO}, 100" in loading.progress_sentence(unplanned)
 
 
 def test_where_the_kernel_does_not_count_bytes_what_is_known_is_shown():
     unknown = "bytes sent to workers are unknown, because the kernel does not report them"
     assert shown(LoadCounters(10, 3 * GB, {})) == f"{unknown}, 3.0 of 9.0 GB read from files, 300 MB/s, about 20 s left"
     assert shown(LoadCounters(10, None, {})) == unknown
-    assert f"? of 2.0 GB to worker {TWO}" in shown(LoadCounters(10, None, {ONE: GB}))
+    assert f"? of 2.0 GB sent to worker {TWO}" in shown(LoadCounters(10, None, {ONE: GB}))
 
 
 @pytest.fixture

@@ -178,7 +178,7 @@ def test_a_server_that_is_no_hub(server, repo, answer):
         (["a\nb.gguf"], "(files[0].name is"),
         (["-m.gguf"], "is not allowed: use another file"),
         (["a-0000\u0661-of-0000\u0662.gguf"], "whose size is unknown or whose name is not allowed: use another file"),
-        (["a-00001-of-99999.gguf"], "lacks parts of this model (number: 99998), for example a-00002-of-99999.gguf"),
+        (["a-00001-of-99999.gguf"], "lacks 99998 of this model's parts, for example a-00002-of-99999.gguf"),
         ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: name one of its quantisations"),
     ],
 )

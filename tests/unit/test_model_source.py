@@ -17,14 +17,14 @@ from support.rollbacks import completed
     "given, said",
     [
         ({}, "no model is set: set one of llama_model_path, llama_model_huggingface"),
-        ({"path": "/m.gguf", "url": "http://h/m.gguf"}, "llama_model_path and llama_model_url are all set: keep only"),
-        ({"path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path on the head"),
+        ({"path": "/m.gguf", "url": "http://h/m.gguf"}, "llama_model_path and llama_model_url are set: keep only"),
+        ({"path": "m.gguf"}, "llama_model_path is 'm.gguf': use the absolute path of a file on the head"),
         ({"path": "/srv/modèle.gguf"}, "whose file name is not allowed"),
         ({"path": "/m.gguf", "mmproj": "/-p.gguf"}, "llama_model_mmproj is '/-p.gguf', whose file name is not allowed"),
         ({"huggingface": {"repo": "model"}}, "sets repo to 'model': use OWNER/NAME"),
         (
             {"huggingface": {"repo": "a/b", "quantisation": "Q4", "files": ["x.gguf"]}},
-            "has quantisation and files: remove one of them",
+            "has both quantisation and files: remove one of them",
         ),
         ({"huggingface": {"repo": "a/b", "revision": "-x"}}, "sets revision to '-x'"),
         ({"huggingface": {"repo": "a/b", "files": ["../x.gguf"]}}, "has '../x.gguf' in files"),
@@ -42,7 +42,7 @@ from support.rollbacks import completed
             {"path": "/m.gguf", "checksum": ["sha256:" + "a" * 64]},
             "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy",
         ),
-        ({"path": "/m.gguf", "alias": "a,b"}, "llama_model_alias is 'a,b': use at most 128 letters, digits, and . _ /"),
+        ({"path": "/m.gguf", "alias": "a,b"}, "llama_model_alias is 'a,b': use at most 128 letters, digits and . _ /"),
         ({"ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
         ({"ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
         ({"path": "/m.gguf", "draft": "d.gguf"}, "llama_model_draft is 'd.gguf': use /PATH on the head, http://"),
@@ -168,7 +168,7 @@ def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
     (sentence,) = [reason for reason in refused["reasons"] if said in reason]
     named = int(sentence.split("huggingface to Q")[1].split("_K")[0])
     assert 1 < named < 20
-    assert "the largest of its repository that fits" in sentence
+    assert "the largest in its repository that fits" in sentence
     assert "in proportion" in sentence
     for index, fits in ((named, True), (named + 1, False)):
         pair.model["summary"] = as_json(model_source.scale_summary(header_summary.parse(big_model), own * index // 20))
@@ -225,7 +225,7 @@ def test_an_auxiliary_model_is_given_once(pair, big_model):
     pair.model = {"summary": big_model, "unreadable_path": None}
     given = {"llama_server_extra_args": ["--mmproj", "/x.gguf"]}
     refused = planned(pair, {"repo": REPO}, llama_model_mmproj="/srv/p.gguf", **given)
-    assert "llama_model_mmproj is set, but llama_server_extra_args has --mmproj" in refused["reasons"][0]
+    assert "llama_model_mmproj is set, but llama_server_extra_args also has --mmproj" in refused["reasons"][0]
 
 
 @pytest.mark.parametrize(

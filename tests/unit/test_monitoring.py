@@ -168,7 +168,7 @@ def test_whose_monitoring_is_refused(plan, pair):
     with pytest.raises(Refusal, match=r"^Other hosts cannot reach worker1 at 127\.0\.0\.1"):
         watch(plan, {**ADDRESSES, "worker1": "127.0.0.1"})
     pair.hosts["worker2"]["variables"]["llama_metrics"] = "off"
-    with pytest.raises(Refusal, match=r"^No metrics are exported by worker2: set llama_metrics to textfile"):
+    with pytest.raises(Refusal, match=r"^These hosts export no metrics: worker2. Set llama_metrics to textfile"):
         watch(pair)
     with pytest.raises(Refusal, match=r"so no monitoring files were written: it is too small"):
         action.ActionModule.perform(None, action.MonitoringArguments(refused("c", Refusal("it is too small")), {}, "x"))

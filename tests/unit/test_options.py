@@ -69,7 +69,7 @@ def test_options_that_the_plan_owns_are_refused(local):
         for word in option.words():
             variables["llama_release"] = {"source": "git", "ref": "1" * 40, "build": build, "fork": fork}
             variables["llama_server_extra_args"] = [word, "1"]
-            said = f"llama_server_extra_args has {word}, which the plan sets: {option.alternative()}"
+            said = f"llama_server_extra_args has {word}, which cannot be set there: {option.alternative()}"
             accepted += [] if said in local.reason() else [word]
     assert not accepted
 
@@ -86,14 +86,14 @@ def test_options_that_the_plan_owns_are_refused(local):
 )
 def test_other_words_for_what_the_plan_decides(local, arguments, word, instead):
     local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
-    assert f"llama_server_extra_args has {word}, which the plan sets: {instead}" in local.reason()
+    assert f"llama_server_extra_args has {word}, which cannot be set there: {instead}" in local.reason()
 
 
 @pytest.mark.parametrize("as_one", [False, True])
 def test_all_pasted_options_are_refused_together(local, as_one):
     pasted = "-ngl 99 -c 9 --no-mmap -sm layer --host 0.0.0.0 --jinja -ncmoe 0"
     local.hosts["here"]["variables"]["llama_server_extra_args"] = [pasted] if as_one else pasted.split()
-    said = [f"{word}, which the plan sets: " for word in ("-ngl", "-c", "--no-mmap", "-sm", "--host", "-ncmoe")]
+    said = [f"{word}, which cannot be set there: " for word in ("-ngl", "-c", "--no-mmap", "-sm", "--host", "-ncmoe")]
     assert "--jinja, " not in local.reason(*said, *["as one argument: use a list"] * as_one)
 
 
@@ -107,9 +107,9 @@ def test_variables_that_stand_for_options_are_refused(local):
         "MTMD_BACKEND_DEVICE",
     ):
         variables["llama_server_environment"] = {name: 1}
-        assert f"llama_server_environment has {name}, which sets an option" in local.reason()
+        assert f"llama_server_environment sets options of llama-server with {name}: set" in local.reason()
     variables["llama_server_environment"] = {"LLAMA_ARG_PORT": 1, "LLAMA_ARG_HOST": "::"}
-    assert "has LLAMA_ARG_PORT, LLAMA_ARG_HOST, which sets an option" in local.reason()
+    assert "with LLAMA_ARG_PORT, LLAMA_ARG_HOST: set" in local.reason()
     variables["llama_server_environment"] = {"LLAMA_ARG_TIMEOUT": 1, "LLAMA_CACHE": "/srv", "LLAMA_ARG_UI_MCP_PROXY": 1}
     assert "llama_server_environment" not in str(local.plan().get("reasons"))
 

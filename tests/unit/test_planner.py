@@ -250,8 +250,8 @@ BAD_RELEASES = [
     ),
     ({**GIT, None: 2}, ["llama_release has the name 'None': use letters"]),
     ({**GIT, "commit": "abc"}, ["sets commit to 'abc'", "all 40 digits"]),
-    ({**GIT, "fork": "other.cpp"}, ["sets fork to 'other.cpp'", "use one of llama.cpp, ik_llama.cpp"]),
-    ({**GIT, "repository": "--upload-pack=x"}, ["sets repository to '--upload-pack=x'", "use a URL for git"]),
+    ({**GIT, "fork": "other.cpp"}, ["sets fork to 'other.cpp'", "set it to one of llama.cpp, ik_llama.cpp"]),
+    ({**GIT, "repository": "--upload-pack=x"}, ["sets repository to '--upload-pack=x'", "set it to a URL for git"]),
     ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or token", "credential store"]),
     ({**RELEASE, "fork": "ik_llama.cpp"}, ["fork", "source: pypi does not accept"]),
     ({**RELEASE, "commit": 4227912}, ["sets commit to 4227912", "in quotes"]),
@@ -269,7 +269,7 @@ BAD_RELEASES = [
     ({**BINARY, "build": None}, ["has no build: add the llama.cpp build number of", "binary-bbbbbbbb"]),
     (
         {**BINARY, "source": "archive", "url": "https://host/x.zip"},
-        ["x.zip': use the http:// or https:// address of a tar archive (repack a .zip as tar, and set path"],
+        ["x.zip': set it to the http:// or https:// address of a tar archive (repack a .zip as tar, and set path"],
     ),
     ({"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}, ["path", "url"]),
 ]
@@ -326,9 +326,7 @@ def test_no_address_of_a_link_is_passed_over(pair, address):
     """The worker was opened to another address of the head, from which nobody comes."""
     pair.hosts["head"]["variables"]["llama_links"] = [{"address": address}]
     pair.hosts["worker1"]["variables"]["llama_links"] = [{"address": "198.51.100.2/24"}]
-    assert (
-        f"llama_links[0].address for head is {address!r}: use the numeric IPv4 address that head has" in pair.reason()
-    )
+    assert f"[0].address for head is {address!r}: use the numeric IPv4 address of head on this link" in pair.reason()
     pair.hosts["head"]["variables"]["llama_links"] = [{"address": "198.51.100.1", "interface": "eth1", "manage": True}]
     assert "llama_links[0].address for head is '198.51.100.1': use" in pair.reason(), "without a prefix"
 
@@ -452,7 +450,7 @@ def test_what_stands_in_for_facts_never_replaces_them():
     [
         ({"service_manager": "launchd"}, "auto", ["sets service_manager to launchd", "use systemd or supervisor"]),
         ({"service_manager": "systemd", "home": "/h"}, "user", ["llama_host_scope user", "use systemd_user"]),
-        ({"toolchain": {"cmake": 3.28}}, "auto", ["cmake: 3.28 in toolchain: write the version in quotes"]),
+        ({"toolchain": {"cmake": 3.28}}, "auto", ["cmake: 3.28 in toolchain: put the version in quotes"]),
     ],
 )
 def test_declared_hardware_that_cannot_be(hardware, scope, said):
@@ -654,7 +652,7 @@ def test_graphics_are_planned_with_what_the_kernel_lends_them_after_the_reboot(p
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda worker: worker["facts"].update(accelerators=[]), "no AMD graphics with shared memory"),
+        (lambda worker: worker["facts"].update(accelerators=[]), "no AMD GPU with shared memory"),
         (lambda worker: worker["facts"].update(service_manager="supervisor"), "needs systemd"),
         (
             lambda worker: worker["variables"].update(llama_host_tuning_gtt_mib=130000),
@@ -671,7 +669,7 @@ def test_an_account_of_somebody_elses(pair):
     pair.hosts["worker1"]["facts"]["accounts"] = {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp"}
     assert not pair.plan()["refused"]
     pair.hosts["worker1"]["facts"]["accounts"]["llamacpp"] = "/home/llamacpp"
-    assert "worker1 already has an account llamacpp with another home, /home/llamacpp" in pair.reason()
+    assert "worker1 already has an account llamacpp with another home directory (/home/llamacpp)" in pair.reason()
 
 
 def test_programs_that_are_compiled_already_are_for_one_architecture(pair):
@@ -828,7 +826,7 @@ def test_values_of_an_environment_become_text_as_programs_read_it(local):
 @pytest.mark.parametrize("value", [None, {"a": 1}, ["a"]])
 def test_what_is_no_value_of_an_environment(local, value):
     local.hosts["here"]["variables"]["llama_server_environment"] = {"NAME": value}
-    assert f"llama_server_environment has NAME: {value!r}: use a text" in local.reason()
+    assert f"llama_server_environment has NAME: {value!r}: use text" in local.reason()
     local.hosts["here"]["variables"]["llama_server_environment"] = {}
     local.hosts["here"]["variables"]["llama_worker_endpoints"][1]["environment"] = {"NAME": value}
     assert "environment in llama_worker_endpoints[1] for here has NAME" in local.reason()

@@ -92,5 +92,5 @@ def test_rocm_is_refused(fork):
     facts["toolchain"]["hipconfig"] = "7.2"
     fork.set("here", llama_worker_endpoints=[])
     fork.reason(
-        "a release of ik_llama.cpp", "cannot link for hip (here)", "set llama_backend to cpu or vulkan for those hosts"
+        "a release of ik_llama.cpp", "cannot build for hip (here)", "set llama_backend to cpu or vulkan for those hosts"
     )

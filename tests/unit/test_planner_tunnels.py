@@ -74,7 +74,7 @@ def test_each_tunnel_ends_on_a_port_of_its_own(tunnelled, other, port, owner):
     tunnelled.hosts["head"]["groups"].append("worker")
     tunnelled.hosts[other]["variables"]["llama_worker_endpoints"] = [{"tunnel": f"127.0.0.1:{port}"}]
     said = tunnelled.reason()
-    assert "the tunnel to the worker cpu on worker2 listens at port" in said
+    assert "the tunnel to the worker cpu on worker2 listens on port" in said
     assert owner in said
 
 
@@ -190,12 +190,15 @@ def test_the_open_end_of_stunnel_is_judged_by_who_could_connect(encrypted, sourc
     assert {check.evidence.partition(", encrypted to ")[2] for check in checks(report, "handshake")} >= {first.subject}
 
 
+OPEN = "the worker listens on 0.0.0.0, 192.0.2.11, which the plan does not allow"
+
+
 @pytest.mark.parametrize(
     "addresses, clients, wrong",
     [
         (("127.0.0.1", "192.0.2.11"), ("127.0.0.1", "192.0.2.10"), None),
         (("127.0.0.1", "127.200.0.9", "192.0.2.11"), ("127.0.0.1",), None),
-        (("0.0.0.0", "192.0.2.11"), (), ("closed", "the worker listens on 0.0.0.0, 192.0.2.11")),
+        (("0.0.0.0", "192.0.2.11"), (), ("closed", OPEN)),
         (
             ("127.0.0.1", "192.0.2.11"),
             ("127.0.0.1", "192.0.2.66"),
@@ -224,4 +227,4 @@ def test_where_nothing_else_closes_the_port_the_key_does(encrypted):
         "the port is reachable from the network; only the tunnel key protects it",
     )
     ports = " ".join(" ".join(plan_text.plan_parts(plan)["Open ports"]).split())
-    assert "this collection (the tunnel key is required as well)" in ports
+    assert "this collection does not block others (the tunnel key is required as well)" in ports

@@ -108,13 +108,13 @@ def test_conversations_survive_a_restart_if_that_is_asked_for():
     place = launcher.index("--conversations")
     assert launcher[place + 1 : place + 4] == ["16384", str(kept["file_mib"]), "60"]
     assert abs(kept["file_mib"] - sum(entry["kv_mib"] for entry in plan["placement"]) / 2) <= 1
-    assert f"a full context takes {kept['file_mib']} MiB, and {kept['move_s']:g} s to save or to restore" in pages(plan)
+    assert f"takes {kept['file_mib']} MiB there, and {kept['move_s']:g} s to save or restore" in pages(plan)
     off = head_with_cards().plan()
     assert (argument(off, "--slot-save-path"), "conversations" in off["head"]) == (None, False)
     assert "--conversations" not in off["head"]["launcher"]
     assert "llama_server_conversations_mib is 0" in head_with_cards(llama_server_conversations_mib=0).reason()
     own = head_with_cards(llama_server_extra_args=["--slot-save-path", "/tmp"])
-    assert "--slot-save-path, which the plan sets: set llama_server_keep_conversations instead" in own.reason()
+    assert "--slot-save-path, which cannot be set there: set llama_server_keep_conversations instead" in own.reason()
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts)
 def test_why_no_layers_are_taken():
     for groups, keys, room, why in (
         (ALIKE, {}, 99, "one layer and the embedding tables need 0.0 GiB, but the limit is 0.0"),
-        (DEEP, LATENT, 2600, "recognises this model by its number of layers, 27, which do not all fit"),
+        (DEEP, LATENT, 2600, "recognises this model by its number of layers, but not all 27 layers fit"),
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each layer"),
     ):
         summary, outside = summary_of(groups, **keys)
@@ -408,7 +408,7 @@ def test_the_plan_predicts_what_the_proof_takes(served):
 def test_a_context_without_room_for_a_prompt_is_not_proven(served):
     summary = served.hosts["head"]["variables"]["llama_model_gguf_summary"]
     served.set("head", llama_model_gguf_summary={**summary, "context": 2})
-    assert typed(served.accepted()).head.proof.reason == "a context of 2 tokens has no room for a prompt"
+    assert typed(served.accepted()).head.proof.reason == "a context of 2 tokens is too short for a prompt"
 
 
 @pytest.mark.parametrize("limit, layers", [(20 << 20, 19), (10, 0)])
@@ -548,8 +548,8 @@ def test_each_device_that_computes_correctly_is_shown_with_its_distance(prove, t
 @pytest.mark.programs
 def test_the_bound_follows_from_variants_that_answer(prove):
     for reference, variants, said in (
-        (1, (), "computes incorrectly in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
-        (2, ("crashes", "none"), "computes incorrectly in prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
+        (1, (), "computes incorrectly for prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
+        (2, ("crashes", "none"), "computes incorrectly for prompts of 2 to 8 tokens (distance 0.052, allowed 0.050)"),
         (3, ("near", "right"), "computes correctly (distance 0.052, allowed 0.062)"),
     ):
         (verdict,) = prove("right", ("rounds",), variants, reference=reference).devices
@@ -568,9 +568,9 @@ def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devic
 @pytest.mark.parametrize(
     "how, remedies, said",
     [
-        ("wrong", (), "computes incorrectly in prompts of 2 to 8 tokens (distance 0."),
-        ("wrong at times", (), "computes incorrectly in some of the prompts of 9 to 64 tokens (distance 0."),
-        ("none", (), "computes incorrectly in prompts of 2 to 8 tokens (distance 1.000, allowed 0.050)"),
+        ("wrong", (), "computes incorrectly for prompts of 2 to 8 tokens (distance 0."),
+        ("wrong at times", (), "computes incorrectly for some of the prompts of 9 to 64 tokens (distance 0."),
+        ("none", (), "computes incorrectly for prompts of 2 to 8 tokens (distance 1.000, allowed 0.050)"),
         ("crashes", (), "crashes with status 3: x.cu:3: GGML_ASSERT(rows < 8) failed"),
         ("cannot load", (), "crashes with status 1: llama_model_load: error loading model: unknown kind"),
         ("stops", (), "crashes with status 134: srv  error: TOP_K is not supported"),
@@ -592,14 +592,14 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
 @pytest.mark.parametrize(
     "processor, changed, why",
     [
-        ("crashes", {}, "head's processor with 2 layers crashes with status 3: x.cu:3: GGML_ASSERT"),
-        ("none", {}, "head's processor with 2 layers produces NaN results"),
-        ("sure", {}, "head's processor with 2 layers is certain of one token"),
-        ("mute", {}, "head's processor with 2 layers did not convert text into tokens"),
-        ("hangs", {"timeout_s": 1}, "with 2 layers was not healthy within 1 s"),
-        ("right", {"bytes": 1 << 60}, "too little for a file with 2 layers (1099511627776 MiB)"),
+        ("crashes", {}, "head's processor with a 2-layer model crashes with status 3: x.cu:3: GGML_ASSERT"),
+        ("none", {}, "head's processor with a 2-layer model produces NaN results"),
+        ("sure", {}, "head's processor with a 2-layer model is certain of one token"),
+        ("mute", {}, "head's processor with a 2-layer model did not convert text into tokens"),
+        ("hangs", {"timeout_s": 1}, "with a 2-layer model was not healthy within 1 s"),
+        ("right", {"bytes": 1 << 60}, "too little for a 2-layer file of 1099511627776 MiB"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, which do not include all of 0, 9"),
-        ("right", {"context": 2}, "has no room for a prompt"),
+        ("right", {"context": 2}, "has no context for a prompt"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be written"),
     ],
 )
@@ -772,7 +772,7 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path):
 
 RIGHT = Verdict(ID(1), "worker1 cpu", 512, 0.01, 0.05, "prompts")
 WRONG = Verdict(ID(2), "worker2 cpu", 512, 0.5, 0.05, "prompts of 2 to 8 tokens")
-CRASHED = WRONG._replace(failure="crashes by signal 6")
+CRASHED = WRONG._replace(failure="crashes on signal 6")
 NOT_LOADED = "The model was not loaded"
 LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "grep -aiE {1} /opt/llamacpp/state/{0}.log"}
 
@@ -781,10 +781,10 @@ LOGS = {"systemd": "journalctl --unit={} --since=-1h --grep={}", "launchd": "gre
     "verdict, prove, manager, tried, said",
     [
         (RIGHT, "search", "systemd", 3, "^$"),
-        (WRONG, "once", "systemd", 0, rf"worker2 cpu computes incorrectly in .* \(.*\). {NOT_LOADED}. -e llama_proof="),
+        (WRONG, "once", "systemd", 0, rf"worker2 cpu computes incorrectly .* \(.*\). {NOT_LOADED}. -e llama_proof="),
         (WRONG, "search", "systemd", 3, f"worker2 .* {NOT_LOADED}. Run the playbook again if .*. Otherwise change"),
-        (CRASHED, "once", "systemd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
-        (CRASHED, "once", "launchd", 0, "worker2 cpu crashes by signal 6.* Worker logs: "),
+        (CRASHED, "once", "systemd", 0, "worker2 cpu crashes on signal 6.* Worker logs: "),
+        (CRASHED, "once", "launchd", 0, "worker2 cpu crashes on signal 6.* Worker logs: "),
     ],
 )
 def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prove, manager, tried, said):
@@ -804,7 +804,7 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     "arguments, answer, shown, warned",
     [
         ({}, {"proof": Proof(9, devices=(RIGHT,)), "remaining": 1}, "allowed 0.050), 9 s", None),
-        ({}, {"proof": Proof(0, devices=(RIGHT,)), "remaining": 0}, "allowed 0.050), by an earlier run", None),
+        ({}, {"proof": Proof(0, devices=(RIGHT,)), "remaining": 0}, "according to an earlier run", None),
         ({}, {"proof": Proof(0, untested="no room")}, None, "the devices of big were not tested: no room"),
         ({"stage": "reference"}, {"proof": Proof(0)}, "80 of 80 layers of big for about", None),
         ({"prove": "never"}, {}, None, None),
@@ -859,11 +859,11 @@ def test_a_worker_s_log_is_searched_for_what_tells_why_it_crashed(tmp_path):
 @pytest.mark.parametrize(
     "verdicts, status, said",
     [
-        ((), "not tested", "worker1 cpu, worker2 cpu: not proven; site.yml proves"),
+        ((), "not tested", "worker1 cpu, worker2 cpu: not proven; site.yml runs the proof"),
         ((RIGHT,), "not tested", "allowed 0.050); worker2 cpu: not proven; "),
-        ((RIGHT, WRONG._replace(distance=0.05)), "passed", "allowed 0.050); by 80 of 80 layers"),
-        ((RIGHT, WRONG), "not tested", "worker2 cpu computes incorrectly in prompts of 2 to 8 tokens"),
-        ((RIGHT, CRASHED), "not tested", "worker2 cpu crashes by signal 6"),
+        ((RIGHT, WRONG._replace(distance=0.05)), "passed", "allowed 0.050); tested with 80 of 80 layers"),
+        ((RIGHT, WRONG), "not tested", "worker2 cpu computes incorrectly for prompts of 2 to 8 tokens"),
+        ((RIGHT, CRASHED), "not tested", "worker2 cpu crashes on signal 6"),
     ],
 )
 def test_verify_shows_what_a_proof_found(served, tmp_path, verdicts, status, said):
@@ -885,9 +885,9 @@ FEW = {"layers": (0,), "every_kind": False}
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"layers": (), "reason": "no names"}, "this model's layers cannot prove the devices: no names"),
-        (FEW, "by 1 of 80 layers, not every kind of layer"),
-        ({**FEW, "experts": False}, "by 1 of 80 layers, none with experts"),
+        ({"layers": (), "reason": "no names"}, "the devices cannot be tested with this model: no names"),
+        (FEW, "tested with 1 of 80 layers, not every kind of layer"),
+        ({**FEW, "experts": False}, "tested with 1 of 80 layers, none with experts"),
     ],
 )
 def test_verify_says_what_a_proof_does_not_cover(served, changes, said):

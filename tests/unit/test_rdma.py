@@ -113,7 +113,7 @@ def test_a_silent_way_back_to_tcp_is_a_failure(rdma, connections, status):
     report = judged(plan, with_server(healthy(plan), rdma=connections))
     (found,) = checks(report, "rdma")
     assert found.status == status
-    assert found.evidence.startswith(f"{connections} of 1 workers are reached over RDMA")
+    assert found.evidence.startswith(f"workers reached over RDMA: {connections} of 1")
     assert (f"planned: {ENDPOINT}" in found.evidence) == (status == "failed")
 
 

@@ -59,8 +59,8 @@ def play(path, tasks, variables, *arguments):
     [
         (["one:cpu", "two:cpu", "two:hip", "two"], 60, "one", "After a while, the head serves without one:cpu"),
         (["one:cpu", "two:cpu", "two:hip", "two"], 60, "two", "After a while, the head serves without two"),
-        (["one:cpu", "two"], None, "one", "no fallback is planned for it"),
-        (["two:cpu", "two:hip"], 60, "two", "no fallback is planned for it"),
+        (["one:cpu", "two"], None, "one", "no fallback is planned for its absence"),
+        (["two:cpu", "two:hip"], 60, "two", "no fallback is planned for its absence"),
     ],
 )
 def test_a_host_is_spared_where_a_fallback_goes_without_all_that_it_lends(fallbacks, after, host, said):
@@ -72,9 +72,9 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     planned = plan(["one:cpu"], 60)
     tasks = [{"ansible.builtin.include_tasks": f"{ROOT}/playbooks/tasks/reboot_host.yml"}]
     said = play(tmp_path, tasks, {"__llama_plan": planned, "__llama_changes": changed(planned)}, "--check")
-    assert "one reboots. After a while, the head serves without one:cpu" in said
-    assert "two reboots. The head does not answer until this host is back" in said
-    assert "spare reboots. The cluster does not use this host." in said
+    assert "one is about to reboot. After a while, the head serves without one:cpu" in said
+    assert "two is about to reboot. The head does not answer until this host is back" in said
+    assert "spare is about to reboot. The cluster does not use this host." in said
     assert "This head does not answer until it is back." in said
 
 
@@ -97,7 +97,7 @@ ALL = object()
 
 def deciding(plan):
     """The tasks of a play that decide which hosts reboot, and say so."""
-    names = ("Decide whether to reboot the host", "Report whether the host reboots, and why")
+    names = ("Decide whether to reboot the host", "Report whether the host will reboot, and why")
     return [task for task in plan["tasks"] if task["name"] in names]
 
 
@@ -124,12 +124,12 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
     """The operator gives them with -e, and what is empty is not what is missing."""
     shown = hosts_of(tmp_path, "one, top")
     for name in ("one", "top"):
-        assert f"{name}: reboots (requested)" in shown
+        assert f"{name}: will reboot (requested)" in shown
     for name in ("two", "spare"):
         assert f"{name}: is not in llama_reboot_hosts" in shown
     assert hosts_of(tmp_path, ALL).count("needs no reboot") == 4
     refusals = {
-        "llama_reboot_hosts has strix9, which is not in the cluster": ("one,strix9",),
+        "llama_reboot_hosts contains strix9, which is not in the cluster": ("one,strix9",),
         "llama_reboot_hosts is empty": ("",),
         "--limit excludes top, spare": (ALL, "--limit", "one,two"),
         "for example -e llama_reboot_hosts=top,one; --limit excludes top, spare": ("strix9", "--limit", "one,two"),
@@ -138,7 +138,7 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
         shown = hosts_of(tmp_path, *arguments)
         assert refusal in shown
         assert "-e llama_reboot_hosts=top,one" in shown
-        assert "reboots (" not in shown
+        assert "will reboot (" not in shown
 
 
 @pytest.mark.programs
@@ -153,8 +153,8 @@ def test_hosts_that_need_it_reboot_where_none_is_named(tmp_path):
         "__llama_host_reboot_reason": waits,
     }
     said = play(tmp_path, deciding(plan), variables)
-    assert "one: reboots (/run/reboot-required)" in said
-    assert "two: reboots (a reboot is needed for ttm.pages_limit=1)" in said
+    assert "one: will reboot (/run/reboot-required)" in said
+    assert "two: will reboot (a reboot is needed for ttm.pages_limit=1)" in said
     assert "spare: needs no reboot" in said
 
 
@@ -212,7 +212,7 @@ def test_each_host_is_verified_before_the_next_reboots(tmp_path):
     done, status, printed = reboots(tmp_path, [])
     assert status == 0, printed
     assert done == [[host, does] for host in ("one", "two", "top") for does in ("reboots", "starts", "verifies")]
-    assert "one reboots. After a while, the head serves without one:cpu" in printed
+    assert "one is about to reboot. After a while, the head serves without one:cpu" in printed
 
 
 @pytest.mark.programs

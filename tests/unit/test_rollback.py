@@ -168,7 +168,7 @@ def test_the_action_takes_answers_as_ansible_registers_them(kept):
     )
     assert set(found["hosts"]) == set(NAMES)
     answers["worker1"]["kept_plans"]["now"]["plan"]["id"] = "../x"
-    with pytest.raises(AnsibleActionFail, match="The report of worker1 about its kept plans"):
+    with pytest.raises(AnsibleActionFail, match="The report from worker1 about its kept plans"):
         run(action, answers=answers, heads=["head"])
 
 

@@ -75,7 +75,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
     missing = "before start-up: [Errno 2] No such file or directory: '/no/such/llama-server'"
     for number, argv, how, last in (
         (1, [sys.executable, "-c", program], "with status 3", ["error: invalid argument: --colour"]),
-        (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "by signal 9", []),
+        (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "on signal 9", []),
         (3, ["/no/such/llama-server"], missing, []),
     ):
         assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path)) == 1
@@ -330,7 +330,7 @@ def test_a_worker_starts_with_its_cache_below_the_limit_and_ignores_broken_conne
     kept, gone = cached(cache, "kept", 1 << 20, 1), cached(cache, "gone", 1 << 20, 99)
     process = worker_service(cache)
     said = lines_until(process, "SIG_IGN")
-    assert any("files removed" in line and "over its limit of 1 MiB: 1" in line for line in said)
+    assert any("files removed" in line and "the cache exceeded 1 MiB: 1" in line for line in said)
     assert kept.exists()
     assert not gone.exists()
 

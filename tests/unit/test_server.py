@@ -137,7 +137,7 @@ def test_a_stopped_head_is_started_again(cluster):
     assert cluster.record()["restarts"] == 1
     assert "suspended (SIGSTOP)" in cluster.record()["last"][-1]["text"]
     ends = json.loads((cluster.state / "ends.json").read_text())
-    assert "by its launcher: llama-server has been suspended" in ends["how"]
+    assert "because the launcher stopped it: llama-server has been suspended" in ends["how"]
 
 
 def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_path):
@@ -145,7 +145,7 @@ def test_a_head_that_answers_health_and_no_client_is_started_again(cluster, tmp_
     keys.write_text("first\nsecond\n")
     process = cluster.head("hangs", more=[llama_server.KEY_FILE_OPTION, str(keys)])
     with cluster.client():
-        said = lines_until(process, "nothing has moved for")
+        said = lines_until(process, "there has been no progress for")
     assert "llama-server does not answer a client" in said[-1]
     assert any('"n_predict": 1' in line and "Bearer first" in line for line in said)
     assert process.wait(50) == 1
@@ -192,8 +192,8 @@ def test_a_worker_that_owes_an_answer_is_named(cluster):
     _server, endpoint = a_worker(pause=600)
     process = cluster.head("asks its worker", [endpoint])
     with cluster.client():
-        assert f"llama-server gets no answer from worker {endpoint}, and nothing has moved" in healed(
-            process, "nothing has moved for"
+        assert f"llama-server gets no answer from worker {endpoint}, and there has been no progress" in healed(
+            process, "there has been no progress for"
         )
 
 

@@ -229,7 +229,7 @@ def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
     assert commands.os.environ["XDG_RUNTIME_DIR"].startswith("/run/user/")
 
 
-@pytest.mark.parametrize("file, reason", [("stuck", "it does not stop"), ("forbidden", "Operation not permitted")])
+@pytest.mark.parametrize("file, reason", [("stuck", "it did not stop"), ("forbidden", "Operation not permitted")])
 def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
     machine = machine_with("launchd", tmp_path, monkeypatch)
     machine.apply(WORKER)
@@ -286,7 +286,7 @@ def test_the_module_of_a_manager_that_is_not_known(tmp_path, call):
     folders = dict.fromkeys(("prefix", "cache", "units"), str(tmp_path))
     result = call(host={"service_manager": "runit", "scope": "system", **folders})
     assert result["failed"]
-    assert result["msg"].startswith("service_manager is runit, which is not known: use one of systemd, ")
+    assert result["msg"].startswith("service_manager is runit, which is unknown: use one of systemd, ")
 
 
 def test_a_run_that_ended_between_stop_and_start_is_completed_by_the_next(machine, monkeypatch):

@@ -51,7 +51,7 @@ def test_llama_server_is_told_what_predicts_and_loads_no_draft_model_that_is_not
         ("ngram", {"llama_release": {**TREE, "build": 4840, "fork": "ik_llama.cpp"}}, "for which the plan supports only draft and none"),
         ("draft", {}, "llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram"),
         ("mtp", {}, "on paper has no layers for multi-token prediction: use a model file with such"),
-        ("ngram", {"llama_server_extra_args": ["--spec-type", "ngram-simple"]}, "but llama_server_extra_args has --spec-type"),
+        ("ngram", {"llama_server_extra_args": ["--spec-type", "ngram-simple"]}, "but llama_server_extra_args also has --spec-type"),
     ],
 )  # fmt: skip
 def test_what_llama_server_cannot_predict_with_is_refused_with_a_remedy(kind, variables, why):

@@ -40,7 +40,7 @@ def resources_of(**others):
 def look(plan, name, drift, **others):
     """What host_status returns on a host that is well."""
     services = [service["name"] for service in plan["hosts"][name]["services"]]
-    exits = {"total": 1, "last_exit": "by signal 9", "log": []}
+    exits = {"total": 1, "last_exit": "on signal 9", "log": []}
     head = {"health": {"healthy": True, "detail": "ok"}, "current": True, "waits_for": [], "ends": exits}
     head.update(serving=copy.deepcopy(TOLD), verified=dict(VERIFIED))
     known = {"now": NOW, "resources": resources_of(), "head": head if name == plan["head"]["host"] else None}
@@ -128,9 +128,9 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
         ("running", "running", SILENT, {}, "silent", ": [Errno 111] Connection refused"),
         ("waiting", "running", SILENT, None, "waiting", ": the head waits for worker 192.0.2.11:50052: refused"),
         ("waiting", "running", SILENT, WAITS, "waiting", ": the head waits for worker worker1:cpu (192.0.2.11:50052)"),
-        ("stopped", "running", SILENT, None, "starting", ": llama-server exited by signal 9"),
+        ("stopped", "running", SILENT, None, "starting", ": llama-server exited on signal 9"),
         ("stopped", "stopped", SILENT, None, "stopped", ""),
-        ("stopped", "failed", SILENT, None, "failed", ": llama-server exited by signal 9"),
+        ("stopped", "failed", SILENT, None, "failed", ": llama-server exited on signal 9"),
     ],
 )
 def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, reason):
@@ -236,7 +236,7 @@ def test_without_a_plan_the_rest_is_shown(plan, answers, tmp_path):
     assert told["unplanned"] == "llama_model_path is missing."
     cluster = told["cluster"]
     assert (cluster["head"], cluster["state"], cluster["as_planned"], cluster["url"]) == ("head", "serving", None, None)
-    assert error.endswith("the inventory has no plan: llama_model_path is missing.")
+    assert error.endswith("the inventory cannot be planned: llama_model_path is missing.")
     assert [len(host["workers"]) for host in told["hosts"]] == [0, 1, 1]
     assert told["hosts"][1]["workers"][0]["state"] == "running"
     assert "not compared" in shown
@@ -267,7 +267,7 @@ def test_differences_from_the_plan(plan, answers, tmp_path):
     answers["worker1"]["drift"]["differences"] = [unneeded, stopped, *[DIFFERENCE] * 9]
     answers["worker1"]["drift"]["services"]["llamacpp-worker-cpu"]["state"] = "stopped"
     told, error, shown = written(plan, answers, tmp_path)
-    assert "is stopped; worker1 differs from the plan in 9 points (file)." in error
+    assert "is stopped; worker1 differs from the plan in 9 ways (file)." in error
     assert told["cluster"]["as_planned"] is False
     assert len(told["hosts"][1]["differences"]) == 11
     assert "differs (10)" in shown
@@ -337,8 +337,8 @@ def test_a_host_may_report_anything_of_itself(plan, answers, tmp_path, part, nam
     [
         (None, "the run did not contact it"),
         ([], "the run did not contact it"),
-        ({"condition": "x"}, "The report of head about its status"),
-        ({"condition": {"a": {}}}, "The report of head about its status"),
+        ({"condition": "x"}, "The report from head about its status"),
+        ({"condition": {"a": {}}}, "The report from head about its status"),
         ({"failed": True, "msg": "account llamacpp is missing"}, "account llamacpp is missing"),
     ],
 )

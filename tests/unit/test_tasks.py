@@ -265,7 +265,7 @@ def test_a_head_that_starts_is_asked_by_the_plan_that_it_keeps(pair):
     "hosts, serves, said",
     [
         (["head", "w"], True, "serve: head: no. The cluster rolled back: plan b (release r) serves again."),
-        (["head"], True, "serve: w was lost during the change; head: no. The cluster rolled back"),
+        (["head"], True, "serve: w stopped answering during the change; head: no. The cluster rolled back"),
         (["head"], False, "The rollback failed: gone. Fix the failure and run site.yml again, or run rollback.yml if"),
     ],
     ids=["back", "a host lost", "not back"],
@@ -307,8 +307,8 @@ RUNS = {
 REFUSALS = {
     "no host": 'is in the group "llama_cluster" and in llama_head or llama_workers',
     "retired and used": "These hosts are in llama_retired, and in llama_head or llama_workers as well: box. Remove a host from",
-    "no tags": "has plan, but this playbook has no tags: it always runs as a whole",
-    "unknown tag": "has x, but this playbook has the tags plan, build, services, verify.",
+    "no tags": "contains plan, but this playbook has no tags: it always runs as a whole",
+    "unknown tag": "contains x, but this playbook only has the tags plan, build, services, verify.",
     "no replica": "These workers belong to no replica, but llama_head has several",
     "two balancers": "llama_balancer contains x, y, but a cluster has only one",
     "loopback": "The balancer cannot reach a: set llama_server_host to 0.0.0.0",

@@ -53,7 +53,7 @@ def test_accounts_of_others_stay_where_the_installation_is_a_users():
 @pytest.mark.parametrize("facts", [None, {}, {**FACTS, "accounts": ["root"]}])
 def test_a_host_may_say_anything_of_itself(facts):
     arguments = {"empty": True, "facts": {"here": {"facts": FACTS}, "there": {"facts": facts}}}
-    with pytest.raises(AnsibleActionFail, match="The report of there about itself does not match"):
+    with pytest.raises(AnsibleActionFail, match="The report from there about itself does not match"):
         actions.run(plan_action, **arguments)
 
 
@@ -136,7 +136,7 @@ def test_models_of_others_and_what_lies_behind_a_link_stay_and_nothing_else(tmp_
     installed(prefix, models, *files)
     told = remove(prefix, check=True)
     assert remove(prefix) == told
-    said = f"{prefix} on here still contains models: remove what nothing else uses."
+    said = f"{prefix} on here still contains models: remove what is no longer needed."
     assert told["notes"] == [said] * bool(stays)
     assert [path.name for path in prefix.glob("*")] == ["models"] * bool(stays)
     assert sorted(path.name for path in models.glob("*")) == stays
@@ -158,7 +158,7 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
     told = remove(prefix, check=True, scope=scope)
     assert (len([*folder.iterdir()]), ran) == (2, [])
     assert remove(prefix, scope=scope) == told
-    assert told["notes"] == [f"here keeps {folder} for metrics: remove what nothing else uses."]
+    assert told["notes"] == [f"here keeps {folder} for metrics: remove what is no longer needed."]
     assert told["removed"][0] == str(folder / "llamacpp-server.prom")
     assert [path.name for path in folder.iterdir()] == ["llamacpp-other-server.prom"]
     assert ran == [("setfacl", "--remove", account, str(folder)) for account in asked]
@@ -194,10 +194,10 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
     said = remove(prefix)["notes"]
     assert {str(path.relative_to(prefix)) for path in prefix.rglob("*") if path.is_file()} == set(theirs)
     assert said == [
-        f"{prefix} on here still contains .bashrc, .llamacpp-notes, checkout, models: remove what nothing else uses."
+        f"{prefix} on here still contains .bashrc, .llamacpp-notes, checkout, models: remove what is no longer needed."
     ]
     assert remove(prefix)["notes"] == [
-        f"{prefix} on here was not removed: it lacks the file .llamacpp.cluster, which marks an installation of this collection."
+        f"{prefix} on here was not removed: it lacks the folder .llamacpp.cluster, which marks an installation of this collection."
     ]
 
 
@@ -222,7 +222,7 @@ def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
     told = remove(tmp_path / "prefix")
     assert (told["changed"], tree(tmp_path)) == (False, before)
     assert told["notes"][0].startswith(
-        f"{tmp_path}/prefix on here was not removed: it lacks the file .llamacpp.cluster, which "
+        f"{tmp_path}/prefix on here was not removed: it lacks the folder .llamacpp.cluster, which "
     )
 
 

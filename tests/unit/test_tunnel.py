@@ -167,7 +167,7 @@ class TestRealTunnels:
         for process in (worker, client):
             (own,) = (pid for pid in children(process) if progress.argv_of(pid)[:1] == [tunnel.stunnel_path()])
             os.kill(own, signal.SIGKILL)
-            lines_until(process, "stunnel exited by signal 9: restarting it")
+            lines_until(process, "stunnel exited on signal 9: restarting it")
             assert until(lambda: ends.state() == "ok")
 
     def test_a_head_whose_key_is_another_one_says_so_and_serves_once_it_is_right(self, ends):

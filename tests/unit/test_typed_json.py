@@ -81,8 +81,8 @@ def test_what_a_host_reports_in_another_form_is_refused(change, said):
     with pytest.raises(Refusal) as raised:
         typed_json.parse_report("strix1", "itself", Whole, {**JSON, **change})
     assert str(raised.value) == (
-        f"The report of strix1 about itself does not match this version's format ({said}): run the playbook again. If it still does not match, treat this host "
-        "as compromised (docs/security.md)."
+        f"The report from strix1 about itself does not match this version's format ({said}): run the playbook again. If it still does not match, treat this "
+        "host as compromised (docs/security.md)."
     )
 
 

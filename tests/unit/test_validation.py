@@ -161,7 +161,7 @@ def test_a_secret_among_the_arguments(local):
         for arguments in ([f"--seed 1 {word} SECRET"], [word, "SECRET"], [f"{word}=SECRET"]):
             local.hosts["here"]["variables"]["llama_server_extra_args"] = arguments
             reason = local.reason()
-            assert f"llama_server_extra_args has {word}, which the plan sets" in reason
+            assert f"llama_server_extra_args has {word}, which cannot be set there" in reason
             assert instead in reason
             assert "SECRET" not in reason
 
@@ -207,7 +207,7 @@ def test_words_that_belong_to_options(local):
         ),
         (
             {"llama_hardware": {"system": "windows"}},
-            "declare its workers in llama_external_workers of a Linux or macOS head",
+            "declare its workers in llama_external_workers for a Linux or macOS head",
         ),
         (
             {"llama_hardware": {"distribution": "Windows 11"}},
@@ -285,7 +285,7 @@ def test_answers_and_facts_of_another_shape(pair, junk):
     assert hosts_of(junk)["a"]["facts"] is None
     assert hosts_of(kept)["b"]["facts"] is None
     for answer, name in (({"facts": junk}, "a"), ({"facts": {**kept["facts"], "cached": {"b": junk}}}, "b")):
-        with pytest.raises(Refusal, match=f"The report of {name} about itself does not match"):
+        with pytest.raises(Refusal, match=f"The report from {name} about itself does not match"):
             hosts_of(answer)
 
 
@@ -317,7 +317,7 @@ def test_what_is_to_be_measured_is_checked_when_it_is_planned():
     own.update(llama_model_known_answer={}, llama_benchmark_prompts=[0])
     task_vars = {"groups": ALONE, "hostvars": {"a": own}, "inventory_hostname": "a"}
     result = actions.run(plan, task_vars, page=False)
-    assert "llama_benchmark_prompts or llama_benchmark_depths has 0: use" in result["msg"]
+    assert "llama_benchmark_prompts or llama_benchmark_depths contains 0: use" in result["msg"]
 
 
 def test_the_facts_of_this_machine_have_the_form_that_planning_reads(local):

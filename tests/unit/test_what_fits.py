@@ -186,7 +186,7 @@ def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
     "given, why",
     [
         ({"context": "many"}, "llama_what_fits.context is 'many': correct it"),
-        ({"change": {}, 5: 1}, "llama_what_fits has 5, change: use context, speed"),
+        ({"change": {}, 5: 1}, "llama_what_fits has unknown keys .5, change.: use context, speed"),
         ("false", "llama_what_fits is 'false': correct it"),
         (["Qwen3 32B"], "llama_what_fits is"),
     ],

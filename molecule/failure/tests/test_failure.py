@@ -267,9 +267,9 @@ def test_hosts_reboot_one_at_a_time_and_the_head_serves_without_each(measured):
     measured["reboot_s"] = round(time.time() - began, 1)
     said = [line["text"] for line in told()["last"] if line["time"] >= began]
     for name in WORKERS:
-        assert f"{name} reboots. After a while, the head serves without {name}:" in done.stdout
+        assert f"{name} is about to reboot. After a while, the head serves without {name}:" in done.stdout
         assert any(f"stays away: llama-server is started without {name}:" in line for line in said), said
-    assert f"{HEAD} reboots. This head does not answer until it" in done.stdout
+    assert f"{HEAD} is about to reboot. This head does not answer until it" in done.stdout
     assert ask().right
 
 

@@ -182,7 +182,7 @@ def test_no_key_is_in_sight():
 def test_stunnel_that_is_killed_comes_back(name):
     began = time.time()
     inside(name, "pkill -KILL --full '^/usr/bin/stunnel '")
-    until(lambda: "stunnel exited by signal 9: restarting it" in said(name, began), 60, "a sentence")
+    until(lambda: "stunnel exited on signal 9: restarting it" in said(name, began), 60, "a sentence")
     until(lambda: ask().right, LONGEST, "an answer")
 
 

@@ -41,7 +41,7 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     if faults or not request.prompts or not request.depths:
         raise Refusal(
             "llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths "
-            + (f"has {faults[0]}: use larger numbers" if faults else "is empty: set at least one number of tokens")
+            + (f"contains {faults[0]}: use larger numbers" if faults else "is empty: set at least one number of tokens")
         )
     return request
 
@@ -62,7 +62,7 @@ def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
     excessive_numbers = [count for count in request.hosts if count > len(hosts)]
     if excessive_numbers:
         raise Refusal(
-            f"llama_benchmark_hosts has {excessive_numbers[0]}, more than the cluster has hosts with devices ({', '.join(hosts)}): use a smaller number"
+            f"llama_benchmark_hosts contains {excessive_numbers[0]}, but the cluster has fewer hosts with devices ({', '.join(hosts)}): use a smaller number"
         )
     return [tuple(hosts[:count]) for count in request.hosts or range(1, len(hosts) + 1)]
 

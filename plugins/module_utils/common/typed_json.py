@@ -146,7 +146,7 @@ def parse_report(host: str, subject: str, record: type[T], data: Any) -> T:
 def format_refusal(host: str, subject: str, reason: object) -> Refusal:
     """Return the refusal of a host's report, for ``reason``."""
     return Refusal(
-        f"The report of {host} about {subject} does not match this version's format ({reason}): run the playbook again. If it still does not match, "
+        f"The report from {host} about {subject} does not match this version's format ({reason}): run the playbook again. If it still does not match, "
         "treat this host as compromised (docs/security.md)."
     )
 

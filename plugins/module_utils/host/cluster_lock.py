@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
     def describe(self) -> str:
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
-        text = f"{self.playbook} of {self.user} on {self.controller} (process {self.pid}) since {since}"
+        text = f"{self.playbook} run by {self.user} on {self.controller} (process {self.pid}) since {since}"
         return validation.printable(text, None)
 
 

@@ -31,7 +31,7 @@ def remove_installation(paths: InstallationPaths, name: str, check: bool) -> tup
     """
     prefix = Path(paths.prefix)
     if not files.is_marked(prefix):
-        reason = f"it lacks the file {names.FOLDER_MARK}, which marks an installation of this collection"
+        reason = f"it lacks the folder {names.FOLDER_MARK}, which marks an installation of this collection"
         return [], [f"{prefix} on {name} was not removed: {reason}."] if prefix.exists() else []
     installed_paths = _installed_paths(prefix)
     other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed_paths if len(steps) == 1})
@@ -45,7 +45,7 @@ def remove_installation(paths: InstallationPaths, name: str, check: bool) -> tup
     sentences = []
     if other_entries:
         sentences.append(
-            f"{prefix} on {name} still contains {_join_names(other_entries)}: remove what nothing else uses."
+            f"{prefix} on {name} still contains {_join_names(other_entries)}: remove what is no longer needed."
         )
     if packages:
         removal = next((argv for argv in PACKAGE_REMOVAL if commands.find(argv.split()[0])), "the package manager:")
@@ -54,7 +54,7 @@ def remove_installation(paths: InstallationPaths, name: str, check: bool) -> tup
             f"{removal} {_join_names(packages, ' ')}"
         )
     if metrics_folders:
-        sentences.append(f"{name} keeps {_join_names(metrics_folders)} for metrics: remove what nothing else uses.")
+        sentences.append(f"{name} keeps {_join_names(metrics_folders)} for metrics: remove what is no longer needed.")
     return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed_paths)], sentences
 
 

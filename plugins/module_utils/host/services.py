@@ -204,7 +204,7 @@ class Launchd(Manager):
         limit = time.monotonic() + COMMAND_SECONDS
         while self._is_loaded(name):
             if time.monotonic() > limit:
-                raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it does not stop", None)
+                raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it did not stop", None)
             time.sleep(self.poll_seconds)
 
 
@@ -267,7 +267,7 @@ MANAGER_CLASSES: dict[str, type[Manager]] = {
 def manager_of(paths: InstallationPaths) -> Manager:
     name = paths.service_manager
     if name not in MANAGER_CLASSES:
-        raise Refusal(f"service_manager is {name}, which is not known: use one of {', '.join(MANAGER_CLASSES)}.")
+        raise Refusal(f"service_manager is {name}, which is unknown: use one of {', '.join(MANAGER_CLASSES)}.")
     return MANAGER_CLASSES[name](service_managers.MANAGERS[name], paths)
 
 

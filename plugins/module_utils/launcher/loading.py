@@ -115,7 +115,8 @@ def progress_sentence(progress: LoadProgress) -> str:
     """Return a line for people: bytes to each worker, bytes read, rate and time left."""
     known_workers = [worker for worker in progress.workers if worker.sent_bytes is not None]
     parts = [
-        f"{_amount(worker.sent_bytes, worker.planned_bytes)} to worker {worker.endpoint}" for worker in progress.workers
+        f"{_amount(worker.sent_bytes, worker.planned_bytes)} sent to worker {worker.endpoint}"
+        for worker in progress.workers
     ]
     if progress.workers and not known_workers:
         parts = ["bytes sent to workers are unknown, because the kernel does not report them"]

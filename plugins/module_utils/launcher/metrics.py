@@ -62,7 +62,7 @@ METRICS = (
     Metric("started_timestamp_seconds", GAUGE, "Time when the program was last started", ("service",)),
     Metric("restarts_total", COUNTER, "Restarts of the program, by cause", ("service", "cause")),
     Metric("state", GAUGE, "Whether this is the state of the head", ("state",)),
-    Metric("state_since_timestamp_seconds", GAUGE, "Time when the head entered its state"),
+    Metric("state_since_timestamp_seconds", GAUGE, "Time when the head entered its current state"),
     Metric("answers", GAUGE, "Whether llama-server reports that it is healthy"),
     Metric("model_loaded", GAUGE, "Whether the model is in memory", ("model",)),
     *_prediction_metrics("generation", "an answer"),

@@ -65,9 +65,7 @@ SLOW_REASONS = {
     "answers": "Generation is slower than planned: several requests share the devices, another program uses a host, or a device is slower than assumed.",
     "prompts": "Prompt processing is slower than planned: prompts are short, another program uses a host, or a device is slower than assumed.",
 }
-FAST_REASON = (
-    "Speeds exceed the plan: the devices are faster than it assumes, and playbooks/benchmark.yml measures them."
-)
+FAST_REASON = "Speeds exceed the plan: the devices are faster than assumed. playbooks/benchmark.yml can measure them."
 """Usual reasons for a speed outside the planned range."""
 CONTENT_POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "

@@ -325,4 +325,4 @@ def stop_process(process: subprocess.Popen, seconds: float) -> None:
 
 
 def describe_exit(status: int) -> str:
-    return f"with status {status}" if status >= 0 else f"by signal {-status}"
+    return f"with status {status}" if status >= 0 else f"on signal {-status}"

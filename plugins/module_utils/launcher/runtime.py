@@ -179,7 +179,7 @@ class Start:
                     return choice
                 if settings.router:
                     self.record.log(
-                        f"no answer from worker {', '.join(absent_workers)}: models that need it fail until it returns"
+                        f"no answer from worker {', '.join(absent_workers)}: models that need an absent worker fail until it is back"
                     )
                     absent_workers = []
             if not absent_workers:
@@ -425,7 +425,7 @@ def main() -> int:
     head.add_argument("--state", required=True, type=Path, help="folder for this run's handshake results and log")
     head.add_argument("--fallbacks", type=Path, help="file with the fallbacks for absent workers")
     head.add_argument("--fallback-after", type=float, default=60.0, help="seconds to wait for an absent worker")
-    head.add_argument("--silence", type=float, default=server.SILENCE_SECONDS, help="seconds without any progress")
+    head.add_argument("--silence", type=float, default=server.SILENCE_SECONDS, help="longest time without progress")
     head.add_argument("--conversations", type=int, nargs=4, default=(), help="fields of conversations.Limits")
     head.add_argument("--router", action="store_true", help="llama-server runs one process for each model")
     head.add_argument("--page", default="", help="ADDRESS:PORT of the status page")

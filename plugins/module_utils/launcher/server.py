@@ -156,7 +156,8 @@ class Fault(NamedTuple):
 
     @property
     def exit_text(self) -> str:
-        return f"after losing worker {', '.join(self.workers)}" if self.workers else f"by its launcher: {self.finding}"
+        reason = "because the launcher stopped it"
+        return f"after losing worker {', '.join(self.workers)}" if self.workers else f"{reason}: {self.finding}"
 
 
 class WatchedServer:
@@ -327,7 +328,7 @@ class WatchedServer:
                 if workers
                 else "llama-server does not answer a client"
             )
-            return Fault(f"{subject}, and nothing has moved for {stalled_s:.0f} s", is_silent=True)
+            return Fault(f"{subject}, and there has been no progress for {stalled_s:.0f} s", is_silent=True)
         return None
 
     def _generates_token(self, sample: progress.ProcessSample) -> bool:

@@ -19,7 +19,7 @@ WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "se
 SILENT = "silent"
 """State of a server that should answer and does not."""
 STATE_LABELS = {
-    SILENT: "does not answer like a server",
+    SILENT: "gives no valid answer",
     FALLBACK: "serves on a fallback",
     ASLEEP: "asleep (a request wakes it)",
 }

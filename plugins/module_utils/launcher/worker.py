@@ -68,7 +68,7 @@ def clean_cache(cache_folder: Path, limit: int, sizes: Sequence[int] = (), min_a
         total_bytes -= size
         removed_files.append(path.name)
     if removed_files:
-        reason = f"truncated, or over its limit of {limit // rpc.MIB} MiB"
+        reason = f"truncated, or the cache exceeded {limit // rpc.MIB} MiB"
         journal.log(f"files removed from {cache_folder}, because they were {reason}: {len(removed_files)}")
     return removed_files
 

@@ -125,8 +125,9 @@ def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> Non
     unreached_hosts, pending_hosts = ", ".join(decision.unreached_hosts), ", ".join(decision.outdated_hosts)
     if parts and unreached_hosts and pending_hosts:
         raise Refusal(
-            f"Not reached, or failed above: {unreached_hosts}. No service was touched, because the plan changes {pending_hosts}. Fix the failure (if sudo "
-            f"failed, use --ask-become-pass) or bring the host back, then run the playbook again. Otherwise move the host to the group {retired_group(cluster)}"
+            f"These hosts were not reached, or failed above: {unreached_hosts}. No service was touched, because the plan changes {pending_hosts}. Fix the "
+            "failure (if sudo failed, use --ask-become-pass) or bring the host back, then run the playbook again. Otherwise move the host to the group "
+            f"{retired_group(cluster)}"
         )
     for name, kinds in decision.kinds.items() if [*parts] == ["services"] else ():
         if kinds_to_install := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
@@ -158,9 +159,7 @@ def absence_note(plan: Plan, name: str) -> str:
         models = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
         return f"Requests for {', '.join(models)} fail until this host is back."
     if has_fallback is None:
-        return (
-            "The head does not answer until this host is back: no fallback is planned for it (llama_server_fallback)."
-        )
+        return "The head does not answer until this host is back: no fallback is planned for its absence (llama_server_fallback)."
     if has_fallback:
         return f"After a while, the head serves without {_fallback_key(plan, name)}, until this host is back."
     return "The cluster does not use this host."

@@ -53,7 +53,7 @@ def explain_error(error: RemoteError, token: str | None) -> str:
     if error.status not in (401, 403):
         return str(error)
     licence = "and accept the model's licence on its page with the account that owns the token"
-    remedy = f"the token of {TOKEN_FILE} has no access" if token else f"set {TOKEN_FILE}"
+    remedy = f"put a token with access into {TOKEN_FILE}" if token else f"set {TOKEN_FILE}"
     return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
 
 
@@ -151,7 +151,7 @@ def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str |
     with _convert_errors(), open_url(url, headers, token) as reply:
         data = reading.read_reply(reply, limit + 1)
     if len(data) > limit:
-        raise RemoteError(f"is longer than {limit >> 10} KiB, the limit for such an answer: use another server")
+        raise RemoteError(f"is longer than {limit >> 10} KiB, the limit for such answers: use another server")
     return data
 
 
@@ -206,7 +206,7 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     first_byte, last_byte, size = map(int, match.groups()) if match else (-1, -1, -1)
     if reply.status != 206 or is_compressed or first_byte != offset or last_byte != min(offset + count, size) - 1:
         raise RemoteError(
-            f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.quote(content_range)} to bytes {offset} to "
+            f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.quote(content_range)} for bytes {offset} to "
             f"{offset + count - 1}): use a server that supports range requests, or download the file and set its path"
         )
     return size, last_byte - first_byte + 1

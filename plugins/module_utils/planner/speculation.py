@@ -36,7 +36,7 @@ def check_speculation(server: Server, model: Model, release: ReleasePlan) -> Non
     argument = server.argument(options.SPECULATION)
     if argument:
         raise Refusal(
-            f"llama_server_speculation is {method}, but llama_server_extra_args has {argument[0]}: remove one of the two"
+            f"llama_server_speculation is {method}, but llama_server_extra_args also has {argument[0]}: remove one of the two"
         )
     if method in SPEC_TYPES and not release.mainline:
         raise Refusal(
@@ -51,7 +51,7 @@ def check_speculation(server: Server, model: Model, release: ReleasePlan) -> Non
     if method == MTP and not _has_draft_model(model):
         raise Refusal(
             f"llama_server_speculation is mtp, but {model.summary.name} has no layers for multi-token prediction: use a model file with such layers, set "
-            "llama_model_draft to a file of these layers, or use ngram, which needs none"
+            "llama_model_draft to a file with these layers, or use ngram, which needs none"
         )
 
 

@@ -169,7 +169,7 @@ def _write_model(work: types.ProofWork, folder: Path) -> None:
     free_bytes = shutil.disk_usage(work.folder).free
     if free_bytes < work.bytes + RESERVED_DISK:
         raise Failure(
-            f"{work.folder} has {free_bytes // MIB} MiB free, too little for a file with {len(work.layers)} layers ({work.bytes // MIB} MiB): free disk space"
+            f"{work.folder} has {free_bytes // MIB} MiB free, too little for a {len(work.layers)}-layer file of {work.bytes // MIB} MiB: free disk space"
         )
     try:
         partial_file = folder / "partial"
@@ -188,7 +188,7 @@ def _compute_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> 
     """
     summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model_path(work, folder)))))
     prompts = questions.list_questions(work.context)
-    name = f"{work.processor.name} with {len(work.layers)} layers"
+    name = f"{work.processor.name} with a {len(work.layers)}-layer model"
     try:
         with _serve(work, folder, owner, work.processor) as server:
             tokens = server.tokens(summary.vocabulary)
@@ -197,7 +197,7 @@ def _compute_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> 
         raise Failure(f"{name} {failure}") from None
     fewest_tokens = min(map(len, reference), default=1)
     if fewest_tokens < 2:
-        reason = "is certain of one token, with nothing to compare" if prompts else "has no room for a prompt"
+        reason = "is certain of one token: nothing to compare" if prompts else "has no context for a prompt"
         raise Failure(f"{name} {reason if fewest_tokens else 'produces NaN results'}")
     variants = []
     for variant in work.variants:

@@ -97,7 +97,7 @@ class Verdict(NamedTuple):
         result = (
             f"computes correctly ({figures})"
             if self.is_correct
-            else f"computes incorrectly in {self.place} ({figures})"
+            else f"computes incorrectly for {self.place} ({figures})"
         )
         limit = (
             f"prompts of more than {self.longest} tokens were not compared, because the head's processor was too slow or busy"

@@ -182,7 +182,7 @@ def _host_problems(host: types.HostStatus) -> Iterator[str]:
     differences = [entry for entry in serious_differences(host) if entry.kind != "service"]
     if differences:
         kinds = ", ".join(dict.fromkeys(entry.kind for entry in differences))
-        yield f"{host.name} differs from the plan in {len(differences)} point{'s' * (len(differences) > 1)} ({kinds})"
+        yield f"{host.name} differs from the plan in {len(differences)} way{'s' * (len(differences) > 1)} ({kinds})"
 
 
 def problems_of(
@@ -200,7 +200,7 @@ def problems_of(
     if cluster.balancer is not None and not cluster.balancer.startswith("UP"):
         problems.append(f"the balancer sends no requests to {cluster.head}: {cluster.balancer}")
     if refusal:
-        problems.append(f"the inventory has no plan: {refusal}")
+        problems.append(f"the inventory cannot be planned: {refusal}")
     if empty_hosts and cluster.state != "not installed":
         problems.append(f"nothing is installed on {', '.join(empty_hosts)}")
     problems += [problem for host in hosts if host.name not in empty_hosts for problem in _host_problems(host)]

@@ -146,16 +146,16 @@ def advice(subject: types.Subject, evidence: types.Evidence) -> str:
     worker_names = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external_workers)
     texts = (
         [
-            f"This collection does not manage {worker_names}: start each of these workers on its host, with a release that uses the head's protocol."
+            f"This collection does not start external workers ({worker_names}): start them on their hosts, with a release that uses the head's protocol."
         ]
         if external_workers
         else []
     )
     if len(external_workers) < len(waits_for):
         texts.append(
-            f"The controller got no answer from {', '.join(subject.unreachable_hosts)} either: start each of these hosts or check its network."
+            f"The controller got no answer from {', '.join(subject.unreachable_hosts)} either: check power and network there."
             if subject.unreachable_hosts
-            else "If the worker's host answers and the process is running, either the network blocks the worker's port, or another head uses the worker: check "
+            else "If the worker's host answers and the worker is running, either the network blocks the worker's port, or another head uses the worker: check "
             "firewalls and routes between head and worker."
         )
     return " ".join(texts)
@@ -189,7 +189,7 @@ def _check_fallback(plan: Plan, evidence: types.Evidence) -> types.Check:
     """Check whether the head serves the whole plan rather than a fallback."""
     fallback = evidence.fallback
     if not fallback:
-        absence_text = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} absences"
+        absence_text = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} possible absences"
         return _check("fallback", plan.head.url, True, f"not needed; planned for {absence_text}")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
     text = f"the head has served without {fallback.name} since {since} UTC, and will return to all workers when {fallback.name} answers"
@@ -208,7 +208,7 @@ def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Ch
             for service in host.services
             if report.services[service.name].state != "running"
         ]
-        faults += [f"{service} runs, but is not planned" for service in report.unplanned]
+        faults += [f"{service} is running but is not planned" for service in report.unplanned]
         faults += _foreign_clients(host, report)
         build_ids = ", ".join(build.id for build in host.builds)
         summary = f"{_count(len(host.services), 'process')} running {build_ids}, as planned"
@@ -276,7 +276,7 @@ def _judge_port(
         address for address in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(address))
     ]
     if not {address.rsplit(":", 1)[0] for address in (worker.listens, endpoint)}.issuperset(listeners):
-        return False, f"the worker listens on {', '.join(listeners)}"
+        return False, f"the worker listens on {', '.join(listeners)}, which the plan does not allow"
     if not worker.tunnel and is_loopback(worker.listens) and listeners:
         return True, "the worker listens on loopback only"
     if worker.tunnel and not (host.unit_closes or host.firewall_manager):
@@ -302,7 +302,7 @@ def _judge_port(
 def _check_link(host: str, measurement: types.LinkMeasurement | None) -> types.Check:
     """Show the last measurement of a link. There is no threshold, because it would depend on the model."""
     if not measurement:
-        return _check("link", host, None, "not measured yet: the next run that reaches both hosts measures it")
+        return _check("link", host, None, "not measured yet: the next run that reaches both hosts will measure it")
     texts = []
     if measurement.mbit_per_second is not None:
         texts.append(f"{measurement.mbit_per_second:.0f} Mbit/s")
@@ -345,7 +345,7 @@ def _proof_check(plan: Plan, evidence: types.Evidence) -> Iterator[types.Check]:
         return
     device_names = ", ".join(f"{entry.host} {entry.worker or entry.device}" for entry in plan.placement)
     if not proof.layers:
-        yield _check("computes", device_names, None, f"this model's layers cannot prove the devices: {proof.reason}")
+        yield _check("computes", device_names, None, f"the devices cannot be tested with this model: {proof.reason}")
         return
     verdicts_by_id = {verdict.id: verdict for verdict in evidence.verdicts}
     verdicts = [verdicts_by_id[device.id] for device in proof.devices if device.id in verdicts_by_id]
@@ -353,9 +353,9 @@ def _proof_check(plan: Plan, evidence: types.Evidence) -> Iterator[types.Check]:
     texts = [verdict.sentence() for verdict in verdicts]
     if unproven_devices:
         texts.append(
-            f"{', '.join(unproven_devices)}: not proven; site.yml proves devices before it starts the server, unless llama_proof is never"
+            f"{', '.join(unproven_devices)}: not proven; site.yml runs the proof before it starts the server, unless llama_proof is never"
         )
-    texts.append(f"by {proof.coverage(plan.model.layers)}")
+    texts.append(f"tested with {proof.coverage(plan.model.layers)}")
     # The operator may serve without a proof, so an incorrect device does not fail this check.
     passed = bool(verdicts) and not unproven_devices and all(verdict.is_correct for verdict in verdicts)
     yield _check("computes", device_names, passed or None, "; ".join(texts))
@@ -395,7 +395,7 @@ def _check_rdma(plan: Plan, server: types.ServerEvidence) -> Iterator[types.Chec
     rdma_endpoints = [worker.endpoint for worker in workers if worker.endpoint in endpoints]
     if rdma_endpoints:
         passed = server.rdma >= len(rdma_endpoints)
-        text = f"{server.rdma} of {len(rdma_endpoints)} workers are reached over RDMA"
+        text = f"workers reached over RDMA: {server.rdma} of {len(rdma_endpoints)}"
         if not passed:
             text += (
                 f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: see the last lines that mention RDMA in start.log on the "
@@ -443,7 +443,7 @@ def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[
     for kind, key, planned_mib in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):
         actual_mib = buffers.get(kind, 0.0)
         if key not in entry.exact:
-            bounds += f"; {kind} at most {planned_mib} MiB planned"
+            bounds += f"; at most {planned_mib} MiB planned for {kind}"
             if kind == "model" and planned_mib and not actual_mib:
                 faults.append(f"{kind} {actual_mib} MiB, planned up to {planned_mib}")
         elif abs(actual_mib - planned_mib) > ROUNDING_MIB + planned_mib / 1000:
@@ -471,7 +471,7 @@ def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -
     )
     actual_word, planned_word = (" ".join(text[position : position + 1]) for text in (words, expected_words))
     text = (
-        f"word {position + 1} is {actual_word or 'missing'!r}, expected {planned_word or 'the end'!r}: at least one layer computes incorrectly. "
+        f"word {position + 1} is {actual_word or 'missing'!r} instead of {planned_word or 'the end'!r}: at least one layer computes incorrectly. "
         f"The answer is {completion.text[:300]!r}"
     )
     return False, text

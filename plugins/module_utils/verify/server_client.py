@@ -152,5 +152,5 @@ def parse_completion(reply: replies.Reply, is_embedding: bool = False) -> Comple
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Completion(
-            error=f"this is not an answer from llama-server ({printable(error, MAX_TEXT_LENGTH)}): {printable(reply.text, MAX_TEXT_LENGTH)}"
+            error=f"the reply is not an answer from llama-server ({printable(error, MAX_TEXT_LENGTH)}): {printable(reply.text, MAX_TEXT_LENGTH)}"
         )

@@ -230,9 +230,9 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
     if not suitable_models:
         raise Refusal(f"{subject} no quantisation {repository.quantisation}: use one of {_labels(models)}")
     if len(suitable_models) > 1:
-        remedy = f"name one of its quantisations {_labels(models)}"
+        remedy = f"name one of its quantisations ({_labels(models)})"
         if repository.quantisation is not None:
-            remedy = f"name one of its files {_list_names(model.files[0].name for model in suitable_models)}"
+            remedy = f"name one of its files ({_list_names(model.files[0].name for model in suitable_models)})"
         raise Refusal(
             f"{subject} {len(suitable_models)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
         )
@@ -251,7 +251,7 @@ def _choose_by_name(listing: Listing, source: types.ModelSource, names: Sequence
         raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_list_names(models or files)}")
     if missing_names:
         raise Refusal(
-            f"{_subject(source)} lacks parts of this model (number: {len(missing_names)}), for example {missing_names[0]}: use another quantisation or revision"
+            f"{_subject(source)} lacks {len(missing_names)} of this model's parts, for example {missing_names[0]}: use another quantisation or revision"
         )
     return _check_files(source, [files[name] for name in names])
 

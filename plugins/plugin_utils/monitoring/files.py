@@ -29,7 +29,7 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
     hosts_without_metrics = [name for name, host in plan.hosts.items() if not host.metrics]
     if hosts_without_metrics:
         raise Refusal(
-            f"No metrics are exported by {', '.join(hosts_without_metrics)}: set llama_metrics to textfile for all hosts of {plan.cluster}, run site.yml, "
+            f"These hosts export no metrics: {', '.join(hosts_without_metrics)}. Set llama_metrics to textfile for all hosts of {plan.cluster}, run site.yml, "
             "then run this playbook again."
         )
     local_hosts = [name for name in plan.hosts if names.is_loopback(addresses[name])]

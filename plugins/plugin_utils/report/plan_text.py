@@ -215,7 +215,7 @@ def _ports(plan: types.Plan) -> list[str]:
         unit_feature = service_managers.MANAGERS[host.service_manager].port_filter
         closed_by = host.firewall_manager or (unit_feature if host.unit_closes else "")
         protection = (
-            f"blocked for everyone else by {closed_by}" if closed_by else "not blocked for others by this collection"
+            f"blocked for everyone else by {closed_by}" if closed_by else "this collection does not block others"
         )
         protection += " (the tunnel key is required as well)" if host.tunnel_keys and name != plan.head.host else ""
         for (address, sources), port_numbers in ports.items():
@@ -282,7 +282,7 @@ def chat_page_lines(plan: types.Plan, has_page: bool) -> list[str]:
     if has_page:
         return [f"  Chat with the model in a browser: {plan.head.url}/"]
     is_off = any(build.ui == "false" for build in plan.hosts[plan.head.host].builds)
-    return [] if is_off else ["  The server has no chat page; docs/clients.md describes how to get it."]
+    return [] if is_off else ["  The server has no chat page; docs/clients.md describes how to get one."]
 
 
 def request_lines(plan: types.Plan, certificate_names: Sequence[str] = ()) -> list[str]:

@@ -34,7 +34,7 @@ def served_without_worker(plan: Plan) -> list[str]:
     return tables.table(rows).splitlines() if rows else []
 
 
-RATE_TEXTS = {"table": "come from a table of names and architectures", "assumed": "are assumed for at least one device"}
+RATE_TEXTS = {"table": "come from a table of known devices", "assumed": "are assumed for at least one device"}
 RESTART_S = 7
 """Seconds for stopping and starting services, without loading and proof, measured on five containers."""
 
@@ -109,7 +109,7 @@ def _correction(estimate: Estimate) -> list[str]:
         return []
     source = f"measured on {correction.date} with {correction.model} and {correction.release}"
     return [
-        f"Generation is corrected by {correction.factor:.2g}, {source}, also for other shapes and fallbacks; prompt speeds are not corrected."
+        f"Generation speeds (also of other shapes and fallbacks) are corrected by a factor of {correction.factor:.2g}, {source}. Prompt speeds are not."
     ]
 
 
@@ -125,8 +125,8 @@ def _conversations(plan: Plan) -> str:
     checkpoints = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
     disk_plan = head.conversations
     disk_text = (
-        f" They survive a restart on {head.host}'s disk: a full context takes {disk_plan.file_mib} MiB, and {disk_plan.move_s:g} s to save or to restore; "
-        f"computing it takes {disk_plan.computing_s:g} s."
+        f" They survive a restart on {head.host}'s disk: a full context takes {disk_plan.file_mib} MiB there, and {disk_plan.move_s:g} s to save or restore; "
+        f"computing it again takes {disk_plan.computing_s:g} s."
         if disk_plan
         else ""
     )
@@ -197,7 +197,7 @@ def network_lines(plan: Plan) -> list[str]:
         return ["  none: no worker is used"]
     kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
     latencies = ", ".join(
-        f"{time:g} ms by {kind} ({'measured' if measured else 'assumed'})" for kind, time, measured in kinds
+        f"{time:g} ms over {kind} ({'measured' if measured else 'assumed'})" for kind, time, measured in kinds
     )
     return tables.wrap(
         "  ",

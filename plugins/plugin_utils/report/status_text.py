@@ -73,7 +73,7 @@ def _cluster_lines(status: types.Status) -> list[str]:
     elif cluster.state not in ("unknown", "not installed"):
         lines += _labelled_lines("verified", "never: the head has no record")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
-        lines += _labelled_lines("restarts", f"{cluster.restarts} of llama-server")
+        lines += _labelled_lines("restarts", f"llama-server: {cluster.restarts}")
         for restart in cluster.last_restarts[:MAX_RESTARTS]:
             lines += _labelled_lines("", f"{units.duration(restart.age_s)} ago: {restart.text}")
     return lines

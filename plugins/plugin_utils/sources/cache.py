@@ -39,7 +39,7 @@ def make_folder(name: str, variable: str) -> Path:
         owner, user = path.stat().st_uid, os.geteuid()
         if owner != user:
             raise AnsibleError(
-                f"The controller's cache {path} belongs to uid {owner}, but this run has uid {user}: this cache is installed on hosts, so only one account "
+                f"The controller's cache {path} belongs to uid {owner}, but this run has uid {user}: its content is installed on hosts, so only one account "
                 f"may change it. Run as uid {owner}, or set XDG_CACHE_HOME to a folder of uid {user}"
             )
         (path / name).mkdir(parents=True, exist_ok=True)

@@ -235,7 +235,7 @@ def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
     elif name:
         url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
-            "upstream tags a build before its archives exist, so try again in a few hours, or use another build, a mirror that has the archive (url), or "
+            "try again in a few hours (upstream tags a build before its archives exist), or use another build, a mirror that has the archive (url), or "
             f"{OTHER_SOURCES}"
         )
         _download_patiently(url, target_path, f"llama_release needs upstream's archive {url}, which", remedy)
@@ -272,7 +272,7 @@ def _download_pypi(release: ReleasePlan, target_path: Path) -> None:
         message = f"no result within {PIP_SECONDS} s"
     if message:
         raise AnsibleError(
-            f"pip of {sys.executable} could not fetch the source archive of llama-cpp-python {release.version} (llama_release): check its version and "
+            f"{sys.executable} -m pip could not fetch the source archive of llama-cpp-python {release.version} (llama_release): check its version and "
             f"checksum and the index in pip's configuration, or use source: archive. Output of pip: {validation.printable(message)}"
         )
     next(folder.glob("llama_cpp_python-*")).replace(target_path)

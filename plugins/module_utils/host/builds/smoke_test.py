@@ -38,7 +38,7 @@ INSTRUCTION_REMEDY = (
     "The program contains an instruction that this host's processor or hypervisor does not support. Set GGML_NATIVE: 'OFF' in llama_build_cmake_options for "
     "this host. If the programs were compiled elsewhere (source: prebuilt, binary or package), compile them here with source: git"
 )
-GENERAL_REMEDY = "Set llama_release to another build, or fix what the program reports"
+GENERAL_REMEDY = "Set llama_release to another build, or fix the problem that the program reports"
 
 MODEL_SHAPE = (1, 128, "q8_0")
 """Layers, width and type of the known-answer model, 210 kB. All special code for processors uses matrices of this type and shape (AMX, repacked

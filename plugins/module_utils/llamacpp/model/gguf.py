@@ -203,7 +203,7 @@ class _Reader:
             if kind == STRING:
                 return self.texts(count)
         if kind not in SCALARS:
-            raise GGUFError(f"is refused: its metadata {quote(key)} has the unknown type {kind}")
+            raise GGUFError(f"is refused: its metadata key {quote(key)} has the unknown type {kind}")
         return self.scalars(SCALARS[kind], count)
 
     def scalars(self, form: str, count: int | None) -> Any:
@@ -271,7 +271,7 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tupl
     reader.skip(4)
     version, count, keys = reader.number(U32), reader.number(U64), reader.number(U64)
     if version not in (2, 3):
-        raise GGUFError(f"is refused: GGUF version {version} is unknown; 2 and 3 are known")
+        raise GGUFError(f"is refused: GGUF version {version} is unknown; only versions 2 and 3 are supported")
     for number, size, limit, label in ((keys, 12, MAX_KEYS, "keys"), (count, 24, MAX_TENSORS, "tensors")):
         reader.check_remaining(number * size)
         if number > limit:

@@ -157,8 +157,8 @@ def smaller_quantisation(trial: Trial, offers: Sequence[Quantisation]) -> list[s
     if not source or not count:
         return []
     largest_quantisation = choices[count - 1]
-    remove = " and remove files from it" if source.huggingface and source.huggingface.files else ""
+    remove = " (and remove its files key)" if source.huggingface and source.huggingface.files else ""
     return [
-        f"set quantisation in {source.variable} to {largest_quantisation.name}{remove}, the largest of its repository that fits "
+        f"set quantisation in {source.variable} to {largest_quantisation.name}{remove}, the largest in its repository that fits "
         f"({largest_quantisation.bytes / (1024 * MIB):.2f} GiB; layer sizes are assumed to shrink in proportion)"
     ]

@@ -58,7 +58,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
         shape.users for shape in estimate.shapes if shape.kind == "host" and best_host.host in shape.hosts
     )
     host, head = best_host.host, context.cluster.head
-    steps = [f"replace {head} with {host} in llama_head (with the model's files)"] if host != head else []
+    steps = [f"replace {head} with {host} in llama_head (move the model's files too)"] if host != head else []
     if any(member.is_worker for member in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
     sizes = () if host == head else ("memory_mib", "reserve_mib")

@@ -44,7 +44,7 @@ ADVISORIES = (
         "unprotected-worker",
         "error",
         links.unprotected_workers,
-        "RPC has no authentication, and nothing restricts {where} to the head: this run sets up no firewall there. {reason}.",
+        "RPC has no authentication, and nothing limits {where} to connections from the head: this run sets up no firewall there. {reason}.",
         (
             "enable {managers} on {hosts}",
             "set llama_host_scope to {scope} for {hosts} (needs root)",
@@ -56,18 +56,18 @@ ADVISORIES = (
         "worker-not-started",
         "warning",
         links.idle_workers,
-        "This run does not start {where}: the plan does not use it, and nothing would restrict its port to the head.",
-        ("remove it from the inventory", "accept unprotected-worker to start it anyway"),
+        "This run does not start these unused workers, because nothing would keep other hosts away from their ports: {where}.",
+        ("remove unused workers from the inventory", "accept unprotected-worker to start them anyway"),
         "docs/security.md",
     ),
     Advisory(
         "external-worker",
         "error",
         links.external_workers,
-        "The collection does not manage the external workers {where}, so it cannot verify that only {head} reaches them. RPC has no authentication.",
+        "The collection does not manage the external workers {where}, so it cannot verify that only {head} can reach them. RPC has no authentication.",
         (
             "restrict these ports to {head} with a firewall on {hosts}, then accept this advisory",
-            "use a tunnel: bind the worker to 127.0.0.1, and set its endpoint in llama_external_workers to the tunnel's address on {head}, in 127.0.0.0/8",
+            "use a tunnel: bind the worker to 127.0.0.1, and set its endpoint in llama_external_workers to the tunnel's address on {head} (in 127.0.0.0/8)",
         ),
         "https://github.com/ggml-org/llama.cpp/blob/master/tools/rpc/README.md",
     ),
@@ -113,7 +113,7 @@ ADVISORIES = (
         VULKAN_MEMORY,
         "error",
         memory.vulkan_memory,
-        "Mesa's Vulkan driver reports two thirds of the memory shared with the processor: {where}. "
+        "Mesa's Vulkan driver reports only two thirds of the memory shared with the processor: {where}. "
         "Loading more than that has failed with out-of-memory errors.",
         (
             "set llama_backend to {hip} for {hosts}, and llama_server_backend too if the head is affected",
@@ -125,7 +125,7 @@ ADVISORIES = (
         "vulkan-prompt-cache",
         "error",
         memory.split_cache,
-        "llama-server crashes when it saves a conversation. A layer's KV cache (over 1 GiB) is split into several buffers: {where}.",
+        "llama-server crashes when it saves a conversation, because a layer's KV cache (over 1 GiB) spans several buffers: {where}.",
         ("remove llama_server_prompt_cache_mib", "reduce llama_server_context"),
         ISSUE.format(25584),
     ),
@@ -246,7 +246,7 @@ ADVISORIES = (
         "sycl-worker",
         "warning",
         hardware.sycl_workers,
-        "SYCL workers have crashed when they computed for the first time: {where}.",
+        "SYCL workers are known to crash on their first computation: {where}.",
         (
             "set llama_backend to {vulkan} for {hosts}",
             "set llama_server_backend to {sycl}",
@@ -258,7 +258,7 @@ ADVISORIES = (
         "metal-mtp",
         "warning",
         hardware.metal_prediction,
-        "Metal workers have crashed with llama_server_speculation: mtp. Here: {where}.",
+        "Metal workers are known to crash with llama_server_speculation: mtp. Affected hosts: {where}.",
         ("set llama_server_speculation to ngram", "accept this advisory if these devices work for you"),
         ISSUE.format(27801),
     ),
@@ -297,7 +297,7 @@ ADVISORIES = (
         "slower-than-one-host",
         "warning",
         server.slower_than_one_host,
-        "Predicted without measurements{users}: {together} tokens/s for the cluster, {alone} for {host} alone.",
+        "Predicted speed{users}, without measurements: {together} tokens/s for the cluster, {alone} for {host} alone.",
         ("{steps}", "set llama_placement to all to use all workers anyway"),
         "docs/plan.md",
     ),
@@ -305,7 +305,7 @@ ADVISORIES = (
         "slow-load",
         "warning",
         server.slow_load,
-        "Loading is predicted to take {seconds} s, most of it for hashing and copying tensors in {release} before sending them.",
+        "Loading is predicted to take {seconds} s. {release} spends most of this time hashing and copying tensors before it sends them.",
         ("set llama_build_fast_load to true for all hosts",),
         "docs/operating.md",
     ),
@@ -313,7 +313,7 @@ ADVISORIES = (
         "compute-over-capacity",
         "warning",
         memory.over_capacity,
-        "Weights, KV cache and compute buffers may exceed the memory of devices: {devices}. Compute buffers are planned with an upper bound, {compute} "
+        "Weights, KV cache and compute buffers may exceed the memory of these devices: {devices}. Compute buffers are planned with an upper bound, {compute} "
         "MiB. If actual use approaches this bound, llama-server runs out of memory on start-up.",
         ("set llama_server_flash_attention to '{flash}'", "reduce llama_server_micro_batch or llama_server_context"),
         "docs/plan.md",
@@ -337,7 +337,7 @@ ADVISORIES = (
         (
             "use an instruct model for chats",
             "add --chat-template to llama_server_extra_args",
-            "accept this advisory if clients only complete text",
+            "accept this advisory if clients only request text completions",
         ),
         "docs/models.md",
     ),
@@ -349,7 +349,7 @@ ADVISORIES = (
         "{parallel}, llama-server is started with a context of {context} tokens.",
         (
             "set llama_server_context to {context} or less",
-            "add --rope-scaling and --override-kv (the header's context length) to llama_server_extra_args, then accept this advisory",
+            "add --rope-scaling and --override-kv (for the header's context length) to llama_server_extra_args, then accept this advisory",
         ),
         "docs/plan.md",
     ),
@@ -402,7 +402,7 @@ ADVISORIES = (
         "warning",
         server.missing_fallbacks,
         "llama_server_fallback is true, but there is no fallback for these workers: {where}.",
-        ("add a worker with the same memory", "set llama_server_fallback to false"),
+        ("add another worker with the same amount of memory", "set llama_server_fallback to false"),
         "docs/operating.md",
     ),
 )

@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Catalogue, Cluster, ReleaseRequest
 
 VARIABLE = "llama_release"
-COMPILING_BENEFITS = "compiling would add llama_build_fast_load, patches, and CUDA and HIP kernels for all pairs of llama_server_cache_type_k and _v"
+COMPILING_BENEFITS = "compiling would allow llama_build_fast_load, patches, and CUDA and HIP kernels for all pairs of llama_server_cache_type_k and _v"
 
 
 def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
@@ -68,7 +68,7 @@ def _archive_obstacle(archive_cluster: Cluster, compiled_cluster: Cluster, catal
                 if backends.BY_NAME[backend].preference < worst_preference
             ]
             if set(better_backends) - set(archive_backends[name]):
-                return f"{name} can compile for {', '.join(better_backends)}, but source: prebuilt has no such programs for this host"
+                return f"{name} can compile for {', '.join(better_backends)}, but upstream has no such archive for this host"
     except Refusal as refusal:
         return re.split(r"(?<!source): ", str(refusal))[0]
     return ""

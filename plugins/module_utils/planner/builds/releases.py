@@ -192,13 +192,13 @@ def _check_release(backend: str, release: ReleasePlan, architectures: Mapping[st
     """
     if architectures and release.fork == IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
         raise Refusal(
-            f"llama_release is a release of {IK_LLAMA}, which the collection cannot link for {backend} ({', '.join(architectures)}): set llama_backend to "
+            f"llama_release is a release of {IK_LLAMA}, which the collection cannot build for {backend} ({', '.join(architectures)}): set llama_backend to "
             "cpu or vulkan for those hosts, or llama_release to llama.cpp"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
         raise Refusal(
-            f"llama_release has source: binary, whose programs fit one kind of processor, but the hosts have several ({kinds}): use source: git"
+            f"llama_release has source: binary, whose programs run on one kind of processor only, but the hosts have several ({kinds}): use source: git"
         )
 
 

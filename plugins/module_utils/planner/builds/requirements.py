@@ -43,7 +43,7 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
         return
     if accelerator.architecture:
         raise Refusal(
-            f"llama_hardware for {host.name} gives a {accelerator.backend} device the architecture {accelerator.architecture!r}: use a form like "
+            f"llama_hardware for {host.name} gives a {accelerator.backend} device the architecture {accelerator.architecture!r}: use a value like "
             f"{form.example}"
         )
     raise Refusal(

@@ -39,7 +39,7 @@ def common_address(host: Host, peer: str, target: str | None = None) -> str:
         parsed_address = ipaddress.IPv4Interface(address).ip
     except ValueError:
         raise Refusal(
-            f"{variable} for {host.name} is {address!r}: set the numeric IPv4 address at which {peer} reaches it in ansible_host or llama_links "
+            f"{variable} for {host.name} is {address!r}: in ansible_host or llama_links, set the numeric IPv4 address at which {peer} reaches it "
             "(not needed for hosts reached over SSH)"
         ) from None
     if parsed_address.is_loopback:

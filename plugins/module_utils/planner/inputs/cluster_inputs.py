@@ -201,7 +201,7 @@ def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
     folder = str(variables["llama_metrics_folder"])
     if not re.fullmatch(FOLDER_PATH, folder):
         raise Refusal(
-            f"llama_metrics_folder for {name} is {folder!r}: use an absolute path of letters, digits and . _ @ + -"
+            f"llama_metrics_folder for {name} is {folder!r}: use an absolute path with only letters, digits and . _ @ + -"
         )
     return folder if variables["llama_metrics"] == "textfile" else None
 
@@ -249,7 +249,7 @@ def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
         ipaddress.IPv4Interface(address if "/" in address or not values.get("manage") else "without a prefix")
     except ValueError:
         raise Refusal(
-            f"{place}.address for {host} is {address!r}: use the numeric IPv4 address that {host} has in that network, with its prefix length if managed, "
+            f"{place}.address for {host} is {address!r}: use the numeric IPv4 address of {host} on this link, with the prefix length if manage is true, "
             "like 10.99.0.12/24"
         ) from None
     if values.get("kind") == names.WIREGUARD and values.get("manage"):
@@ -274,9 +274,9 @@ def read_environment(place: str, variables: Mapping[str, Any] | None) -> dict[st
     values = {}
     for name, value in (variables or {}).items():
         if not re.fullmatch(VARIABLE_NAME, str(name), re.ASCII):
-            raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, no digit first")
+            raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, with no digit first")
         if value is None or isinstance(value, (dict, list)):
-            raise Refusal(f"{place} has {name}: {value!r}: use a text, a number, true or false, or remove it")
+            raise Refusal(f"{place} has {name}: {value!r}: use text, a number, true or false, or remove it")
         _check_no_secret(place, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
@@ -291,7 +291,7 @@ def _networks(place: str, values: Sequence[str] | None) -> tuple[str, ...]:
         return tuple(map(str, networks))
     except ValueError as error:
         raise Refusal(
-            f"{place} has a value that is not an IPv4 network ({error}): use a form like 192.168.1.0/24"
+            f"{place} has a value that is not an IPv4 network ({error}): use a value like 192.168.1.0/24"
         ) from None
 
 
@@ -358,12 +358,12 @@ def merge_hardware(
         )
         raise Refusal(
             f"llama_hardware for {name} sets {problem}. For another system, like Windows, remove the host from llama_head and "
-            f"llama_workers, and declare its workers in {external_workers.VARIABLE} of a Linux or macOS head"
+            f"llama_workers, and declare its workers in {external_workers.VARIABLE} for a Linux or macOS head"
         )
     for tool, version in (declared_values.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
             raise Refusal(
-                f"llama_hardware for {name} has {tool}: {version} in toolchain: write the version in quotes, because 3.30 is not 3.3"
+                f"llama_hardware for {name} has {tool}: {version} in toolchain: put the version in quotes, because 3.30 would be read as 3.3"
             )
     for accelerator in declared_values.get("accelerators") or []:
         if accelerator["backend"] not in backends.PREFERRED_ORDER:

@@ -34,7 +34,7 @@ def host_name_problem(name: str) -> str | None:
     """Return the remedy for an impossible name of a host; None for a possible one."""
     if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.NAME_LIMIT:
         return None
-    return f"use at most {validation.NAME_LIMIT} letters, digits, and . : @ + - _ between them"
+    return f"use at most {validation.NAME_LIMIT} letters, digits and . : @ + - _, with a letter, digit or _ first"
 
 
 def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[ExternalWorker, ...]:

@@ -55,10 +55,10 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     sources += [KNOWN_ANSWER] * (size is not None)
     if len(sources) != 1:
         raise Refusal(
-            f"{' and '.join(sources)} are all set: keep only the variable of the model to serve"
+            f"{' and '.join(sources)} are set: keep only the variable of the model to serve"
             if sources
-            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in SOURCE_KINDS)} and {KNOWN_ANSWER}, "
-            "for example llama_model_huggingface to unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"
+            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in SOURCE_KINDS)} or {KNOWN_ANSWER}, "
+            "for example llama_model_huggingface: unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"
         )
     header = variables["llama_model_gguf_summary"]
     known_model = None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"])
@@ -77,7 +77,7 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
 def _checked_alias(alias: str | None) -> str | None:
     if alias and not re.fullmatch(turns.ALIAS, alias, re.ASCII):
         raise Refusal(
-            f"{turns.ALIAS_VARIABLE} is {validation.quote(alias)}: use at most 128 letters, digits, and . _ / - : @ + between them"
+            f"{turns.ALIAS_VARIABLE} is {validation.quote(alias)}: use at most 128 letters, digits and . _ / - : @ +, with a letter or digit first"
         )
     return alias
 
@@ -136,13 +136,13 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
     if kind == "ollama":
         return ModelSource(role, variable, ollama=_ollama(variable, value))
     if kind == "path" and not str(value).startswith("/"):
-        raise Refusal(f"{variable} is {value!r}: use the absolute path on the head")
+        raise Refusal(f"{variable} is {value!r}: use the absolute path of a file on the head")
     if kind == "copy" and not str(value):
-        raise Refusal(f"{variable} is {value!r}: use the path on the controller")
+        raise Refusal(f"{variable} is {value!r}: use the path of a file on the controller")
     if download_record.problem_of_name(download_record.base_name(str(value))):
         raise Refusal(
-            f"{variable} is {value!r}, whose file name is not allowed: rename the file to letters a-z, digits, "
-            "spaces and ._+@=,()-, starting with a letter or digit"
+            f"{variable} is {value!r}, whose file name is not allowed: rename the file using only letters a-z, digits, "
+            "spaces and ._+@=,()-, with a letter or digit first"
         )
     if kind == "copy":
         return ModelSource(role, variable, copy=str(value), checksum=_checksums(checksum))
@@ -156,16 +156,14 @@ def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
             f"{variable} sets repo to {validation.quote(repo)}: use OWNER/NAME, as in the address of its page"
         )
     if settings.get("quantisation") and files:
-        raise Refusal(f"{variable} has quantisation and files: remove one of them")
+        raise Refusal(f"{variable} has both quantisation and files: remove one of them")
     revision = settings.get("revision") or "main"
     for key, value, form in (
         ("quantisation", settings.get("quantisation"), QUANTISATION),
         ("revision", revision, REVISION),
     ):
         if value is not None and not re.fullmatch(form, str(value)):
-            raise Refusal(
-                f"{variable} sets {key} to {validation.quote(value)}: use the name that the repository gives it"
-            )
+            raise Refusal(f"{variable} sets {key} to {validation.quote(value)}: use its name in the repository")
     for name in files:
         if download_record.problem_of_name(name):
             raise Refusal(f"{variable} has {validation.quote(name)} in files: use names of files in the repository")

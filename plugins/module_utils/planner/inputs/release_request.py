@@ -46,7 +46,7 @@ def _key_form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
 
 
 KEY_FORMS = {
-    "checksum": _key_form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive"),
+    "checksum": _key_form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive's hash"),
     "version": _key_form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
     "commit": _key_form(r"[0-9a-f]{7,64}", "at least the first 7 digits, in quotes"),
     "git commit": _key_form(WHOLE_COMMIT, "all 40 digits, in quotes"),
@@ -124,7 +124,7 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
             isinstance(fields.get(key), str) and expression.fullmatch(fields[key]) and fields[key].isprintable()
         ):
             value = f"sets {key} to {fields[key]!r}" if key in fields else f"has no {key}"
-            raise Refusal(f"llama_release {value}: use {remedy}")
+            raise Refusal(f"llama_release {value}: set it to {remedy}")
     if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
         raise Refusal(f"llama_release has source: {source}: set either path (a file on the controller) or url")
     if source == "prebuilt" and not build:

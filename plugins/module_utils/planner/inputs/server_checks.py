@@ -42,7 +42,7 @@ def _check_auxiliary(server: Server, request: ModelRequest) -> None:
         argument = server.argument(model_source.AUXILIARY_OPTIONS[source.role])
         if argument:
             raise Refusal(
-                f"{source.variable} is set, but llama_server_extra_args has {argument[0]}: remove one of the two"
+                f"{source.variable} is set, but llama_server_extra_args also has {argument[0]}: remove one of the two"
             )
 
 
@@ -90,7 +90,7 @@ def _check_files(server: Server) -> None:
         if path and not path.startswith(
             "/"
         ):  # ~ and relative paths mean other places to Ansible's account and to the service's
-            raise Refusal(f"llama_server_{field} is {path!r}: use the absolute path on the head")
+            raise Refusal(f"llama_server_{field} is {path!r}: use an absolute path on the head")
     present_files = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
     if len(present_files) == 1:
         missing_file = "key" if present_files == ["certificate"] else "certificate"
@@ -124,7 +124,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
     for word, option in known_options.items():
         if option.is_exclusive:
             refusals.setdefault(option.alternative(), []).append(word)
-    problems = [f"{', '.join(group)}, which the plan sets: {remedy_text}" for remedy_text, group in refusals.items()]
+    problems = [f"{', '.join(group)}, which cannot be set there: {remedy}" for remedy, group in refusals.items()]
     if joined_arguments and not any(option.secret for option in known_options.values()):
         text = "as one argument: use a list with option and value as separate entries"
         problems.append(f"{', '.join(map(repr, joined_arguments))} {text}")
@@ -148,7 +148,7 @@ def _check_environment(environment: Mapping[str, str]) -> None:
     variables = [name for name in environment if options.is_variable(name)]
     if variables:
         raise Refusal(
-            f"llama_server_environment has {', '.join(variables)}, which sets an option: set the collection's variable for that option, or put the option "
+            f"llama_server_environment sets options of llama-server with {', '.join(variables)}: set the collection's variables instead, or put the options "
             "into llama_server_extra_args"
         )
 

@@ -30,7 +30,7 @@ def with_transport(cluster: Cluster) -> Cluster:
     if tunnelled_hosts and head.facts.system != service_managers.LINUX:
         raise Refusal(
             f"llama_transport for {', '.join(tunnelled_hosts)} is {names.STUNNEL}, but each tunnel needs its own loopback address on the head, like "
-            f"127.128.0.12, and {head.facts.system} has no such addresses: use a head with Linux, or set llama_transport to {names.PLAIN}"
+            f"127.128.0.12, and {head.facts.system} has no such addresses: use a Linux head, or set llama_transport to {names.PLAIN}"
         )
     transport = names.STUNNEL if tunnelled_hosts else names.PLAIN
     return cluster._replace(hosts={**cluster.hosts, head.name: head._replace(transport=transport)})

@@ -53,7 +53,7 @@ def read_entries(variables: Mapping[str, Any]) -> tuple[EntryVariables, ...]:
             f"{VARIABLE} and {conflicts[0]} are both set: add an entry for each model, and set {entry_keys(conflicts[0])} in it"
         )
     if variables[f"{SERVER}fallback"]:
-        raise Refusal(f"{SERVER}fallback is true, but models in {VARIABLE} have no fallbacks: remove one of the two")
+        raise Refusal(f"{SERVER}fallback is true, but {VARIABLE} have no fallbacks: remove one of the two variables")
     if variables[f"{SERVER}keep_conversations"]:
         raise Refusal(
             f"{SERVER}keep_conversations is true, but conversations with models in {VARIABLE} are not kept: remove one of the two variables"
@@ -84,7 +84,8 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
                 place = f"{VARIABLE}[{index}] has {validation.quote(name)} in {key}"
                 if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED_NAMES:
                     raise Refusal(
-                        f"{place}: use at most 128 letters, digits, and . _ / - between them{' or : @ +' * (key == 'aliases')}, and not {RESERVED_NAMES!r}"
+                        f"{place}: use at most 128 letters, digits and . _ / -{' : @ +' * (key == 'aliases')}, with a letter or digit first, "
+                        f"and not {RESERVED_NAMES!r}"
                     )
                 if name in all_names:
                     raise Refusal(f"{place}, which is not unique: give each model its own names")

@@ -362,7 +362,7 @@ def _head_excess(
         cache_note = f" and {cache} MiB for llama_server_prompt_cache_mib: reduce this variable, or" if cache else ":"
         return (f"{name} lacks {missing_mib} MiB of memory{tables_note}{cache_note} choose a head with more memory",)
     return (
-        f"llama_server_gpu_layers and llama_server_override_tensor leave {start} layers and {load.on_head(range(start)) // MIB} MiB of weights on "
+        f"llama_server_gpu_layers and llama_server_override_tensor leave {start} of the layers and {load.on_head(range(start)) // MIB} MiB of weights on "
         f"the head, but {name} lacks {missing_mib} MiB of memory: leave less on the head",
     )
 

@@ -117,7 +117,7 @@ def _check_numbers(place: str, request: types.WorkerRequest, port: int, used_por
 def _name_of(place: str, request: types.WorkerRequest, default: str, used_names: Collection[str]) -> str:
     name = request.name or default
     if not re.fullmatch(WORKER_NAME, name):
-        raise Refusal(f"{place} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, because it names a service")
+        raise Refusal(f"{place} has the name {name!r}: use up to 32 characters (a-z, 0-9, - and _) for its service")
     if name in used_names:
         raise Refusal(f"{place} has the name {name!r}, which another worker on this host already has: use another name")
     return name
@@ -191,7 +191,7 @@ def _cached_tensor_bytes(summary: ModelSummary) -> int:
 def _decide_cache(request: types.WorkerRequest, facts: Facts, cached_bytes: int) -> tuple[bool, str]:
     """Return whether a worker has a cache, and why. Unless the inventory sets ``cache``, the models and the size of the disk decide."""
     if request.cache is not None:
-        return request.cache, "set in llama_worker_endpoints"
+        return request.cache, "requested in llama_worker_endpoints"
     if not cached_bytes:
         return False, f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
     if facts.disk_gib is None:

@@ -36,6 +36,6 @@ def judge_plan(plan: Plan, accepted_ids: frozenset[str]) -> Plan:
     for identifier, group in errors.items():
         sentences = [*(advisory.message for advisory in group), *(advisory.remedy for advisory in group)]
         reasons.append(
-            f"{' '.join(dict.fromkeys(sentences))} To run it anyway, add {identifier} to llama_accept_advisories."
+            f"{' '.join(dict.fromkeys(sentences))} To proceed anyway, add {identifier} to llama_accept_advisories."
         )
     return plan._replace(advisories=advisories, reasons=tuple(reasons), refused=bool(reasons))

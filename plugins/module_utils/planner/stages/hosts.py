@@ -244,7 +244,7 @@ def _tuning(host: Host) -> host_types.KernelTuning:
     }
     if kernel_parameters.DRIVER not in drivers:
         raise Refusal(
-            f"llama_host_tuning is set for {host.name}, but that host has no AMD graphics with shared memory: unset it, or declare the device in "
+            f"llama_host_tuning is set for {host.name}, but that host has no AMD GPU with shared memory: unset it, or declare the device in "
             "llama_hardware"
         )
     try:

@@ -67,7 +67,7 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
-                f"{host.name} already has an account {account} with another home, {home}, but services need this account: rename the existing one"
+                f"{host.name} already has an account {account} with another home directory ({home}), but services need this account: rename it"
             )
     manager = service_managers.MANAGERS[facts.service_manager]
     if not manager.host_settings and any(link.manage for link in host.links):
@@ -192,8 +192,8 @@ def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
                     "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
                 )
                 raise Refusal(
-                    f"the tunnel to the worker {worker.name} on {worker.host} listens at port {port} on the head, which {port_users[port]} already uses: let "
-                    f"the tunnel listen at another port, and set {variable} to it"
+                    f"the tunnel to the worker {worker.name} on {worker.host} listens on port {port} of the head, which {port_users[port]} already uses: let "
+                    f"the tunnel listen on another port, and change {variable} accordingly"
                 )
             port_users[port] = f"the tunnel to {worker.name} on {worker.host}"
 

@@ -89,6 +89,6 @@ def _check_same_release(cluster: types.Cluster) -> None:
             if request != head_request:
                 has_other_patch = request and head_request and request.fast_load != head_request.fast_load
                 raise Refusal(
-                    f"{'llama_build_fast_load' if has_other_patch else variable} for {name} differs from its value for the head {cluster.head}, but head and "
-                    "workers need the same release and patches: set it for the whole group, or llama_release_<backend> where backends differ"
+                    f"{'llama_build_fast_load' if has_other_patch else variable} for {name} differs from its value for the head {cluster.head}, but the "
+                    "head and its workers need the same release and patches: set it for the whole group, or llama_release_<backend> if backends differ"
                 )
