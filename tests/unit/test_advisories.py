@@ -798,6 +798,11 @@ def test_a_healthy_plan_meets_none(name):
     assert not plan["refused"], plan["reasons"]
 
 
+def test_a_host_with_little_memory_cannot_lend_more():
+    plan = with_model(cluster_of(1, {**strix_halo(1900), **USER, "memory_mib": 3900}), **model(100)).plan()
+    assert (plan["refused"], "graphics-memory-limit" in ids(plan)) == (True, False)
+
+
 def test_a_small_model_is_read_by_mmap_with_hip_too():
     """How a large one is read is in the recorded plans of such hosts."""
     head = strix_halos(2, 20, llama_accept_advisories=["slower-than-one-host"]).accepted()["head"]

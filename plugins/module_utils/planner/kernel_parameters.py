@@ -13,8 +13,7 @@ DRIVER = AMDGPU
 PAGE_KIB = 4
 RESERVED_MIB = 4096
 """Default memory that is reserved for the host."""
-MIN_RESERVED_MIB = 1024
-MIN_GTT_MIB = 1024
+MIN_RESERVED_MIB = MIN_GTT_MIB = 1024
 
 
 def graphics_parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str, str]:

@@ -129,7 +129,8 @@ def untuned_graphics(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     for name, host in context.cluster.hosts.items():
         memory_mib, can_tune = host.facts.memory_mib, context.plan.hosts[name].host_settings
-        for device in host.facts.accelerators if not context.plan.fits else ():
+        smallest_mib = kernel_parameters.RESERVED_MIB + kernel_parameters.MIN_GTT_MIB
+        for device in host.facts.accelerators if memory_mib >= smallest_mib and not context.plan.fits else ():
             is_small = (
                 device.backend == backends.HIP.name and device.unified and device.memory_mib < memory_mib * 3 // 4
             )
