@@ -75,7 +75,7 @@ def compare_kept_plan(plan):
     missing_files = {path for path in read_files if not os.path.isfile(path)} | generated_files.intersection(
         drift.changed_files
     )
-    missing_files.update(drift.changed_models)
+    missing_files.update(drift.model_files)
     return {"plan": typed_json.dump(plan), "drift": typed_json.dump(drift), "missing": sorted(missing_files)}
 
 

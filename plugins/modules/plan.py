@@ -71,7 +71,7 @@ models:
   type: list
   elements: dict
 plan:
-  description: The plan. Its form is described in docs/plan.md.
+  description: The plan. Its format is described in docs/plan.md.
   returned: without O(what_fits), when it is not refused or O(show) is false; it is written to O(path) in either case
   type: dict
 """

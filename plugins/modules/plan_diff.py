@@ -59,12 +59,12 @@ EXAMPLES = r"""
 RETURN = r"""
 kinds:
   description:
-    - Kinds of differences, by host that answered (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager), V(firewall),
+    - Kinds of differences, for each host that answered (V(account), V(folder), V(release), V(file), V(definition), V(boot), V(manager), V(firewall),
       V(link), V(tuning), V(service), V(unplanned), V(unneeded), V(record), V(model), V(key)).
   returned: success
   type: dict
 restarts:
-  description: Services that must be restarted, by host that answered.
+  description: Services that must be restarted, for each host that answered.
   returned: success
   type: dict
 outdated_hosts:

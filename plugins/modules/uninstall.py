@@ -81,7 +81,7 @@ def uninstall(paths, account, host_name, check):
     cache = paths.cache
     if locks.is_held(store.lock_path(cache)):
         raise Refusal(
-            f"{locks.holders_text(store.lock_path(cache))} on {host_name} is still building for a killed run: stop this process, then run the playbook again"
+            f"A build of a killed run is still running on {host_name} ({locks.holders_text(store.lock_path(cache))}): stop it, then run the playbook again"
         )
     returned_paths = removal.return_to_root(account, cache, check) if account else []
     leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(paths.prefix)) else []

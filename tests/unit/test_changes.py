@@ -29,7 +29,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         ({"services": {"llamacpp-worker-two": "different"}}, ["llamacpp-worker-two", "llamacpp-server"]),
         ({"services": {"llamacpp-server": "waiting"}}, []),
         ({"changed_files": ["/opt/llamacpp/models/known-answer-16x128-f32.gguf"]}, ["llamacpp-server"]),
-        ({"changed_models": ["/opt/llamacpp/models/some/model-00002-of-00003.gguf"]}, ["llamacpp-server"]),
+        ({"model_files": ["/opt/llamacpp/models/some/model-00002-of-00003.gguf"]}, ["llamacpp-server"]),
         ({"redefined": ["llamacpp-server"]}, ["llamacpp-server"]),
         ({"unplanned": ["llamacpp-worker-old"]}, []),
         ({"missing_builds": ["BUILD"]}, ["llamacpp-worker-one", "llamacpp-worker-two", "llamacpp-server"]),

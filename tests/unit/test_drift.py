@@ -234,7 +234,7 @@ def test_a_model_that_is_fetched_is_compared_with_its_record(planned, more, text
     found = planned.drift()
     texts = [entry.text.removeprefix(f"model file {path} ") for entry in found.differences if entry.kind == "model"]
     assert texts == ([text] if text else [])
-    assert found.changed_models == ((path,) if text and "missing" in text else ())
+    assert found.model_files == ((path,) if text and "missing" in text else ())
     if not text:
         os.utime(path, (1, 1))
         (touched,) = (entry for entry in planned.drift().differences if entry.kind == "model")

@@ -36,7 +36,7 @@ from support.rollbacks import completed
         ({"url": "http://h/"}, "use the http:// or https:// address of a GGUF file"),
         (
             {"url": "http://h/m.gguf", "checksum": ["md5:abc"]},
-            "llama_model_checksum has 'md5:abc': use sha256: and 64 hexadecimal digits",
+            "llama_model_checksum has 'md5:abc': use sha256: followed by 64 hexadecimal digits",
         ),
         (
             {"path": "/m.gguf", "checksum": ["sha256:" + "a" * 64]},

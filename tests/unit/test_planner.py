@@ -250,8 +250,8 @@ BAD_RELEASES = [
     ),
     ({**GIT, None: 2}, ["llama_release has the name 'None': use letters"]),
     ({**GIT, "commit": "abc"}, ["sets commit to 'abc'", "all 40 digits"]),
-    ({**GIT, "fork": "other.cpp"}, ["sets fork to 'other.cpp'", "set it to one of llama.cpp, ik_llama.cpp"]),
-    ({**GIT, "repository": "--upload-pack=x"}, ["sets repository to '--upload-pack=x'", "set it to a URL for git"]),
+    ({**GIT, "fork": "other.cpp"}, ["sets fork to 'other.cpp'", "set fork to one of llama.cpp, ik_llama.cpp"]),
+    ({**GIT, "repository": "--upload-pack=x"}, ["sets repository to '--upload-pack=x'", "repository to a URL for git"]),
     ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or token", "credential store"]),
     ({**RELEASE, "fork": "ik_llama.cpp"}, ["fork", "source: pypi does not accept"]),
     ({**RELEASE, "commit": 4227912}, ["sets commit to 4227912", "in quotes"]),
@@ -269,7 +269,7 @@ BAD_RELEASES = [
     ({**BINARY, "build": None}, ["has no build: add the llama.cpp build number of", "binary-bbbbbbbb"]),
     (
         {**BINARY, "source": "archive", "url": "https://host/x.zip"},
-        ["x.zip': set it to the http:// or https:// address of a tar archive (repack a .zip as tar, and set path"],
+        ["x.zip': set url to the http:// or https:// address of a tar archive (repack a .zip as tar, and set path"],
     ),
     ({"source": "archive", "checksum": RELEASE["checksum"], "build": 11434}, ["path", "url"]),
 ]

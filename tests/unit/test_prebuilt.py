@@ -171,7 +171,7 @@ def test_auto_takes_a_backend_whose_archive_runs(local, rocm, backend, environme
     [
         ({"llama_release": {"source": "prebuilt"}}, "prebuilt but no build: .*versions like v0.4.1 have no archives"),
         ({"llama_release": {**ASKED, "build": "v0.4.1"}}, "sets build to 'v0.4.1': use a whole number"),
-        ({"llama_release": {**ASKED, "url": "ftp://x"}}, "sets url to 'ftp://x': set it to the address of a folder"),
+        ({"llama_release": {**ASKED, "url": "ftp://x"}}, "sets url to 'ftp://x': set url to the address of a folder"),
         ({"llama_release": {**ASKED, "checksums": ["a"]}}, r"sets checksums to \['a'\]: map archive names"),
         ({"llama_release": {**ASKED, "checksums": {"llama-b1-bin-x.tar.gz": SHA}}}, f"names like llama-b{BUILD}-bin-"),
         ({"llama_release": {**ASKED, "patches": ["a.patch"]}}, "patches, which source: prebuilt does not accept"),
@@ -235,7 +235,7 @@ def test_auto_from_a_mirror_is_the_same_release(local):
     mirrored = asking(local, llama_release={"source": "auto", "url": "http://mirror"}).plan()["release"]
     assert mirrored["url"] == "http://mirror"
     assert mirrored["id"] == asking(local).plan()["release"]["id"]
-    assert "set it to the address of a folder" in asking(local, llama_release={"source": "auto", "url": "x"}).reason()
+    assert "set url to the address of a folder" in asking(local, llama_release={"source": "auto", "url": "x"}).reason()
     assert "llama_release_cuda has source: auto" in asking(local, llama_release_cuda="auto").reason()
 
 

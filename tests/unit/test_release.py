@@ -155,7 +155,7 @@ def test_a_teardown_does_not_begin_while_a_killed_run_still_builds(call, program
     with locks.hold(store.lock_path(cache)):
         failed = call(module=uninstall, host=planned)
     assert failed["msg"].startswith(
-        f"process {os.getpid()} on this host is still building for a killed run: stop this process"
+        f"A build of a killed run is still running on this host (process {os.getpid()}): stop it"
     )
     assert call(check=True, module=uninstall, host=planned)["unfinished_builds"] == [LEFT]
     assert call(module=uninstall, host=planned)["unfinished_builds"] == [LEFT]

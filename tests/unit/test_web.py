@@ -14,7 +14,7 @@ from model_server import Server, answer
 def why_not(url, token=None):
     """What a person is told of a model that cannot be read."""
     with pytest.raises(web.RemoteError) as refused:
-        web.read_model(url, token)
+        web.read_header(url, token)
     return web.explain_error(refused.value, token)
 
 
@@ -22,7 +22,7 @@ def test_only_the_header_is_read(server, tmp_path):
     data = files.model(tensors=[("blk.0.a", (1 << 20,), 0), ("blk.1.a", (1 << 20,), 0)])
     server.files["/m.gguf"] = data
     (tmp_path / "m.gguf").write_bytes(data)
-    found = web.read_model(server.url + "/m.gguf")
+    found = web.read_header(server.url + "/m.gguf")
     assert found == gguf.read_path(str(tmp_path / "m.gguf"))
     assert found.files == [{"name": "m.gguf", "bytes": len(data)}]
     assert server.sent == gguf.FIRST_CHUNK
@@ -31,7 +31,7 @@ def test_only_the_header_is_read(server, tmp_path):
 def test_a_split_model(server, tmp_path):
     for path in files.write_parts(tmp_path, 3):
         server.files[f"/a%20b/{path.name}"] = path.read_bytes()
-    found = web.read_model(f"{server.url}/a%20b/big-00001-of-00003.gguf?download=true")
+    found = web.read_header(f"{server.url}/a%20b/big-00001-of-00003.gguf?download=true")
     assert [file["name"] for file in found.files] == [f"big-0000{number}-of-00003.gguf" for number in (1, 2, 3)]
     assert len(found.tensors) == 3
     assert [path for path, _headers in server.asked] == [
@@ -49,7 +49,7 @@ def test_redirects_are_followed_and_a_token_stays_with_its_server(server, other)
     raw = "/große Datei.gguf?signature=1".encode().decode("latin-1")
     server.faults["/a"] = redirect("/b")
     server.faults["/b"] = answer(307, Location=other.url + raw)
-    found = web.read_model(server.url + "/a", "secret")
+    found = web.read_header(server.url + "/a", "secret")
     assert found.files == [{"name": "a", "bytes": len(files.model())}]
     assert [headers.get("Authorization") for _path, headers in server.asked] == ["Bearer secret"] * 2
     assert [headers.get("Authorization") for _path, headers in other.asked] == [None]
@@ -124,7 +124,7 @@ def test_what_is_no_url(url, said):
 def test_a_proxy_of_the_environment_is_used(server, monkeypatch):
     monkeypatch.setenv("http_proxy", server.url)
     server.files["http://models.example.org/m.gguf"] = files.model()
-    assert web.read_model("http://models.example.org/m.gguf").files[0]["name"] == "m.gguf"
+    assert web.read_header("http://models.example.org/m.gguf").files[0]["name"] == "m.gguf"
 
 
 def test_what_may_be_a_secret_is_not_shown():

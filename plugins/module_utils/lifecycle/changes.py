@@ -248,7 +248,7 @@ def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:
     head_drift = drifts.get(head.host)
     paths = {path for service in plan.hosts[head.host].services if service.kind == "head" for path in service.reads}
     is_affected = any(worker_services[name].intersection(services) for name, services in restarts.items()) or (
-        head_drift and (paths.intersection(head_drift.changed_files) or head_drift.changed_models)
+        head_drift and (paths.intersection(head_drift.changed_files) or head_drift.model_files)
     )
     if is_affected and head_drift and head.service not in restarts[head.host]:
         restarts[head.host].append(head.service)

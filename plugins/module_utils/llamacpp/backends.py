@@ -63,7 +63,7 @@ UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
 ``false`` have an effect (parseValue in src/util/xmlconfig.c)."""
 
 
-class Form(NamedTuple):
+class ArchitectureFormat(NamedTuple):
     """Spelling of a device's architecture, and the cmake option for it."""
 
     expression: str
@@ -112,7 +112,7 @@ class Backend(NamedTuple):
     disabled_in_ik_llama: tuple[str, ...] = ()
     all_quants: str = ""
     """Option that compiles flash attention for every pair of KV cache types; empty without such an option."""
-    architecture: Form | None = None
+    architecture: ArchitectureFormat | None = None
     """Architecture to compile for; None if programs run on all devices."""
     other_names: tuple[str, ...] = ()
     """Other names of the backend: vendors and toolkits."""
@@ -169,7 +169,7 @@ HIP = Backend(
     in_ik_llama=False,
     options={"GGML_HIP": "ON"},
     all_quants="GGML_CUDA_FA_ALL_QUANTS",
-    architecture=Form(
+    architecture=ArchitectureFormat(
         expression=r"gfx[0-9a-f]+(:[a-z]+[+-])*",
         example="gfx1151",
         title="architecture",
@@ -196,7 +196,7 @@ CUDA = Backend(
     disabled_options=("GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"),
     disabled_in_ik_llama=("GGML_NCCL",),
     all_quants="GGML_CUDA_FA_ALL_QUANTS",
-    architecture=Form(
+    architecture=ArchitectureFormat(
         expression=r"\d+\.\d",
         example="8.6",
         title="compute capability",

@@ -181,7 +181,7 @@ class RemoteFile:
     def _range(self, offset: int, count: int) -> bytes:
         headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
         with _convert_errors(), open_url(self.url, headers, self.token) as reply:
-            size, expected = _range_of(reply, offset, count)
+            size, expected = _checked_sizes(reply, offset, count)
             if self.size not in (None, size):
                 raise RemoteError(f"changed from {self.size} to {size} bytes while it was read: try again")
             self.size = size
@@ -191,7 +191,7 @@ class RemoteFile:
         return data
 
 
-def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
+def _checked_sizes(reply: Any, offset: int, count: int) -> tuple[int, int]:
     """Return the size of the file and of the body of a reply to a range request.
 
     :raises RemoteError: the reply does not match the request.
@@ -212,7 +212,7 @@ def _range_of(reply: Any, offset: int, count: int) -> tuple[int, int]:
     return size, last_byte - first_byte + 1
 
 
-def read_model(url: str, token: str | None = None) -> gguf.ModelHeader:
+def read_header(url: str, token: str | None = None) -> gguf.ModelHeader:
     """Return the headers of a model.
 
     :param url: URL of its file, or of its first part; the other parts are in the same folder.

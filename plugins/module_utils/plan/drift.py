@@ -83,7 +83,7 @@ class Drift(NamedTuple):
     running_releases: tuple[PathText, ...]
     """ids of the releases whose programs are running"""
     changed_files: tuple[PathText, ...]
-    changed_models: tuple[PathText, ...]
+    model_files: tuple[PathText, ...]
     """files of the model that are missing or have different content"""
     redefined: tuple[Name, ...]
     """services whose definition, or running process, does not match the plan"""

@@ -133,7 +133,7 @@ def _cluster(
     if not condition:
         return cluster
     service = plan.head.service if plan else next(filter(names.is_head, condition.service_states), "")
-    head, clock = condition.head or types.UNKNOWN_CONDITION, condition.now
+    head, clock = condition.head or types.UNKNOWN_HEAD_CONDITION, condition.now
     planned_service = drift.services.get(service) if drift else None
     workers = {
         worker.endpoint: (name, worker.name)

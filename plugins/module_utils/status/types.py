@@ -47,7 +47,7 @@ class HeadCondition(NamedTuple):
     """state of each of several models, as llama-server reports it"""
 
 
-UNKNOWN_CONDITION = HeadCondition(None, None, False, (), types.Exits(0, "", ()), None)
+UNKNOWN_HEAD_CONDITION = HeadCondition(None, None, False, (), types.Exits(0, "", ()), None)
 
 
 class Condition(NamedTuple):

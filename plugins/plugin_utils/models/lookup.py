@@ -79,13 +79,13 @@ def _look_up_huggingface(query: Query) -> ResolvedSource:
     listing = hub.list_files(source, query.token)
     files = hub.choose_files(listing, source)
     url, name = str(files[0].url), files[0].name
-    _headers, summary = _read_headers(query, lambda: web.read_model(url, query.token), f"{repository.repo}, {name}")
+    _headers, summary = _read_headers(query, lambda: web.read_header(url, query.token), f"{repository.repo}, {name}")
     return ResolvedSource(files, summary, offered=hub.quantisations(listing, source, name))
 
 
 def _look_up_url(query: Query) -> ResolvedSource:
     source, url = query.source, str(query.source.url)
-    headers, summary = _read_headers(query, lambda: web.read_model(url, query.token), web.printable_url(url))
+    headers, summary = _read_headers(query, lambda: web.read_header(url, query.token), web.printable_url(url))
     return ResolvedSource(
         _model_files(source, headers, web.printable_url(url), lambda name: web.sibling_url(url, name)), summary
     )

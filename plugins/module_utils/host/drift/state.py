@@ -235,7 +235,7 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
         missing_builds=tuple(missing_builds),
         running_releases=tuple(running_releases(plan.prefix, argv_by_pid)),
         changed_files=tuple(changed_files),
-        changed_models=tuple(models.missing_files),
+        model_files=tuple(models.missing_files),
         redefined=tuple(outdated_services),
         port_probes=port_probes.probe_endpoints(plan.port_probes, interfaces.addresses() if plan.port_probes else ()),
         last=last_record,

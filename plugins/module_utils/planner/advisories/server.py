@@ -150,5 +150,5 @@ def shared_context(context: AdvisoryContext) -> Cases:
     head = context.plan.head
     if head.context_per_request == min(head.context, workload.trained_context(context.server, context.summary)):
         return []
-    values = {"context": head.context, "each": head.context_per_request}
+    values = {"context": head.context, "per_request": head.context_per_request}
     return [(head.host, {**values, "parallel": context.server.parallel})]

@@ -357,11 +357,11 @@ ADVISORIES = (
         "context-shared",
         "warning",
         server.shared_context,
-        "llama_server_parallel is {parallel}, so each request gets {each} of the {context} tokens in llama_server_context.",
+        "llama_server_parallel is {parallel}, so each request gets {per_request} of the {context} tokens in llama_server_context.",
         (
             "set llama_server_parallel to 1",
             "add --kv-unified to llama_server_extra_args, so that requests share the tokens",
-            "accept this advisory if {each} tokens are enough",
+            "accept this advisory if {per_request} tokens are enough",
         ),
         "docs/plan.md",
     ),

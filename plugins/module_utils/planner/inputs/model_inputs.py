@@ -201,7 +201,7 @@ def _checksums(checksums: Sequence[str]) -> tuple[str, ...]:
         match = re.fullmatch(rf"sha256:({download_record.SHA256})", str(checksum).lower())
         if not match:
             raise Refusal(
-                f"llama_model_checksum has {validation.quote(checksum)}: use sha256: and 64 hexadecimal digits, as sha256sum prints them"
+                f"llama_model_checksum has {validation.quote(checksum)}: use sha256: followed by 64 hexadecimal digits, as printed by sha256sum"
             )
         values.append(match[1])
     return tuple(values)

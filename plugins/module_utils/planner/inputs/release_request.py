@@ -124,7 +124,7 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
             isinstance(fields.get(key), str) and expression.fullmatch(fields[key]) and fields[key].isprintable()
         ):
             value = f"sets {key} to {fields[key]!r}" if key in fields else f"has no {key}"
-            raise Refusal(f"llama_release {value}: set it to {remedy}")
+            raise Refusal(f"llama_release {value}: set {key} to {remedy}")
     if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
         raise Refusal(f"llama_release has source: {source}: set either path (a file on the controller) or url")
     if source == "prebuilt" and not build:

@@ -305,9 +305,9 @@ def _share_reason(
     pairs = [*zip(places, units)]
     if any(number for peer, number in pairs if peer.group < place.group):
         return "one layer, because every device is used" if uses_all and count == 1 else "overflow from faster devices"
-    slower = max((number for peer, number in pairs if peer.group > place.group), default=0)
-    if slower:
-        nearly_all = uses_all and slower == 1
+    units_on_slower = max((number for peer, number in pairs if peer.group > place.group), default=0)
+    if units_on_slower:
+        nearly_all = uses_all and units_on_slower == 1
         return "most layers: faster than the rest" if nearly_all else "filled first: faster than the rest"
     unused_faster_peers = [peer for peer in places if peer.group < place.group]
     if any(peer.fits_one_unit for peer in unused_faster_peers):

@@ -21,7 +21,7 @@ LIMIT_MIB, MAX_CHECKPOINTS = 8192, 32
 """llama-server's defaults for ``--cache-ram`` and ``--ctx-checkpoints``."""
 CHECKPOINTS_IN_FILES = 11669
 """Oldest build seen to save checkpoints in slot files (#26004): without them windows and states of a restored conversation are computed again."""
-SHORTEST_LIMIT_S = 60
+MIN_TIMEOUT_S = 60
 STEP_MIB = 256
 """Unit of sizes: so a kernel that takes a little more rarely restarts a server."""
 
@@ -76,7 +76,7 @@ def prompt_cache(candidate: Candidate) -> PromptCache:
         file_mib=math.ceil(slot_bytes / MIB),
         move_s=round(move_s / 2 + slot_bytes / 1e9 / cost_model.DISK_GB_PER_S, 1),
         computing_s=round(computing_s, 1),
-        timeout_s=max(SHORTEST_LIMIT_S, math.ceil(2 * batch_s)),
+        timeout_s=max(MIN_TIMEOUT_S, math.ceil(2 * batch_s)),
     )
     return PromptCache(mib, checkpoints, checkpoints_mib, disk_plan)
 

@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Server
 
-LOAD_FACTOR, START_LIMITS = 5, (900, 86400)
+LOAD_WAIT_FACTOR, START_LIMITS = 5, (900, 86400)
 """Factor by which a run waits longer than a load is predicted to take, because assumed links and disks may be slower and workers compute hashes; and the
 least and most seconds that it waits."""
 CREDENTIALS_FOLDER = "/run/credentials/{service}.service/"
@@ -118,7 +118,7 @@ def _launcher_words(
 def _start_timeout(server: Server, load_s: float) -> int:
     """Return the seconds until llama-server has to be healthy."""
     minimum, maximum = START_LIMITS
-    return server.start_timeout or min(maximum, max(minimum, math.ceil(LOAD_FACTOR * load_s)))
+    return server.start_timeout or min(maximum, max(minimum, math.ceil(LOAD_WAIT_FACTOR * load_s)))
 
 
 def _address_for_clients(server: Server, host: Host) -> str:
