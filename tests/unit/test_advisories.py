@@ -455,10 +455,10 @@ CASES = [
         "worker-not-started",
         with_idle_worker,
         {
-            "remove unused workers from the inv": lambda cluster: cluster.hosts.pop("worker1"),
+            "remove the unused worker from the inv": lambda cluster: cluster.hosts.pop("worker1"),
             "accept unprotected-worker": accepts("unprotected-worker"),
         },
-        ["other hosts away from their ports: 192.0.2.11:50052 on worker1"],
+        ["other hosts away from its port: 192.0.2.11:50052 on worker1"],
     ),
     (
         "vulkan-shared-memory",
@@ -798,8 +798,9 @@ def test_a_healthy_plan_meets_none(name):
     assert not plan["refused"], plan["reasons"]
 
 
-def test_a_host_with_little_memory_cannot_lend_more():
-    plan = with_model(cluster_of(1, {**strix_halo(1900), **USER, "memory_mib": 3900}), **model(100)).plan()
+@pytest.mark.parametrize("gpu_mib, memory_mib", [(1900, 3900), (3900, 7800)])
+def test_a_host_with_little_memory_cannot_lend_more(gpu_mib, memory_mib):
+    plan = with_model(cluster_of(1, {**strix_halo(gpu_mib), **USER, "memory_mib": memory_mib}), **model(100)).plan()
     assert (plan["refused"], "graphics-memory-limit" in ids(plan)) == (True, False)
 
 

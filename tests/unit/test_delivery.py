@@ -87,7 +87,7 @@ def test_a_token_is_in_no_argument_environment_output_or_file_that_others_can_re
     (tmp_path / "token").chmod(0o600)
     output = playbook.run([planned(server, models)], "-vvv", token_file=str(tmp_path / "token"))
     assert server.asked[0][1]["Authorization"] == "Bearer hf_secret"
-    assert "(HTTP 403): put a token with access into llama_model_token_file" in output
+    assert "(HTTP 403): use a token that has access in llama_model_token_file" in output
     assert "hf_secret" not in output
     assert any("AnsiballZ_model" in path.name for path in found), "the module lies there while it runs"
     assert not [path for path, has in found.items() if has]

@@ -66,6 +66,8 @@ def test_unexpected_output_of_ip_is_left_out(tmp_path, monkeypatch, text):
     monkeypatch.setattr(on_host, "ANSWER_SECONDS", 0)
     links = on_host.interfaces_of(system, ["10.99.0.2"])
     assert [(link.name, link.addresses, link.sees) for link in links] == [(f"eth{n}", (), ()) for n in range(3)]
+    system.output = lambda *argv: '[{}, {"ifname": "eth1", "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}]}]'
+    assert on_host.interfaces_of(system, [])[1].addresses == ("10.0.0.1/24",)
 
 
 def test_models_that_lie_there(tmp_path, monkeypatch):

@@ -111,7 +111,7 @@ def test_a_part_is_kept_and_the_next_run_continues_there(server, models, fetch):
     "status, token, reason",
     [
         (403, None, r"needs permission \(HTTP 403\): set llama_model_token_file, and accept the model's"),
-        (403, "secret", r"needs permission \(HTTP 403\): put a token with access into llama_model_token_file"),
+        (403, "secret", r"needs permission \(HTTP 403\): use a token that has access in llama_model_token_file"),
         (404, None, r"does not exist \(HTTP 404\)"),
     ],
 )

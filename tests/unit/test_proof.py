@@ -860,7 +860,7 @@ def test_a_worker_s_log_is_searched_for_what_tells_why_it_crashed(tmp_path):
     [
         ((), "not tested", "worker1 cpu, worker2 cpu: not proven; site.yml runs the proof"),
         ((RIGHT,), "not tested", "allowed 0.050); worker2 cpu: not proven; "),
-        ((RIGHT, WRONG._replace(distance=0.05)), "passed", "allowed 0.050); tested with 80 of 80 layers"),
+        ((RIGHT, WRONG._replace(distance=0.05)), "passed", "allowed 0.050); the proof uses 80 of 80 layers"),
         ((RIGHT, WRONG), "not tested", "worker2 cpu computes incorrectly for prompts of 2 to 8 tokens"),
         ((RIGHT, CRASHED), "not tested", "worker2 cpu crashes on signal 6"),
     ],
@@ -885,8 +885,8 @@ FEW = {"layers": (0,), "every_kind": False}
     "changes, said",
     [
         ({"layers": (), "reason": "no names"}, "the devices cannot be tested with this model: no names"),
-        (FEW, "tested with 1 of 80 layers, not every kind of layer"),
-        ({**FEW, "experts": False}, "tested with 1 of 80 layers, none with experts"),
+        (FEW, "the proof uses 1 of 80 layers, not every kind of layer"),
+        ({**FEW, "experts": False}, "the proof uses 1 of 80 layers, none with experts"),
     ],
 )
 def test_verify_says_what_a_proof_does_not_cover(served, changes, said):

@@ -311,7 +311,7 @@ def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):
             {"llama_model_alias": "mine"},
             "llama_models and llama_model_alias are both set: add an entry for each model, and set name in it",
         ),
-        ({"llama_server_fallback": True}, "llama_server_fallback is true, but llama_models have no fallback"),
+        ({"llama_server_fallback": True}, "llama_server_fallback is true, but models in llama_models have no fallback"),
         ({"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),
         ({"llama_release": FORK}, "llama_models needs llama.cpp's own router"),
         ({"llama_server_extra_args": ["--models-dir", "/srv"]}, "which cannot be set there: set llama_models"),

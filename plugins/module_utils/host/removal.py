@@ -74,10 +74,10 @@ def _remove_metrics(paths: InstallationPaths, check: bool) -> tuple[list[str], l
     """Remove the metrics of killed launchers, and the account's right to write there. Return the paths, and the folders that exist."""
     exporters: dict[str, str] = {}
     with suppress(*reading.MALFORMED):
-        descriptions = read_json(paths.prefix, names.METRICS)["services"].items()
-        exporters = {service: str(entry["folder"]) for service, entry in descriptions if entry["folder"]}
-    paths_by_service = {service: Path(folder, f"{service}.prom") for service, folder in exporters.items()}
-    metrics_paths = [path for path in paths_by_service.values() if os.path.lexists(path)]
+        entries = read_json(paths.prefix, names.METRICS)["services"].items()
+        folders_by_service = [(service, (entry or {}).get("folder") or "") for service, entry in entries]
+        exporters = {service: folder for service, folder in folders_by_service if os.path.isabs(folder)}
+    metrics_paths = [path for key, folder in exporters.items() if os.path.lexists(path := Path(folder, f"{key}.prom"))]
     folders = {folder for folder in exporters.values() if os.path.isdir(folder)}
     if not check:
         for path in metrics_paths:

@@ -53,7 +53,7 @@ def explain_error(error: RemoteError, token: str | None) -> str:
     if error.status not in (401, 403):
         return str(error)
     licence = "and accept the model's licence on its page with the account that owns the token"
-    remedy = f"put a token with access into {TOKEN_FILE}" if token else f"set {TOKEN_FILE}"
+    remedy = f"use a token that has access in {TOKEN_FILE}" if token else f"set {TOKEN_FILE}"
     return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
 
 

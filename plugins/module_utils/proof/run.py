@@ -141,8 +141,8 @@ def _model_path(work: types.ProofWork, folder: Path) -> Path:
 def _read_reference(work: types.ProofWork, folder: Path) -> Reference | None:
     try:
         tokens, answers, bounds = json.loads(_reference_path(work, folder).read_text())
-        answers_by_token = [{int(token): value for token, value in answer.items()} for answer in answers]
-        return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*bounds))
+        answers_by_token = [{int(token): 1.0 * value for token, value in answer.items()} for answer in answers]
+        return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*(1.0 * bound for bound in bounds)))
     except (OSError, *reading.MALFORMED):
         return None
 

@@ -275,8 +275,9 @@ def _judge_port(
     listeners = [
         address for address in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(address))
     ]
-    if not {address.rsplit(":", 1)[0] for address in (worker.listens, endpoint)}.issuperset(listeners):
-        return False, f"the worker listens on {', '.join(listeners)}, which the plan does not allow"
+    planned = {address.rsplit(":", 1)[0] for address in (worker.listens, endpoint)}
+    if unplanned := [address for address in listeners if address not in planned]:
+        return False, f"the worker listens on {', '.join(unplanned)}, which the plan does not allow"
     if not worker.tunnel and is_loopback(worker.listens) and listeners:
         return True, "the worker listens on loopback only"
     if worker.tunnel and not (host.unit_closes or host.firewall_manager):
@@ -355,7 +356,7 @@ def _proof_check(plan: Plan, evidence: types.Evidence) -> Iterator[types.Check]:
         texts.append(
             f"{', '.join(unproven_devices)}: not proven; site.yml runs the proof before it starts the server, unless llama_proof is never"
         )
-    texts.append(f"tested with {proof.coverage(plan.model.layers)}")
+    texts.append(f"the proof uses {proof.coverage(plan.model.layers)}")
     # The operator may serve without a proof, so an incorrect device does not fail this check.
     passed = bool(verdicts) and not unproven_devices and all(verdict.is_correct for verdict in verdicts)
     yield _check("computes", device_names, passed or None, "; ".join(texts))

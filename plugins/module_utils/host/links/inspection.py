@@ -58,8 +58,9 @@ def _addresses(system: System) -> dict[str, list[str]]:
     addresses: dict[str, list[str]] = {}
     with contextlib.suppress(*reading.MALFORMED):
         for entry in json.loads(system.output("ip", "-json", "address")):
-            texts = [f"{address['local']}/{address['prefixlen']}" for address in entry.get("addr_info", [])]
-            addresses[entry["ifname"]] = [str(ipaddress.ip_interface(text)) for text in texts]
+            with contextlib.suppress(*reading.MALFORMED):
+                texts = [f"{address['local']}/{address['prefixlen']}" for address in entry.get("addr_info", [])]
+                addresses[entry["ifname"]] = [text for text in texts if ipaddress.ip_interface(text)]
     return addresses
 
 

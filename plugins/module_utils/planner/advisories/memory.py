@@ -129,11 +129,10 @@ def untuned_graphics(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     for name, host in context.cluster.hosts.items():
         memory_mib, can_tune = host.facts.memory_mib, context.plan.hosts[name].host_settings
-        smallest_mib = kernel_parameters.RESERVED_MIB + kernel_parameters.MIN_GTT_MIB
-        for device in host.facts.accelerators if memory_mib >= smallest_mib and not context.plan.fits else ():
-            is_small = (
-                device.backend == backends.HIP.name and device.unified and device.memory_mib < memory_mib * 3 // 4
-            )
+        limit_mib = min(memory_mib * 3 // 4, memory_mib - kernel_parameters.RESERVED_MIB)
+        can_lend = limit_mib >= kernel_parameters.MIN_GTT_MIB and not context.plan.fits
+        for device in host.facts.accelerators if can_lend else ():
+            is_small = device.backend == backends.HIP.name and device.unified and device.memory_mib < limit_mib
             if is_small and not (host.tuning.enabled and host.tuning.reboot):
                 settings = kernel_parameters.graphics_parameters(memory_mib)
                 parameters = None if can_tune else " ".join(f"{key}={value}" for key, value in settings.items())

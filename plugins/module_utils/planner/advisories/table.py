@@ -56,8 +56,8 @@ ADVISORIES = (
         "worker-not-started",
         "warning",
         links.idle_workers,
-        "This run does not start these unused workers, because nothing would keep other hosts away from their ports: {where}.",
-        ("remove unused workers from the inventory", "accept unprotected-worker to start them anyway"),
+        "An unused worker is not started if nothing would keep other hosts away from its port: {where}.",
+        ("remove the unused worker from the inventory", "accept unprotected-worker to start it anyway"),
         "docs/security.md",
     ),
     Advisory(

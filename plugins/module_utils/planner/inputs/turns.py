@@ -53,7 +53,7 @@ def read_entries(variables: Mapping[str, Any]) -> tuple[EntryVariables, ...]:
             f"{VARIABLE} and {conflicts[0]} are both set: add an entry for each model, and set {entry_keys(conflicts[0])} in it"
         )
     if variables[f"{SERVER}fallback"]:
-        raise Refusal(f"{SERVER}fallback is true, but {VARIABLE} have no fallbacks: remove one of the two variables")
+        raise Refusal(f"{SERVER}fallback is true, but models in {VARIABLE} have no fallbacks: remove one of the two")
     if variables[f"{SERVER}keep_conversations"]:
         raise Refusal(
             f"{SERVER}keep_conversations is true, but conversations with models in {VARIABLE} are not kept: remove one of the two variables"

@@ -117,7 +117,7 @@ def _check_numbers(place: str, request: types.WorkerRequest, port: int, used_por
 def _name_of(place: str, request: types.WorkerRequest, default: str, used_names: Collection[str]) -> str:
     name = request.name or default
     if not re.fullmatch(WORKER_NAME, name):
-        raise Refusal(f"{place} has the name {name!r}: use up to 32 characters (a-z, 0-9, - and _) for its service")
+        raise Refusal(f"{place} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, with a letter or digit first")
     if name in used_names:
         raise Refusal(f"{place} has the name {name!r}, which another worker on this host already has: use another name")
     return name
