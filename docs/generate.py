@@ -98,7 +98,7 @@ a variable within two letters of a name on this page (`variable-misspelt`).
 
 - `llama_cluster`: The hosts of the cluster.
 - `llama_head`: The host that runs llama-server.
-- `llama_workers`: The hosts that lend their devices. A host may be in both groups.
+- `llama_workers`: The hosts that lend their devices. A host may also be in `llama_head`.
 
 ## For one run
 

@@ -115,9 +115,9 @@ class ActionModule(Action):
         proof = typed_json.parse_report(self.host, "the proof", Proof, answer.get("proof"))
         if arguments.stage == REFERENCE:
             return Proof(0)
-        if answer.get("unrecorded"):
+        if answer.get("record_error"):
             display.warning(
-                f"The next run repeats the proof. {self.host}: {validation.printable(answer['unrecorded'])}"
+                f"The next run repeats the proof. {self.host}: {validation.printable(answer['record_error'])}"
             )
         if proof.untested:
             display.warning(f"the devices of {plan.model.name} were not tested: {proof.untested}")

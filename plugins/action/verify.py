@@ -129,7 +129,7 @@ class ActionModule(Action):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
             elapsed_seconds = time.monotonic() - start_time
-            final_evidence = wait_state.judge_wait(evidence, elapsed_seconds)
+            final_evidence = wait_state.final_evidence_of(evidence, elapsed_seconds)
             if final_evidence:
                 return final_evidence
             line = wait_state.progress_line(evidence, elapsed_seconds)

@@ -126,7 +126,7 @@ def main():
         path = Path(paths.prefix, names.PROOFS_FILE)
         valid_verdicts = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
         remaining_work = work._replace(devices=tuple(side for side in work.devices if side.id not in valid_verdicts))
-        proof, unrecorded = Proof(0), ""
+        proof, record_error = Proof(0), ""
         if remaining_work.devices:
             step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
             lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK), LOCK_SECONDS)
@@ -137,12 +137,12 @@ def main():
                 try:
                     run.keep_verdicts(path, proof)
                 except OSError as error:
-                    unrecorded = errors.sentence(error)
+                    record_error = errors.sentence(error)
         verdicts_by_id = {**valid_verdicts, **{verdict.id: verdict for verdict in proof.devices}}
         verdicts = tuple(verdicts_by_id[side.id] for side in work.devices if side.id in verdicts_by_id)
     module.exit_json(
         changed=False,
-        unrecorded=unrecorded,
+        record_error=record_error,
         remaining=len(remaining_work.devices),
         proof=typed_json.dump(proof._replace(devices=verdicts)),
     )

@@ -50,7 +50,7 @@ unfinished_builds:
   type: list
   elements: str
 notes:
-  description: A sentence for each kept file or folder under the collection's names.
+  description: A sentence for each file or folder that was kept although it has one of the collection's names.
   returned: success
   type: list
   elements: str

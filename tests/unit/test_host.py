@@ -136,21 +136,21 @@ libggml0-backend-rpc:
     ],
 )
 def test_packages_of_llama_cpp(installed, candidate, version, names):
-    found = host.package_versions(POLICY.format(installed=installed, candidate=candidate), "llama.cpp-tools")
+    found = host.package_state(POLICY.format(installed=installed, candidate=candidate), "llama.cpp-tools")
     assert found["version"] == version
     assert found["installed"] == names
 
 
 def test_packages_that_are_not_offered_at_all(tmp_path):
     nothing = {"version": None, "installed": []}
-    assert host.package_versions("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": False}
+    assert host.package_state("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": False}
     (tmp_path / "lock").touch()
-    assert not host.package_versions("", "llama.cpp-tools", tmp_path)["listed"]
+    assert not host.package_state("", "llama.cpp-tools", tmp_path)["listed"]
     known = POLICY.format(installed="1:0.6.1-1", candidate="1:0.6.1-1")
-    found = host.package_versions(known, "llama.cpp-tools", tmp_path)
+    found = host.package_state(known, "llama.cpp-tools", tmp_path)
     assert found["listed"], "a list that goes does not change a plan"
     (tmp_path / "deb.example_dists_trixie_main_binary-amd64_Packages.lz4").touch()
-    assert host.package_versions("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": True}
+    assert host.package_state("", "llama.cpp-tools", tmp_path) == {**nothing, "listed": True}
 
 
 def test_facts_that_the_last_run_left(tmp_path):

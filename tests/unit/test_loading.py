@@ -123,7 +123,7 @@ def wait(plan, evidence, each, patience=600):
     """
     waiting, lines = ServerWait(subject(plan), patience), []
     for number, found in enumerate(evidence, 1):
-        final = waiting.judge_wait(found, number * each)
+        final = waiting.final_evidence_of(found, number * each)
         if final:
             return final, lines, number * each
         lines += filter(None, [waiting.progress_line(found, number * each)])

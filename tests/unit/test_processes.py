@@ -44,8 +44,7 @@ def test_only_the_account_of_a_foreign_process_is_read(popen, monkeypatch):
 
 
 def test_the_start_of_a_process_whose_name_the_kernel_cuts_within_a_letter(tmp_path, popen):
-    program = tmp_path / "übermäßigträge"
-    shutil.copy("/bin/sleep", program)
+    program = shutil.copy("/bin/sleep", tmp_path / "übermäßigträge")
     start = processes.start_time(popen([str(program), "50"]).pid)
     assert abs(start - time.time()) < 60
 

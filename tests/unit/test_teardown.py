@@ -87,8 +87,8 @@ def test_the_head_that_cannot_be_reached_is_named(tmp_path):
     groups = {"llama_cluster": {"hosts": hosts}, "llama_head": {"hosts": {"head": {}}}}
     status, printed = playbook_runs.run(tmp_path, "run.yml", {"all": {"children": groups}})
     assert status
-    assert "Not reached, or failed above: head" in printed
-    assert printed.index("torn down]") < printed.index("Not reached, or failed above: head")
+    assert "not reached, or failed above: head" in printed
+    assert printed.index("torn down]") < printed.index("not reached, or failed above: head")
 
 
 MODULE = uninstall

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-MALFORMED = (AttributeError, KeyError, RecursionError, TypeError, ValueError)
+MALFORMED = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """Errors from JSON that is invalid or has another form."""
 READ_SECONDS = 60.0
 MAX_DIGITS = 20

@@ -91,8 +91,8 @@ def find_python(scope: str) -> str | None:
     return None
 
 
-def package_versions(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
-    """Return the state of llama.cpp's packages: ``installed_versions`` names them, and ``version`` is upstream's version of the main package, installed or
+def package_state(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
+    """Return the state of llama.cpp's packages: ``installed`` names them, and ``version`` is upstream's version of the main package, installed or
     offered, or None. ``listed`` is false if the host has no package list.
 
     :param policy: output of ``apt-cache policy`` for these packages.
@@ -119,7 +119,7 @@ def _llama_packages(catalogue: dict, family: str) -> dict | None:
             *(name for libraries in spec["libraries"].values() for name in libraries),
         }
     )
-    return package_versions(output(["apt-cache", "policy", *names]), spec["version"])
+    return package_state(output(["apt-cache", "policy", *names]), spec["version"])
 
 
 def find_root_tool(name: str, folders: str = ROOT_FOLDERS) -> str | None:

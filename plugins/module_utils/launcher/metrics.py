@@ -68,7 +68,7 @@ METRICS = (
     *_prediction_metrics("generation", "an answer"),
     *_prediction_metrics("prompt", "a prompt of 512 tokens"),
     Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", WORKER_LABELS),
-    Metric("worker_awaited", GAUGE, "Whether the head waits for the worker, or serves without it", WORKER_LABELS),
+    Metric("worker_awaited", GAUGE, "Whether the head has to wait for the worker or do without it", WORKER_LABELS),
     Metric("worker_round_trip_seconds", GAUGE, "Smoothed round-trip time of the connection", WORKER_LABELS),
     Metric("worker_retransmissions_total", COUNTER, "Segments that the connection retransmitted", WORKER_LABELS),
     Metric("worker_needless_retransmissions_total", COUNTER, "Segments retransmitted needlessly", WORKER_LABELS),

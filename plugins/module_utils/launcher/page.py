@@ -261,7 +261,7 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
 
 def _document(title: str, body: Iterable[str]) -> str:
     """:param body: HTML."""
-    outdated_note = '<p id="gone" class="notice bad" hidden>The head does not answer: this page is out of date.</p>'
+    outdated_note = '<p id="gone" class="notice bad" hidden>The head is not responding: this page is out of date.</p>'
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript>'

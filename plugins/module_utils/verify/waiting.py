@@ -36,9 +36,9 @@ class ServerWait:
         self._subject, self._timeout_s = subject, timeout_s
         self._expected = load_goal(subject)
         self._exits_before: int | None = None
-        self._last_line_seconds = 0.0
+        self._last_progress_s = 0.0
 
-    def judge_wait(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
+    def final_evidence_of(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
         """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
         if self._exits_before is None:
             self._exits_before = evidence.exits.total
@@ -65,9 +65,9 @@ class ServerWait:
 
     def progress_line(self, evidence: Evidence, elapsed_s: float) -> str | None:
         """Return a progress line if one is due."""
-        if elapsed_s - self._last_line_seconds < PROGRESS_INTERVAL_SECONDS:
+        if elapsed_s - self._last_progress_s < PROGRESS_INTERVAL_SECONDS:
             return None
-        self._last_line_seconds = elapsed_s - elapsed_s % PROGRESS_INTERVAL_SECONDS
+        self._last_progress_s = elapsed_s - elapsed_s % PROGRESS_INTERVAL_SECONDS
         texts = evidence.waits_for or [evidence.health.detail, *self._progress(evidence)]
         return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed_s:.0f} s"
 

@@ -180,7 +180,7 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
     for entry in target.iterdir():
         entry.chmod(0o755 if entry.name in programs else 0o644)
     for link, name in links.items():
-        if "/" not in name and ((target / name).is_file() or target / name in links):
+        if "/" not in name and not link.exists() and ((target / name).is_file() or target / name in links):
             link.symlink_to(name)
 
 

@@ -171,9 +171,9 @@ class _Reader:
         self.offset_in_window += form.size
         return value
 
-    def keep(self, count: int, items: int = 0) -> bytes:
-        """Return the next ``count`` bytes of the metadata, and count them and ``items`` values towards the limit."""
-        self.kept_bytes += count + items * U64.size
+    def keep(self, count: int, value_count: int = 0) -> bytes:
+        """Return the next ``count`` bytes of the metadata, and count them and ``value_count`` values towards the limit."""
+        self.kept_bytes += count + value_count * U64.size
         if self.kept_bytes > MAX_KEPT_BYTES:
             raise GGUFError(
                 f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata besides its vocabulary"

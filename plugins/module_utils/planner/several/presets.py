@@ -71,9 +71,9 @@ def _section(model: ServedModel) -> Iterator[str]:
         key, value = word.lstrip("-").replace("_", "-"), values[0] if values else "true"
         option = options.identity(word)
         repetition_problem = f"a second time, after {words_by_option[option]}" if option in words_by_option else ""
-        values_problem = "with several values" if len(values) > 1 else ""
+        count_problem = "with several values" if len(values) > 1 else ""
         form_problem = "" if re.fullmatch(KEY_PATTERN, key) else "as one word"
-        value_problem = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
+        content_problem = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
         if CLIENT_OPTIONS.fullmatch(key):
             raise Refusal(
                 turns.entry_sentence(
@@ -81,7 +81,7 @@ def _section(model: ServedModel) -> Iterator[str]:
                     f"llama-server gets {word}, but clients connect to the router: remove it, and set its environment variable in llama_server_environment",
                 )
             )
-        if problem := repetition_problem or values_problem or form_problem or value_problem:
+        if problem := repetition_problem or count_problem or form_problem or content_problem:
             text = " ".join([word, *values])
             raise Refusal(
                 turns.entry_sentence(
