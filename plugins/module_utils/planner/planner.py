@@ -43,11 +43,11 @@ def make_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan |
     :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
         nothing may be applied.
     """
-    if cluster.model_entries:
+    if not cluster.model_entries:
+        plan = _plan_model(cluster, catalogue, runtime_id)
+    else:
         plans = [_plan_model(variant, catalogue, runtime_id) for variant in merging.variants(cluster)]
         plan = merging.merge_plans(cluster, plans)
-    else:
-        plan = _plan_model(cluster, catalogue, runtime_id)
     return proof_plan.with_proof(services.with_services(plan)) if isinstance(plan, Plan) else plan
 
 

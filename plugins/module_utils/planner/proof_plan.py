@@ -80,10 +80,8 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> 
         return None
     summary = workload.summary
     capacity = min([device.capacity_mib for device in devices] + [site.facts.memory_mib]) * MIB // 2
-    longest_context = questions.CONTEXT
-    if all(device.backend == backends.CPU.name for device in devices):
-        longest_context = PROCESSOR_CONTEXT
-    context = min(longest_context, workload.context_per_request)
+    uses_processors = all(device.backend == backends.CPU.name for device in devices)
+    context = min(PROCESSOR_CONTEXT if uses_processors else questions.CONTEXT, workload.context_per_request)
     prompts = questions.list_questions(context)
     if not prompts:
         reason = f"a context of {context} tokens is too short for a prompt"
@@ -136,12 +134,18 @@ def _compute_s(
 
 
 def with_proof(plan: types.Plan) -> types.Plan:
-    """Return the finished plan with the ids of its proof and of its reading check."""
+    """Return the finished plan with the ids of its proof and of its reading check, for each model."""
+    head = plan.head
+    if not head.models:
+        return _with_model_proof(plan)
+    heads = [_with_model_proof(model_plan).head for model_plan in plan.per_model()]
+    models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
+    return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
+
+
+def _with_model_proof(plan: types.Plan) -> types.Plan:
+    """Return the plan of one model with these ids."""
     head, proof = plan.head, plan.head.proof
-    if head.models:
-        heads = [with_proof(model_plan).head for model_plan in plan.per_model()]
-        models = [model._replace(proof=entry.proof, reading=entry.reading) for model, entry in zip(head.models, heads)]
-        return plan._replace(head=head._replace(proof=heads[0].proof, reading=heads[0].reading, models=tuple(models)))
     if proof and proof.layers:
         sides = [_proof_side(plan, entry) for entry in plan.placement]
         proof = proof._replace(devices=tuple(types.ProvenDevice(side.id, side.name) for side in sides))
@@ -202,22 +206,17 @@ def _proof_side(plan: types.Plan, entry: types.DevicePlacement | None) -> Side:
         ]
         excluded_options = ("rpc", "device", "micro-batch")
         compared_options = [words for name, words in _options_in(argv) if name not in excluded_options]
-        name = f"{entry.host} {entry.worker or entry.device}"
-        details = [
-            argv[0],
-            compared_options,
-            [entry.host, entry.worker or entry.device, entry.capacity_mib, rates],
-            program,
-        ]
+        label = entry.worker or entry.device
+        name = f"{entry.host} {label}"
+        details = [argv[0], compared_options, [entry.host, label, entry.capacity_mib, rates], program]
     proven_layers = plan.head.proof and plan.head.proof.layers
     return Side(_digest(plan, proven_layers, details, dict(plan.head.environment)), name, argv)
 
 
 def _reading_id(plan: types.Plan) -> str:
     """Return an id of everything that changes how well the model reads, except the release and the devices, which the check tests."""
-    return _digest(
-        plan, [(name, words[1:]) for name, words in _options_in(plan.head.argv) if name not in IRRELEVANT_OPTIONS]
-    )
+    planned_options = _options_in(plan.head.argv)
+    return _digest(plan, [(name, words[1:]) for name, words in planned_options if name not in IRRELEVANT_OPTIONS])
 
 
 def _digest(plan: types.Plan, *details: Any) -> str:

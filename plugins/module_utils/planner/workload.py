@@ -91,8 +91,6 @@ def workload_of(cluster: Cluster, head: EquippedHost, release: ReleasePlan, rele
     model = model_source.model_of(request, head.host.facts)
     server_checks.check_server(head, server, request, release)
     server_checks.check_model(request, model.summary, release, release_variable)
-    speculation.check_speculation(server, model, release)
-    model = speculation.with_prediction_layers(model, server)
     return plan_workload(server, cluster.placement, cluster.users, model, release)
 
 
@@ -115,6 +113,8 @@ def plan_workload(
     uncounted_models = _uncounted_models(model, server, release)
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
     unplanned_args = unplanned_options(server, counts_draft)
+    speculation.check_speculation(server, model, release)
+    model = speculation.with_prediction_layers(model, server)
     spec_type = speculation.spec_type(model, server, release)
     uncounted_items = [_description(model, role) for role in uncounted_models]
     uncounted_items += speculation.uncounted_memory(model, server, spec_type)

@@ -62,19 +62,19 @@ def site_of(
     server_backends: Mapping[str, str],
 ) -> Site:
     """Return the site with the rate of each device for models of an architecture, and the links to workers."""
-    rates = {device.buffer: rate_of(device, hosts[device.host], architecture) for device in site_devices}
-    rates[device_load.CPU] = processor_rate(hosts[head].facts)
     links = {
         device.buffer: _link(device, hosts[device.host], hosts[head].facts) for device in site_devices if device.worker
     }
+    rates = {device.buffer: rate_of(device, hosts[device.host], architecture) for device in site_devices}
+    rates[device_load.CPU] = processor_rate(hosts[head].facts)
     return Site(head, hosts, tuple(site_devices), rates, links, server_backends)
 
 
 def rate_of(device: Device, host: Host, architecture: str = "") -> device_rates.Rate:
     """Return the rate of a device for models of an architecture."""
-    if device.accelerator:
-        return device_rates.accelerator_rate(*device.accelerator, architecture)
-    return processor_rate(host.facts)
+    if not device.accelerator:
+        return processor_rate(host.facts)
+    return device_rates.accelerator_rate(*device.accelerator, architecture)
 
 
 def processor_rate(facts: Facts) -> device_rates.Rate:

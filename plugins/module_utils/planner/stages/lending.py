@@ -37,7 +37,6 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
     :raises Refusal: a host cannot run what it declares, or workers do not go together.
     """
     equipped_hosts = {name: _equip_host(cluster, host, programs, catalogue) for name, host in cluster.hosts.items()}
-    _check_consistency(cluster, equipped_hosts, programs.release)
     usable_workers = [
         worker for entry in equipped_hosts.values() for worker in _usable_workers(cluster, entry, programs)
     ]
@@ -55,6 +54,7 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
             device._replace(capacity_mib=int(min(device.capacity_mib, devices.limit_mib(device))))
             for device in site_devices
         ]
+    _check_consistency(cluster, equipped_hosts, programs.release)
     architecture = cluster.model.summary.architecture if cluster.model.summary else ""
     site = site_of(cluster.head, cluster.all_hosts, site_devices, architecture, programs.server_backends)
     return releases.with_builds(cluster, equipped_hosts, programs, catalogue), site
