@@ -22,3 +22,7 @@ def test_the_known_answer_model_needs_no_proof_and_answers():
     checks = json.loads((WORK / "verify.json").read_text())["checks"]
     assert not [check for check in checks if check["name"] in ("computes", "speaks")]
     assert [check["status"] for check in checks if check["name"] == "known answer"] == ["passed"]
+
+
+def test_the_account_has_the_group_that_its_owner_created():
+    assert on(PLAN["head"]["host"]).user("llamacpp").group == "llamacpp"
