@@ -99,7 +99,7 @@ def plan_workload(
 ) -> Workload:
     """Return the workload for these variables, this model and this release.
 
-    :raises Refusal: the variables contradict each other.
+    :raises Refusal: the variables contradict each other, or the model cannot predict tokens as they say.
     """
     if users is not None and users < 1:
         raise Refusal(f"llama_users is {users}: use 1 or more, or remove it")
