@@ -397,10 +397,10 @@ UNKNOWN_FACTOR = 2.0
 def rate_of_row(row: RateRow, source: str, backend: str = "cpu", architecture: str = "") -> Rate:
     """Return the rate that llama.cpp reaches with a row's figures."""
     family = FAMILIES[family_of(row.family, backend, architecture)]
-    prompt_rate = 1000 * row.tflops * family.prompt_share
     factor = max(UNKNOWN_FACTOR if source == ASSUMED_SOURCE else family.factor, row.spread)
-    gb_per_s, node_us = round(row.gb_per_s * family.share, 1), round(family.node_us, 2)
-    return Rate(gb_per_s, round(prompt_rate, 1), source, node_us, factor, family.weights_per_s, family.wake_ms)
+    gb_per_s, prompt_gflops = round(row.gb_per_s * family.share, 1), round(1000 * row.tflops * family.prompt_share, 1)
+    node_us = round(family.node_us, 2)
+    return Rate(gb_per_s, prompt_gflops, source, node_us, factor, family.weights_per_s, family.wake_ms)
 
 
 def accelerator_rate(

@@ -147,8 +147,8 @@ def _with_model_proof(plan: types.Plan) -> types.Plan:
     """Return the plan of one model with these ids."""
     head, proof = plan.head, plan.head.proof
     if proof and proof.layers:
-        sides = [_proof_side(plan, entry) for entry in plan.placement]
-        proof = proof._replace(devices=tuple(types.ProvenDevice(side.id, side.name) for side in sides))
+        devices = (types.ProvenDevice(*_proof_side(plan, entry)[:2]) for entry in plan.placement)
+        proof = proof._replace(devices=tuple(devices))
     has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
     generates = plan.estimate.generation_range is not None and not has_known_answer
     return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
@@ -209,8 +209,8 @@ def _proof_side(plan: types.Plan, entry: types.DevicePlacement | None) -> Side:
         label = entry.worker or entry.device
         name = f"{entry.host} {label}"
         details = [argv[0], compared_options, [entry.host, label, entry.capacity_mib, rates], program]
-    proven_layers = plan.head.proof and plan.head.proof.layers
-    return Side(_digest(plan, proven_layers, details, dict(plan.head.environment)), name, argv)
+    details = [plan.head.proof and plan.head.proof.layers, details, dict(plan.head.environment)]
+    return Side(_digest(plan, *details), name, argv)
 
 
 def _reading_id(plan: types.Plan) -> str:

@@ -146,12 +146,8 @@ def _home_paths(plan: Plan) -> list[str] | None:
     """
     head, prefix = plan.head, plan.head_host.prefix
     files = set(_model_paths(plan))
-    command_lines = [
-        head.argv,
-        *(start.head.argv for start in plan.per_model()),
-        *(start.head.argv for start in plan.fallbacks),
-    ]
-    words = {word for argv in command_lines for word in argv} | set(head.environment.values())
+    words = {*head.argv, *head.environment.values()}
+    words.update(*(entry.head.argv for entry in plan.per_model()), *(entry.head.argv for entry in plan.fallbacks))
     absolute_paths = {path for word in words - files for path in PATH_SEPARATOR.split(word) if path.startswith("/")}
     other_paths = {path for path in absolute_paths if not path.startswith((*SYSTEM_FOLDERS, prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOME_PATTERN.match(path)}
@@ -166,9 +162,9 @@ def _head_peers(plan: Plan) -> list[str]:
     if not head.allowed and not names.is_loopback(head.address):
         return []
     endpoints = [entry.endpoint for placement in placements_of(plan) for entry in placement if entry.endpoint]
-    head_address = [] if head.address == names.ANY_ADDRESS else [head.address]
     endpoints += [worker.tunnel for worker in plan.workers if worker.tunnel]
-    return sorted({"localhost", *head_address, *(endpoint.rsplit(":", 1)[0] for endpoint in endpoints), *head.allowed})
+    addresses = {"localhost", head.address, *(endpoint.rsplit(":", 1)[0] for endpoint in endpoints)}
+    return sorted((addresses - {names.ANY_ADDRESS}).union(head.allowed))
 
 
 def with_services(plan: Plan) -> Plan:

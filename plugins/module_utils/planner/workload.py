@@ -26,6 +26,8 @@ PLACEMENT_OPTIONS = {
     host_types.MMPROJ: ("projector-offload", "projector-device"),
 }
 """Role of an auxiliary model → the options that place it."""
+ALL, FASTEST = "all", "fastest"
+"""Values of ``llama_placement``: every device is used, or those with which a token takes the least time."""
 NO_OFFLOAD_WORDS = ("--no-kv-offload", "-nkvo")
 PROMPT_DIVISOR = 4
 """Divisor of a request's context that gives the planned length of prompts."""
@@ -58,6 +60,11 @@ class Workload(NamedTuple):
     @property
     def summary(self) -> ModelSummary:
         return self.model.summary
+
+    @property
+    def uses_all_devices(self) -> bool:
+        """Return whether every device gets layers, as far as there are enough."""
+        return self.placement == ALL or (self.placement is None and self.model.known_answer is not None)
 
     @property
     def micro_batch(self) -> int:

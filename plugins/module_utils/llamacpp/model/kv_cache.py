@@ -388,19 +388,19 @@ def _latent_token(summary: ModelSummary, settings: CacheSettings) -> tuple[float
 
 def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]:
     """Return upper bounds: one cache serves all requests, and every layer, including those that predict further tokens, stores the whole context."""
-    one_stream = settings._replace(unified=True, full_window=True)
+    one_stream, layers = settings._replace(unified=True, full_window=True), summary.layers
     summary = summary.without_key("attention.key_length_swa").without_key("attention.value_length_swa")
+    token = _latent_token(summary, settings)
     if is_latent(summary) and summary.kv_heads == 1:
         key, value = (summary.number(f"attention.{name}_length_mla") or 0 for name in ("key", "value"))
-        plain_summary = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
+        summary = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
     else:
-        plain_summary = summary.without_key("nextn_predict_layers")
-    if plain_summary.architecture in NO_CACHE:
-        plain_summary = plain_summary._replace(architecture="llama")
-    token = _latent_token(summary, settings)
+        summary = summary.without_key("nextn_predict_layers")
+    if summary.architecture in NO_CACHE:
+        summary = summary._replace(architecture="llama")
     if token is None:
-        return _sizes(plain_summary, one_stream, True)
-    return [int(cells(plain_summary, one_stream)[0] * sum(token))] * summary.layers
+        return _sizes(summary, one_stream, True)
+    return [int(cells(summary, one_stream)[0] * sum(token))] * layers
 
 
 def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[list[int], bool]:

@@ -140,4 +140,4 @@ class ModelSummary(NamedTuple):
         return [*layer_values[: self.layers], *[0] * (self.layers - len(layer_values))]
 
     def without_key(self, key: str) -> "ModelSummary":
-        return self._replace(keys=tuple(pair for pair in self.keys if pair[0] != key))
+        return self._replace(keys=tuple(entry for entry in self.keys if entry[0] != key))

@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.links import unfiltered_reason
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import layout, prompt_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompt_cache
 
 SLOW_LOAD_S = 60
 """Predicted seconds of a load from which the advisory applies; assumed."""
@@ -51,7 +51,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     """Return the host that is faster for all users, unless the model only tries the workers (known answer) or the operator asks for all workers."""
     estimate, server = context.plan.estimate, context.server
     best_host, cluster_speed = estimate.best_single_host, estimate.users
-    is_intended = context.plan.model.known_answer or context.cluster.placement == layout.ALL
+    is_intended = context.plan.model.known_answer or context.cluster.placement == workload.ALL
     if is_intended or not cluster_speed or not estimate.links or not best_host.faster:
         return []
     host_speed = next(

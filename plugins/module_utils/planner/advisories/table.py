@@ -440,8 +440,7 @@ def evaluate_advisories(context: AdvisoryContext) -> list[Finding]:
     for advisory in ADVISORIES:
         grouped_cases: dict[str, Cases] = {}
         for host, values in advisory.condition(context):
-            shared_values = {key: value for key, value in values.items() if key != "where"}
-            key = repr({**shared_values, "host": host} if "{host}" in advisory.message else shared_values)
+            key = repr({**values, "where": None, "host": host if "{host}" in advisory.message else None})
             grouped_cases.setdefault(key, []).append((host, values))
         for cases in grouped_cases.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))

@@ -110,28 +110,27 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
 def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
     """Return short name, origin and known facts of a release. The tag of a build names its content for good, so that a plan needs no network;
     any other ref of a repository needs a commit."""
-    source, commit = request.source, request.commit
     location = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
-    if source == "package":
+    if request.source == "package":
         return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_TREES.get(package)}
-    if source == "git":
+    if request.source == "git":
         tag = re.fullmatch(release_request.BUILD_TAG, request.ref)
-        if not commit and not tag:
+        if not request.commit and not tag:
             raise Refusal(
                 f"llama_release asks for {request.ref!r}, whose commit was not looked up in {request.repository}: add commit to llama_release"
             )
-        revision = commit or f"refs/tags/{request.ref}"
+        revision = request.commit or f"refs/tags/{request.ref}"
         origin = {"repository": request.repository, "revision": revision, "member": ""}
-        return request.ref if tag else f"git-{str(commit)[:8]}", origin, {}
-    if source == "pypi":
+        return request.ref if tag else f"git-{str(request.commit)[:8]}", origin, {}
+    if request.source == "pypi":
         version = request.version
         member = f"llama_cpp_python-{version}/vendor/llama.cpp"
         origin = {"checksum": request.checksum, "version": version, "member": member}
         return f"pypi-{version}", origin, capabilities.PYPI_TREES.get(version, {})
-    if source == "prebuilt":
+    if request.source == "prebuilt":
         checksums = {"checksums": dict(request.checksums)} if request.checksums else {}
         return f"prebuilt-{request.build}", {**location, **checksums}, {}
-    return f"{source}-{request.checksum[7:15]}", {"checksum": request.checksum, **location, "member": ""}, {}
+    return f"{request.source}-{request.checksum[7:15]}", {"checksum": request.checksum, **location, "member": ""}, {}
 
 
 Requests = Mapping[str, Optional[types.ReleaseRequest]]
@@ -286,12 +285,12 @@ def _with_programs(
     paths: dict[str, str] = {}
     if release.source == "package":
         packages = catalogue.llama[host.facts.distribution.family]["programs"]
-        missing_targets = [target for target in targets if target not in packages]
-        if missing_targets:
-            raise Refusal(
-                f"llama_benchmark_programs is true, but no known package of {host.name}'s distribution contains {missing_targets[0]}: use another source in "
-                "llama_release"
-            )
+        for target in targets:
+            if target not in packages:
+                raise Refusal(
+                    f"llama_benchmark_programs is true, but no known package of {host.name}'s distribution contains {target}: use another source in "
+                    "llama_release"
+                )
         paths = {target: packages[target]["path"].format(architecture=host.facts.architecture) for target in targets}
     ui = build.ui if options.SERVER in targets else None
     content = {"release": release.id, "options": build.cmake_options, "kind": build.kind, "targets": targets}
@@ -319,7 +318,7 @@ def _build_kind(cluster: types.Cluster, entry: types.EquippedHost, backend: str,
         cmake_options = _build_options(host, backend, release, server, backend == programs.tls_backend)
         environment = tools.environment
     else:
-        kind["programs"] = [group for group, member in (("head", host.is_head), ("worker", host.is_worker)) if member]
+        kind["programs"] = ["head"] * host.is_head + ["worker"] * host.is_worker
     if release.source == "prebuilt":
         archives = kind["archives"] = prebuilt_archives.archives_of(host, backend, release.build, server)
         environment = prebuilt_archives.environment(facts, backend)

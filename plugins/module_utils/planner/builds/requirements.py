@@ -133,9 +133,8 @@ def tools_of(
         release = programs.releases[backend]
         needs = _needed_tools(host, backend, compiling_tools, catalogue, release)
         release_packages = {name: name for name in needs if release.source == "package"}
-        compiles_tls = bool(backend == programs.tls_backend and compiling_tools)
-        common_tools = [*service_tools, *[toolkits.OPENSSL.name] * compiles_tls]
-        needs.update((name, needs.get(name) or facts.lacks_tool(name)) for name in common_tools)
+        tls_tools = [toolkits.OPENSSL.name] if backend == programs.tls_backend and compiling_tools else []
+        needs.update((name, needs.get(name) or facts.lacks_tool(name)) for name in [*service_tools, *tls_tools])
         tools.update(_packages_to_install(host, needs, {**release_packages, **packages}))
     if facts.python is None:
         raise Refusal(
@@ -173,15 +172,15 @@ def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mappin
     :raises Refusal: a tool is missing that this run cannot install.
     """
     facts, missing_tools = host.facts, [name for name, is_missing in needs.items() if is_missing]
-    unpackaged_tools = [tool for tool in missing_tools if tool not in packages]
+    unpackaged_tools = [name for name in missing_tools if name not in packages]
     if unpackaged_tools:
-        sources = sorted({toolkits.VENDORS[tool] for tool in unpackaged_tools if tool in toolkits.VENDORS})
+        sources = sorted({toolkits.VENDORS[name] for name in unpackaged_tools if name in toolkits.VENDORS})
         raise Refusal(
             f"{host.name} lacks {', '.join(unpackaged_tools)}, for which no {facts.distribution.id} package is known: install the missing tools "
             f"yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set another llama_backend for {host.name}"
         )
     problem = f"{host.name} lacks {', '.join(missing_tools)}"
-    missing_packages = dict.fromkeys(packages[tool] for tool in missing_tools)
+    missing_packages = dict.fromkeys(packages[name] for name in missing_tools)
     if missing_tools and facts.system == "Darwin":
         raise Refusal(
             f"{problem}: run brew install {' '.join(sorted(missing_packages))} on that host, then run the playbook again"
@@ -191,7 +190,7 @@ def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mappin
             f"{problem}, and this run has no root access to that host: set llama_host_scope to system and use --ask-become-pass, or ask an administrator to "
             f"install {', '.join(missing_packages)}"
         )
-    return {tool: packages[tool] for tool in needs if tool in packages}
+    return {name: packages[name] for name in needs if name in packages}
 
 
 def optional_tools_of(host: Host, build_tools: Mapping[str, BuildTools | None], catalogue: Catalogue) -> dict[str, str]:

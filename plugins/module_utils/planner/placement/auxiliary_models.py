@@ -21,6 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import AuxiliaryModelPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device, Model
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import (
     PLACEMENT_OPTIONS,
@@ -32,13 +33,11 @@ PROCESSOR = "none"
 """Name of the head's processor as a place."""
 
 
-def candidate_placements(workload: Workload, head_devices: Sequence[Device]) -> Iterator[tuple[AuxiliaryModel, ...]]:
+def candidate_placements(workload: Workload, site: Site) -> Iterator[tuple[AuxiliaryModel, ...]]:
     """Yield the places of auxiliary models on the head's fastest device or its processor, the best place of each first, that of a draft model before
-    that of a projector.
-
-    :param head_devices: devices that llama-server itself drives, the fastest first.
-    """
-    places = [*head_devices[:1], None]
+    that of a projector."""
+    devices = [device for device in site.devices if not device.worker]
+    places = [*sorted(devices, key=lambda device: -site.rates[device.buffer].gb_per_s)[:1], None]
     roles = [role for role in PLACEMENT_OPTIONS if role not in workload.uncounted_models]
     choices = ([model for place in places if (model := _auxiliary_model(workload, role, place))] for role in roles)
     return itertools.product(*filter(None, choices))
@@ -55,8 +54,8 @@ def _auxiliary_model(workload: Workload, role: str, device: Device | None) -> Au
     # A draft model may be a part of another model: its layers that predict further tokens, which count the others and lack them.
     is_part = not all(header.layer_bytes)
     summary = header.without_key("nextn_predict_layers") if is_part else header
-    settings = _cache_settings(workload)
-    load = device_load.load_of(summary, settings, workload.release.build)
+    cache = _cache_settings(workload)
+    load = device_load.load_of(summary, cache, workload.release.build)
     units = list(range(load.units))
     weights = load.share(units, backend.name).weights if device else load.on_head(units)
     in_memory = load.on_head() if device else 0

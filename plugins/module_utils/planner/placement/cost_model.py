@@ -51,7 +51,6 @@ class PartCost(NamedTuple):
 @functools.lru_cache(maxsize=32)
 def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
     summary = load.summary
-    active_fraction = summary.active_share
     rows = {(row.name, row.bytes): row for row in summary.named_tensors}
     weights = sum(part.bytes for part in load.parts)
     average = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
@@ -63,7 +62,7 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
         elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
             experts = summary.expert_bytes[part.unit]
         row = rows.get((LAYER_NUMBER.sub("blk.*.", part.name), part.bytes))
-        costs.append(_part_cost(part.bytes, experts, active_fraction, row, average))
+        costs.append(_part_cost(part.bytes, experts, summary.active_share, row, average))
     return tuple(costs)
 
 
@@ -74,12 +73,12 @@ def _part_cost(size: int, experts: int, active_fraction: float, row: TensorGroup
     """
     bits = 8 * row.bytes / math.prod(row.shape) if row else average
     cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
-    experts_cost = EXPERTS_COST * (1 + EXPERT_TOKENS / (PROMPT_TOKENS * active_fraction))
     prompt_weights = 8 * cost.prompt_factor / bits
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
     return PartCost(
         read_bytes=(size - experts * (1 - active_fraction)) * cost.generation_factor * latent,
-        multiplied_weights=(size - experts + experts * active_fraction * experts_cost) * prompt_weights,
+        multiplied_weights=(size - experts + experts * EXPERTS_COST * (active_fraction + EXPERT_TOKENS / PROMPT_TOKENS))
+        * prompt_weights,
         expert_read_bytes=experts * active_fraction * cost.generation_factor,
         dense_weights=(size - experts) * prompt_weights,
         experts=experts * active_fraction * prompt_weights,

@@ -56,8 +56,7 @@ def _row_padding(row: TensorGroup) -> int:
     """Return the bytes that pad the rows of a quantised tensor to MATRIX_ROW_PADDING."""
     if row.type in UNQUANTISED_TYPES or not row.shape:
         return 0
-    elements = -row.shape[0] % backends.MATRIX_ROW_PADDING
-    return row.bytes * elements // math.prod(row.shape)
+    return row.bytes * (-row.shape[0] % backends.MATRIX_ROW_PADDING) // math.prod(row.shape)
 
 
 @functools.lru_cache(maxsize=4)
@@ -99,7 +98,8 @@ def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> 
     return placed_parts
 
 
-def _padded_size(part: Part, record: backends.Backend) -> int:
+def _padded_size(part: Part, backend: str) -> int:
+    record = backends.BY_NAME[backend]
     return kv_cache.pad(part.bytes + (part.padding_bytes if record.row_padding else 0), record.alignment)
 
 
@@ -207,7 +207,7 @@ class Load:
 
     def override_bytes(self, device: str, backend: str) -> int:
         """Bytes of weights that overrides put on this device, laid out as its backend needs it."""
-        return sum(_padded_size(part, backends.BY_NAME[backend]) for part in self.parts_by_device.get(device, ()))
+        return sum(_padded_size(part, backend) for part in self.parts_by_device.get(device, ()))
 
     def sizes(self, backend: str) -> solver.Sizes:
         """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
@@ -244,26 +244,26 @@ class Load:
 @functools.lru_cache(maxsize=128)
 def _weights(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
     """Bytes of the weights of each unit, and of what every device has a copy of, laid out as a backend needs it."""
-    record, unit_bytes = backends.BY_NAME[backend], [0] * load.units
+    unit_bytes = [0] * load.units
     for part in load.parts:
         if part.unit is not None:
-            unit_bytes[part.unit] += _padded_size(part, record)
-    return tuple(unit_bytes), sum(_padded_size(part, record) for part in load.copies)
+            unit_bytes[part.unit] += _padded_size(part, backend)
+    return tuple(unit_bytes), sum(_padded_size(part, backend) for part in load.copies)
 
 
 @functools.lru_cache(maxsize=128)
 def _sizes(load: Load, backend: str) -> solver.Sizes:
     weights, copies = _weights(load, backend)
-    unit_bytes = [size + kv for size, kv in zip(weights, [*load.device_kv[: load.layers], 0])]
+    unit_bytes = [sum(sizes) for sizes in zip(weights, [*load.device_kv[: load.layers], 0])]
     return solver.Sizes(solver.prefix_sums(unit_bytes), solver.prefix_sums([*load.needs_copies, False]), copies)
 
 
 @functools.lru_cache(maxsize=128)
 def _head_bytes(load: Load, units: tuple[int, ...]) -> int:
     head_units = {None, *units}
-    head_parts = [part for part in load.parts if part.device is None and part.unit in head_units]
-    head_parts += load.copies if any(unit < load.layers and load.needs_copies[unit] for unit in units) else []
-    return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique_parts(head_parts))
+    parts = [part for part in load.parts if part.device is None and part.unit in head_units]
+    parts += load.copies if any(unit < load.layers and load.needs_copies[unit] for unit in units) else []
+    return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique_parts(parts))
 
 
 @functools.lru_cache(maxsize=32)

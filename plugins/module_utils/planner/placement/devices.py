@@ -31,13 +31,12 @@ def visible_mib(accelerator: Accelerator, environment: Mapping[str, str]) -> flo
     all of it as one (radv_physical_device_init_mem_types, the same in Mesa 22.3.6, 25.0.7 and 26.1). It lends more than a heap has to
     programs that do not ask for a refusal (radv_alloc_memory), but llama.cpp was seen to fail there.
     """
-    total_mib = accelerator.memory_mib
-    if not total_mib:
+    if not accelerator.memory_mib:
         return math.inf
     is_split = accelerator.backend == "vulkan" and accelerator.has_amdgpu_limit
     if not is_split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
-        return total_mib
-    return total_mib * 2 // 3
+        return accelerator.memory_mib
+    return accelerator.memory_mib * 2 // 3
 
 
 def limit_mib(device: types.Device) -> float:
@@ -89,7 +88,7 @@ def capacities_of(
     limits.update(_limits_of_head(driven, server) if server else {})
     environments = {worker.device: worker.environment for worker in workers}
     environments.update(
-        {device.name: device.environment for device in driven if backends.UNIFIED_HEAP in device.environment}
+        (device.name, device.environment) for device in driven if backends.UNIFIED_HEAP in device.environment
     )
     capacities = {
         name: limits.get(name, usable_by_device(device.memory_mib, device.unified, memory_mib))
@@ -99,8 +98,9 @@ def capacities_of(
     for name in [*(device.name for device in driven), *(worker.device for worker in workers)]:
         accelerator = accelerators.get(name)
         if accelerator and accelerator.unified:
-            is_limited = has_memory_limits and name in environments  # the head's own devices show all they have
-            shown_mib = visible_mib(accelerator, environments[name]) if is_limited else math.inf
+            shown_mib = math.inf  # the head's own devices show all that they have
+            if has_memory_limits and name in environments:
+                shown_mib = visible_mib(accelerator, environments[name])
             shared_mib[canonical_names[name]] = max(
                 shared_mib.get(canonical_names[name], 0), int(min(capacities[name], shown_mib))
             )
@@ -121,16 +121,14 @@ def capacities_of(
     return {**capacities, **unified_mib, backends.CPU.device: remaining_mib}
 
 
-def _visible_devices(facts: Facts, workers: Sequence[types.Worker], backend: str) -> list[tuple[str, Accelerator]]:
-    """The accelerators of the backend that llama-server may see and use, each with its name: those that the host does not lend, by whatever
+def _visible_devices(facts: Facts, workers: Sequence[types.Worker], backend: str) -> dict[str, Accelerator]:
+    """Return the accelerators of the backend that llama-server may see and use by name: those that the host does not lend, by whatever
     backend. Where others are hidden, only those before the first one that it lends."""
     canonical_names = facts.canonical_names
     hidden_names = {canonical_names.get(worker.device) for worker in workers}
-    pairs = [(name, device) for name, device in facts.named_accelerators if device.backend == backend]
-    free_devices = [(name, device) for name, device in pairs if canonical_names[name] not in hidden_names]
-    if backends.BY_NAME[backend].hiding_variable:
-        return [*itertools.takewhile(lambda entry: canonical_names[entry[0]] not in hidden_names, pairs)]
-    return free_devices
+    accelerators = [(name, device) for name, device in facts.named_accelerators if device.backend == backend]
+    choose = itertools.takewhile if backends.BY_NAME[backend].hiding_variable else filter
+    return dict(choose(lambda entry: canonical_names[entry[0]] not in hidden_names, accelerators))
 
 
 def driven_devices(
@@ -140,7 +138,7 @@ def driven_devices(
     not, as llama.cpp does it. One whose memory is not known is left out."""
     sized_devices = [
         types.Device(host.name, backend, name, name, accelerator.memory_mib, environment, accelerator=accelerator)
-        for name, accelerator in _visible_devices(host.facts, workers, backend)
+        for name, accelerator in _visible_devices(host.facts, workers, backend).items()
         if accelerator.memory_mib
     ]
     discrete = [device for device in sized_devices if not device.shares_memory]
@@ -164,12 +162,11 @@ def _limits_of_head(driven: Sequence[types.Device], server: types.Server) -> dic
             raise Refusal(
                 f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {sizes[name]}, the size of that device's memory"
             )
-    reserve = server.reserve_mib
-    if reserve is None:
+    if server.reserve_mib is None:
         return dict(server.memory_mib)
-    if reserve < 0:
-        raise Refusal(f"llama_server_reserve_mib is {reserve}: use a number of MiB, 0 or more")
-    return {**{name: max(0, size - reserve) for name, size in sizes.items()}, **server.memory_mib}
+    if server.reserve_mib < 0:
+        raise Refusal(f"llama_server_reserve_mib is {server.reserve_mib}: use a number of MiB, 0 or more")
+    return {**{name: max(0, size - server.reserve_mib) for name, size in sizes.items()}, **server.memory_mib}
 
 
 def single_host_devices(host: types.Host, backend: str, server: types.Server | None = None) -> list[types.Device]:
@@ -190,7 +187,7 @@ def environment_of_head(head: types.EquippedHost, backend: str, layouts: Sequenc
     """Return the variables that make llama-server use the devices of these layouts as planned, and take no memory of unused devices."""
     driven = {device.name for layout in layouts for device in layout.driven_devices()}
     uses_workers = any(layout.endpoints for layout in layouts)
-    names = [name for name, _accelerator in _visible_devices(head.host.facts, head.workers, backend)]
+    names = [*_visible_devices(head.host.facts, head.workers, backend)]
     visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
     accelerators, record = head.host.facts.accelerators_of(backend), backends.BY_NAME[backend]
     visibility, bus_order = record.hiding_variable, record.bus_order
@@ -243,13 +240,13 @@ def load_mode_of(release: ReleasePlan, shares: Sequence[DeviceShare], head: type
     """
     head_shares = [share for share in shares if share.device.host == head.name]
     has_workers = any(share.device.worker for share in shares)
-    driven = [share.device for share in head_shares if not share.device.worker]
-    if has_workers and any(backends.BY_NAME[device.backend].maps_model_file for device in driven):
+    devices = [share.device for share in head_shares if not share.device.worker]
+    if has_workers and any(backends.BY_NAME[device.backend].maps_model_file for device in devices):
         return "none"
     if any(_is_gb10(share.device) for share in head_shares):
         return "none"
     limit = min(MMAP_LIMIT_MIB, head.facts.memory_mib / 2)
-    return unmapped_mode(release) if any(weights_mib(program) > limit for program in hip_uploads(head_shares)) else None
+    return unmapped_mode(release) if any(weights_mib(group) > limit for group in hip_uploads(head_shares)) else None
 
 
 def unmapped_mode(release: ReleasePlan) -> str:

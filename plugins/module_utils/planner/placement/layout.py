@@ -29,20 +29,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Device
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
 
-ALL, FASTEST = "all", "fastest"
-"""Values of ``llama_placement``: every device is used, or those with which a token takes the least time."""
-
 
 def lay_out(workload: Workload, site: Site) -> Layout:
     """Return the layout with the fewest seconds for a token. Auxiliary models get the first place with which everything fits."""
-    head_devices = [device for device in site.devices if not device.worker]
-    head_devices.sort(key=lambda device: -site.rates[device.buffer].gb_per_s)
     overrides = _overrides(workload, [device_load.CPU, *(device.buffer for device in site.devices)])
-    places = list(auxiliary_models.candidate_placements(workload, head_devices))
+    places = list(auxiliary_models.candidate_placements(workload, site))
     load = device_load.load_of(workload.summary, workload.cache, workload.release.build, overrides)
     without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
     failures = []
-    prompt_cache = (workload.server.prompt_cache_mib or 0) * MIB
     for place, reserve in [*zip(places, places), *without_buffers]:
         reserved_mib = {
             device.buffer: -(-sum(model.total_on(device) for model in reserve) // MIB) for device in site.devices
@@ -50,19 +44,19 @@ def lay_out(workload: Workload, site: Site) -> Layout:
         devices = _change_capacities(site.devices, {buffer: -size for buffer, size in reserved_mib.items()})
         if any(device.capacity_mib < 0 for device in devices):
             continue
-        head_bytes = sum(model.head_bytes for model in reserve) + prompt_cache
+        head_bytes = sum(model.head_bytes for model in reserve) + (workload.server.prompt_cache_mib or 0) * MIB
         layout = _with_head_bytes(workload, site._replace(devices=devices), load, head_bytes)
         layout = layout._replace(devices=_change_capacities(layout.devices, reserved_mib), auxiliary=place)
         if not layout.reasons:
             return layout
         failures.append(layout)
     closest_layout = min(failures, key=lambda layout: layout.missing_mib)
-    auxiliary_needs = (
+    reasons = (
         f"{model_source.VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
         f"{model.device.name if model.device else 'the memory'} on {site.head}, which leaves too little for the model"
         for model in closest_layout.auxiliary
     )
-    return closest_layout._replace(reasons=(*closest_layout.reasons, *auxiliary_needs))
+    return closest_layout._replace(reasons=(*closest_layout.reasons, *reasons))
 
 
 def _change_capacities(devices: Sequence[Device], added_mib: Mapping[str, int]) -> tuple[Device, ...]:
@@ -88,12 +82,11 @@ def _with_head_bytes(workload: Workload, site: Site, load: device_load.Load, hea
     head_kv = sum(load.kv) - sum(load.device_kv)
     head_bytes_used = table_bytes + layers_on_processor + head_bytes + head_kv
     devices = _without_head_memory(site, head_bytes_used)
-    uses_all = workload.placement == ALL or (workload.placement is None and workload.model.known_answer is not None)
     if server.tensor_split:
         layout, fits = _with_split(server.tensor_split, devices, load, gpu_layers), True
     else:
         options = _order_options(_options(workload, site._replace(devices=devices), load, start), load)
-        layout, fits = _fastest_layout(options, load, start, uses_all)
+        layout, fits = _fastest_layout(options, load, start, workload.uses_all_devices)
     # auto maps nothing where a device of the head shares its memory
     copies = any(not device.worker and device.shares_memory for device in devices)
     shares, overfull = layout.shares(), layout.overloaded_devices()
@@ -209,12 +202,13 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
         )
         if link := site.links.get(buffer):
             costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
-        for unit, buffers in load.override_targets.items():
-            for target in buffers - {buffer}:
-                move_penalty = solver.MOVE if target != device_load.CPU else 0
-                costs[unit] += move_costs[buffer] + move_costs.get(target, 0) + move_penalty
-        hop_penalty = least_gain if device.host != site.head else 0.0
-        base = solver.cost_of(visits[buffer][0] + hop_penalty) + solver.DEVICE + (solver.WORKER if device.worker else 0)
+        for unit, targets in load.override_targets.items():
+            for target in targets - {buffer}:
+                costs[unit] += (
+                    move_costs[buffer] + move_costs.get(target, 0) + solver.MOVE * (target != device_load.CPU)
+                )
+        base = solver.cost_of(visits[buffer][0] + (least_gain if device.host != site.head else 0.0))
+        base += solver.DEVICE + (solver.WORKER if device.worker else 0)
         place = solver.Place(
             capacity=device.capacity_mib * MIB,
             fixed_bytes=fixed_bytes,
@@ -231,13 +225,16 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
 def _order_options(options: Sequence[DeviceOption], load: device_load.Load) -> list[DeviceOption]:
     """Return the devices in the order in which llama-server takes layers: workers, then the head's own, each with the fastest last. It gets
     the output, whose result then need not cross the network. With overrides the order is that of the layers on the devices."""
-    sorted_options = sorted(options, key=lambda option: (option.device.worker is None, -option.place.group))
     layers: dict[str, list[int]] = {}
     for unit, devices in load.override_targets.items():
         for buffer in devices:
             layers.setdefault(buffer, []).append(unit)
     middle_units = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
-    return sorted(sorted_options, key=lambda option: middle_units.get(option.device.buffer, load.units))
+
+    def position(option: DeviceOption) -> tuple[float, bool, int]:
+        return middle_units.get(option.device.buffer, load.units), option.device.worker is None, -option.place.group
+
+    return sorted(options, key=position)
 
 
 def _solve(
@@ -246,11 +243,11 @@ def _solve(
     """Return the devices and the units of each; of more devices than llama.cpp supports, those with the most memory."""
 
     def units_of(subset: Sequence[DeviceOption]) -> Sequence[int] | None:
-        reward = solver.REQUIRED * uses_all
-        return solver.solve(tuple(item.place._replace(base=item.place.base - reward) for item in subset), start)
+        places = [option.place._replace(base=option.place.base - solver.REQUIRED * uses_all) for option in subset]
+        return solver.solve(tuple(places), start)
 
     units = units_of(options)
-    count = sum(bool(own_units or item.is_needed) for item, own_units in zip(options, units or ()))
+    count = sum(bool(number or option.is_needed) for option, number in zip(options, units or ()))
     if len(options) <= capabilities.MAX_DEVICES or (units and count <= capabilities.MAX_DEVICES):
         return options, units
 
@@ -258,17 +255,14 @@ def _solve(
         return option.is_needed, option.device.worker is None, option.place.capacity, -option.place.group
 
     largest_options = sorted(options, key=priority)[-capabilities.MAX_DEVICES :]
-    subset = [item for item in options if item in largest_options]
+    subset = [option for option in options if option in largest_options]
     return subset, units_of(subset)
 
 
 def _fastest_layout(
     options: Sequence[DeviceOption], load: device_load.Load, start: int, uses_all: bool
 ) -> tuple[Layout, bool]:
-    """Return the layout with the fewest seconds, and whether the model fits; unless it does, shares follow the capacities.
-
-    :param uses_all: whether every device gets layers, as far as there are enough.
-    """
+    """Return the layout with the fewest seconds, and whether the model fits; unless it does, shares follow the capacities."""
     options, units = _solve(options, start, uses_all)
     places, gpu_layers = [option.place for option in options], load.units - start
     devices = [option.device for option in options]
@@ -289,10 +283,10 @@ def _reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bo
     sentences = []
     for option, count in zip(options, units):
         rate, group = option.rate, option.place.group
-        peers = [item.place.capacity for item, number in zip(options, units) if number and item.place.group == group]
+        peers = [peer.place.capacity for peer, number in zip(options, units) if number and peer.place.group == group]
         share_text = "evenly" if peers and min(peers) >= solver.SIMILARITY * max(peers) else "by their memory"
         peer_text = f", shared {share_text}" if count and len(peers) > 1 else ""
-        words = _share_reason(option.place, count, [item.place for item in options], units, uses_all)
+        words = _share_reason(option.place, count, [peer.place for peer in options], units, uses_all)
         sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{peer_text}")
     return sentences
 
@@ -306,9 +300,10 @@ def _share_reason(
     if any(number for peer, number in pairs if peer.group < place.group):
         return "one layer, because every device is used" if uses_all and count == 1 else "overflow from faster devices"
     units_on_slower = max((number for peer, number in pairs if peer.group > place.group), default=0)
+    if units_on_slower == 1 and uses_all:
+        return "most layers: faster than the rest"
     if units_on_slower:
-        nearly_all = uses_all and units_on_slower == 1
-        return "most layers: faster than the rest" if nearly_all else "filled first: faster than the rest"
+        return "filled first: faster than the rest"
     unused_faster_peers = [peer for peer in places if peer.group < place.group]
     if any(peer.fits_one_unit for peer in unused_faster_peers):
         return "faster devices would add more overhead than they save"

@@ -82,14 +82,11 @@ def _best_micro_batch(candidate: Candidate) -> int:
     workload, default = candidate.workload, candidate.workload.micro_batch
     if not candidate.layout.devices or workload.server.override_tensor or workload.server.micro_batch:
         return default
-    middle_candidate = at_depth(candidate, workload.prompt_tokens // 2)
+    sizes = [size for size in MICRO_BATCHES if size != default and size <= workload.cache.batch]
+    sizes = [size for size in sizes if _fits_beside_layers(candidate, workload.cache._replace(micro_batch=size))]
+    candidate = at_depth(candidate, workload.prompt_tokens // 2)
     lengths = cost_model.PROMPT_TOKENS, workload.prompt_tokens
-    seconds = {
-        size: math.prod(_seconds(middle_candidate, tokens, size) for tokens in lengths)
-        for size in {*MICRO_BATCHES, default}
-        if size == default
-        or (size <= workload.cache.batch and _fits_beside_layers(candidate, workload.cache._replace(micro_batch=size)))
-    }
+    seconds = {size: math.prod(_seconds(candidate, tokens, size) for tokens in lengths) for size in [default, *sizes]}
     shortest_time = min(seconds.values())
     if shortest_time > MAX_SHARE * seconds[default]:
         return default
@@ -107,8 +104,8 @@ def _fits_beside_layers(candidate: Candidate, cache: kv_cache.CacheSettings) -> 
 def is_pipelined(candidate: Candidate) -> bool:
     """Return whether llama.cpp's pipeline is on (llama_context of build 11063)."""
     layout, workload = candidate.layout, candidate.workload
-    partly = layout.gpu_layers < layout.load.units or workload.server.override_tensor or not workload.cache.offload
-    return len(layout.devices) > 1 and workload.release.mainline and not partly
+    is_whole = layout.gpu_layers >= layout.load.units and workload.cache.offload and not workload.server.override_tensor
+    return len(layout.devices) > 1 and workload.release.mainline and is_whole
 
 
 def is_overlapped(candidate: Candidate) -> bool:

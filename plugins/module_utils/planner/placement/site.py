@@ -80,8 +80,8 @@ def rate_of(device: Device, host: Host, architecture: str = "") -> device_rates.
 def processor_rate(facts: Facts) -> device_rates.Rate:
     """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
     gflops, cores_rate = cores_gflops(facts), facts.cpu.cores * device_rates.CORE_GB_PER_S
-    unified_names = (accelerator.name for accelerator in facts.accelerators if accelerator.unified)
-    row = next(filter(None, map(device_rates.processor_row, (facts.cpu.model, *unified_names))), None)
+    names = (facts.cpu.model, *(accelerator.name for accelerator in facts.accelerators if accelerator.unified))
+    row = next(filter(None, map(device_rates.processor_row, names)), None)
     assumed_row = device_rates.ASSUMED_RATES["board" if facts.is_board else "processor"]
     rate = device_rates.rate_of_row(row or assumed_row, device_rates.TABLE if row else device_rates.ASSUMED_SOURCE)
     if row and row.family in ("apple-processor", "board"):

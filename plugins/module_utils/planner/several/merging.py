@@ -53,12 +53,12 @@ def merge_plans(cluster: Cluster, plans: Sequence[types.Plan | types.Refused]) -
     first_plan = valid_plans[0]
     try:
         return first_plan._replace(
-            refused=any(item.refused for item in valid_plans),
+            refused=any(plan.refused for plan in valid_plans),
             reasons=reasons,
-            fits=all(item.fits for item in valid_plans),
+            fits=all(plan.fits for plan in valid_plans),
             advisories=_advisories(model_names, valid_plans, own_variables),
             external_workers=tuple(
-                worker._replace(used=any(item.external_workers[index].used for item in valid_plans))
+                worker._replace(used=any(plan.external_workers[index].used for plan in valid_plans))
                 for index, worker in enumerate(first_plan.external_workers)
             ),
             hosts={name: _host(name, valid_plans) for name in first_plan.hosts},
@@ -103,14 +103,14 @@ def _merge_texts(
     """
     models: dict[Text, list[str]] = {}
     for name, model_texts in zip(model_names, texts):
-        for item in model_texts:
-            models.setdefault(item, []).append(name)
+        for text in model_texts:
+            models.setdefault(text, []).append(name)
 
-    def concerns_all(item: Text, group: Sequence[str]) -> bool:
-        text = item if isinstance(item, str) else f"{item.message} {item.remedy}"
-        return len(group) == len(model_names) and not any(name in text for name in own_variables)
+    def concerns_all(text: Text, group: Sequence[str]) -> bool:
+        words = text if isinstance(text, str) else f"{text.message} {text.remedy}"
+        return len(group) == len(model_names) and not any(name in words for name in own_variables)
 
-    pairs = [(item, "" if concerns_all(item, group) else remedies.join_names(group)) for item, group in models.items()]
+    pairs = [(text, "" if concerns_all(text, group) else remedies.join_names(group)) for text, group in models.items()]
     return sorted(pairs, key=lambda pair: bool(pair[1]))
 
 

@@ -18,7 +18,6 @@ def compose_plan(installation: Installation, candidate: Candidate) -> Plan:
     """Return the plan without fallbacks, services and advisories."""
     cluster, model = installation.cluster, candidate.workload.model
     predicted_estimate = estimate(candidate, *shapes.compare_shapes(candidate))
-    head_plan = head.plan_of_head(installation, candidate, predicted_estimate.load_s)
     return Plan(
         schema=SCHEMA,
         cluster=cluster.name,
@@ -36,7 +35,9 @@ def compose_plan(installation: Installation, candidate: Candidate) -> Plan:
             name: hosts.plan_of_host(installation, entry, candidate)
             for name, entry in installation.equipped_hosts.items()
         },
-        head=head_plan._replace(proof=proof_plan.plan_proof(candidate, predicted_estimate, cluster.proof_seconds)),
+        head=head.plan_of_head(installation, candidate, predicted_estimate.load_s)._replace(
+            proof=proof_plan.plan_proof(candidate, predicted_estimate, cluster.proof_seconds)
+        ),
         external_workers=hosts.external_workers_of(installation, candidate),
         placement=candidate.placement(),
         auxiliary_models=auxiliary_models.as_plan(candidate.layout.auxiliary, model, cluster.head),

@@ -24,10 +24,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     Candidate,
     attempt_placement,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.layout import ALL, FASTEST
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import Workload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import ALL, FASTEST, Workload
 
 LEAST_SHARE = 0.5
 """Part of the fastest host's speed that a host needs to serve beside it: clients would wait for a slower one."""
