@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plans a benchmark, lets the head measure it, shows its progress, and writes the table."""
+"""Plans a benchmark, runs it on the head, shows its progress, and writes the results."""
 
 import json
 import time
@@ -54,13 +54,13 @@ class ActionModule(Action):
 
     def perform(self, arguments: BenchmarkArguments) -> dict:
         self._plan = arguments.plan.per_model()[0]
-        self._name = self._plan.head.host
-        self._host = self._plan.hosts[self._name]
+        self._head_name = self._plan.head.host
+        self._head_plan = self._plan.hosts[self._head_name]
         if arguments.state:
             return self._call_module(state=arguments.state)
         loads = self._plan_loads(arguments)
         self._show(
-            f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} of them impossible to measure"
+            f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} of which cannot be measured"
         )
         if loads and not self.check_mode:
             try:
@@ -71,31 +71,31 @@ class ActionModule(Action):
         return {"changed": bool(loads), "record": typed_json.dump(self._record)}
 
     def _show(self, text: str) -> None:
-        display.display(f"  [{self._name}] benchmark: {text}")
+        display.display(f"  [{self._head_name}] benchmark: {text}")
 
     def _plan_loads(self, arguments: BenchmarkArguments) -> list[PlannedLoad]:
-        """Return the loads that can be measured, with the first of several models. Create the record with all cells.
+        """Return the loads that can be measured, using the first of several models. Create the record with all cells.
 
         :raises Refusal: a variable is wrong, or the release lacks llama-bench.
         """
         served_plan = self._plan
         name, hosts = inventory.cluster_hosts(self.variables, arguments.facts, inventory.play_variables(self.variables))
-        first_model = next(iter(turns.read_entries(hosts[self._name]["variables"])), None)
+        first_model = next(iter(turns.read_entries(hosts[self._head_name]["variables"])), None)
         if first_model:
-            hosts = {**hosts, self._name: {**hosts[self._name], "variables": first_model.variables}}
+            hosts = {**hosts, self._head_name: {**hosts[self._head_name], "variables": first_model.variables}}
         model = turns.report_of(arguments.model, first_model.name) if first_model else arguments.model
         catalogue = cluster_inputs.make_catalogue(inventory.packages())
         cluster = model_source.with_reports(cluster_inputs.read_cluster(name, hosts), model)
         cluster = sources.look_up(self.find_file, cluster, catalogue)
-        request = matrix.request_of(hosts[self._name]["variables"])
-        if not any(options.BENCH in build.targets for build in served_plan.hosts[self._name].builds):
+        request = matrix.request_of(hosts[self._head_name]["variables"])
+        if not any(options.BENCH in build.targets for build in served_plan.hosts[self._head_name].builds):
             remedy = "set llama_benchmark_programs to true, run site.yml, then run this playbook again"
             if not served_plan.release.mainline:
-                remedy = f"only llama.cpp releases can be measured, but {served_plan.release.ref} is a release of {served_plan.release.fork}"
-            raise Refusal(f"the release on {self._name} has no {options.BENCH}: {remedy}")
-        if self._host.service_manager not in job.MANAGERS:
+                remedy = f"select a release of llama.cpp, because {served_plan.release.ref} of {served_plan.release.fork} cannot be measured"
+            raise Refusal(f"the release on {self._head_name} has no {options.BENCH}: {remedy}")
+        if self._head_plan.service_manager not in job.MANAGERS:
             raise Refusal(
-                f"{self._name} runs its services under {self._host.service_manager}, but a benchmark needs systemd or supervisor: use a head with one of them"
+                f"{self._head_name} runs services under {self._head_plan.service_manager}, but a benchmark needs systemd or supervisor: use a head with either"
             )
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
@@ -118,7 +118,8 @@ class ActionModule(Action):
 
     def _start(self, loads: Sequence[PlannedLoad]) -> None:
         seconds = (command_line.PROGRAM_SECONDS + EXIT_SECONDS) * len(loads)
-        self._call_module(state="started", definition=definitions.definition(self._host, _service_of(loads), seconds))
+        definition = definitions.definition(self._head_plan, _service_of(loads), seconds)
+        self._call_module(state="started", definition=definition)
 
     def _finish(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
         try:
@@ -132,27 +133,27 @@ class ActionModule(Action):
         self._record_speed(loads)
 
     def _collect_results(self, loads: Sequence[PlannedLoad]) -> None:
-        """Collect the programs' measurements until all programs have exited.
+        """Collect the measurements of the programs until all of them have exited.
 
         :raises AnsibleActionFail: the job was stopped early.
         """
         start, is_running = time.monotonic(), True
         while is_running:
             answer = self._call_module(programs=len(loads))
-            progress = typed_json.parse_report(self._name, "the benchmark", types.BenchmarkProgress, answer)
+            progress = typed_json.parse_report(self._head_name, "the benchmark", types.BenchmarkProgress, answer)
             is_running = progress.running
             for load, program in zip(loads, progress.programs):
-                self._update(load, program)
+                self._update_record(load, program)
             if is_running:
                 self._show(f"{time.monotonic() - start:.0f} s")
                 time.sleep(POLL_SECONDS)
         if not all(cell.is_done for cell in self._record.cells):
             raise AnsibleActionFail(
-                f"the benchmark on {self._name} ended early: someone stopped it, started the server, or restarted the host. Run this playbook again "
+                f"the benchmark on {self._head_name} ended early: someone stopped it, started the server, or restarted the host. Run this playbook again "
                 "to start over."
             )
 
-    def _update(self, load: PlannedLoad, program: types.Program) -> None:
+    def _update_record(self, load: PlannedLoad, program: types.Program) -> None:
         """Add results to the record and show new results. Add the reason to cells that a finished program did not measure."""
         speeds, cells = {(result.test, result.depth): result.speed for result in program.results}, []
         for cell in self._record.cells:
@@ -174,12 +175,12 @@ class ActionModule(Action):
                 cells = [cell for cell in self._record.cells if cell.hosts == load.hosts and not cell.depth]
                 speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
                 record = speed_record.new_record(load.plan, next(iter(speeds), None))
-                self.write_record(self._host.prefix, names.MEASURED_SPEED, record)
+                self.write_record(self._head_plan.prefix, names.MEASURED_SPEED, record)
 
     def _call_module(self, **arguments: Any) -> dict:
-        answer = self.run_module(host=typed_json.dump(installation.planned_paths(self._host)), **arguments)
+        answer = self.run_module(host=typed_json.dump(installation.planned_paths(self._head_plan)), **arguments)
         if answer.get("failed"):
-            raise AnsibleActionFail(f"benchmark on {self._name}: {failure_reason(answer)}")
+            raise AnsibleActionFail(f"the benchmark on {self._head_name} failed: {failure_reason(answer)}")
         return answer
 
 
@@ -205,7 +206,7 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
     def union(permission: str, any_value: Any = "") -> Any:
         """Return the combined permissions of one kind; unlimited if one of the heads has no limit."""
         values = [getattr(service, permission) for service in heads]
-        return any_value if any_value in values else tuple(sorted({entry for value in values for entry in value}))
+        return any_value if any_value in values else tuple(sorted({element for value in values for element in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
     if services.tunnel_ends(first_plan.workers):

@@ -53,7 +53,7 @@ def describe_run(pid: int, playbooks: list[str]) -> Run:
 
 
 def _controller_identity() -> str:
-    """Return an identity of this controller, unique even among equal host names: the boot ID of its system, and the process namespace in a container."""
+    """Return an identity of this controller that is unique even if host names are equal: the boot ID, and the process namespace in a container."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:  # macOS

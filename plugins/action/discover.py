@@ -52,23 +52,23 @@ class ActionModule(Action):
             )
         machines, omissions, answers = self._examine_hosts(arguments)
 
-        def plan(proposal: discovery.Proposal) -> Plan | Refused:
+        def plan_proposal(proposal: discovery.Proposal) -> Plan | Refused:
             return plan_action.make_plan(self.find_file, proposal.task_vars, answers, _model_report(proposal.model))
 
-        proposal, result = discovery.choose_proposal(machines, plan)
+        proposal, result = discovery.choose_proposal(machines, plan_proposal)
         text = discovery_text.inventory(proposal, omissions, result)
         if not self.check_mode:
-            with suppress(OSError):  # writing the file reports the reason
+            with suppress(OSError):  # output.write reports the reason
                 path.parent.mkdir(parents=True, exist_ok=True)
             output.write("llama_discover_inventory", str(path), text)
         output.show_plan(result, (), arguments.report)
-        subject = f"{path} {'would be' if self.check_mode else 'has been'} written"
+        outcome = f"{path} {'would be' if self.check_mode else 'has been'} written"
         if result.refused:
-            return {"failed": True, "msg": f"{subject}, but its plan is refused: see the plan above for the reasons."}
+            return {"failed": True, "msg": f"{outcome}, but its plan is refused: see the plan above for the reasons."}
         omission_note = (
             f" Comments in the inventory explain why it leaves out {', '.join(omissions)}." if omissions else ""
         )
-        Display().display(f"{subject}: check it, then run site.yml -i {path}.{omission_note}")
+        Display().display(f"{outcome}: check it, then run site.yml -i {path}.{omission_note}")
         return {"changed": not self.check_mode, "plan": typed_json.dump(result)}
 
     def _examine_hosts(
@@ -95,10 +95,7 @@ class ActionModule(Action):
         _cluster, hosts = inventory.cluster_hosts({"groups": groups, "hostvars": variables}, arguments.facts)
         candidates = [
             discovery.Machine(
-                name,
-                host_variables,
-                parse_facts(hosts[name]["facts"]),
-                _read_discovered(name, arguments.found.get(name)),
+                name, host_variables, parse_facts(hosts[name]["facts"]), _read_findings(name, arguments.found.get(name))
             )
             for name, host_variables in variables.items()
         ]
@@ -108,7 +105,7 @@ class ActionModule(Action):
 
 
 def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operator's variables of a host that the inventory keeps."""
+    """Return the variables of a host that the operator has set and the inventory keeps."""
     names = [
         *CONNECTION_VARIABLES,
         *(name for name in inventory.specification() if not name.startswith(IGNORED_PREFIXES)),
@@ -120,7 +117,7 @@ def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     return inventory.strip_origin({name: value for name, value in values.items() if value is not None})
 
 
-def _read_discovered(name: str, result: Mapping[str, Any] | None) -> Discovered:
+def _read_findings(name: str, result: Mapping[str, Any] | None) -> Discovered:
     findings = typed_json.parse_report(name, "links and models", Discovered, (result or {}).get("discovered") or {})
     for model in findings.models:
         try:

@@ -19,10 +19,10 @@ class ActionModule(Action):
     ARGUMENTS = FilesArguments
 
     def perform(self, arguments: FilesArguments) -> dict:
-        files = [typed_json.dump(with_text(file)) for file in arguments.files if file.mode]
+        files = [typed_json.dump(embed_text(file)) for file in arguments.files if file.mode]
         return self.run_module(files=files) if files else {"changed": False}
 
 
-def with_text(file: FilePlan) -> FilePlan:
+def embed_text(file: FilePlan) -> FilePlan:
     """Return a file with its text instead of its path on the controller."""
     return file._replace(source=None, content=Path(file.source).read_text("utf-8")) if file.source else file

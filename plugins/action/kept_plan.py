@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sends each host its own part of a plan, which the host keeps."""
+"""Sends each host its part of a plan to keep."""
 
 from typing import NamedTuple
 
@@ -27,12 +27,12 @@ class ActionModule(Action):
         record, plan = None, arguments.plan
         if plan:
             variables = inventory.changed_variables(self.variables, self.host, plan.release)
-            record = typed_json.dump(kept_plan(plan, self.host)._replace(variables=variables))
+            record = typed_json.dump(kept_plan_of(plan, self.host)._replace(variables=variables))
         return self.run_module(prefix=arguments.prefix, served_plan_id=arguments.served_plan_id, begun_record=record)
 
 
-def kept_plan(plan: Plan, name: str) -> KeptPlan:
-    """Return the record of a plan for a host, with the texts of files instead of their paths on the controller."""
+def kept_plan_of(plan: Plan, name: str) -> KeptPlan:
+    """Return the plan that a host keeps, with the texts of files instead of their paths on the controller."""
     host = plan.hosts[name]
     return KeptPlan(
         schema=SCHEMA,
@@ -42,6 +42,6 @@ def kept_plan(plan: Plan, name: str) -> KeptPlan:
         release=plan.release.ref,
         declared=release_request.declaration(plan.release),
         model=typed_json.dump(plan.model),
-        host=host._replace(files=tuple(map(files.with_text, host.files))),
+        host=host._replace(files=tuple(map(files.embed_text, host.files))),
         head=typed_json.dump(plan.head) if name == plan.head.host else None,
     )

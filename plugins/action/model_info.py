@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Finds a model on the controller and reads its headers, wherever it is."""
+"""Finds the files of a model, and reads their headers on the host, on the controller or on a server."""
 
 import re
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 
-FILE = re.compile(r"--(?!log-)[a-z_-]+[-_]file(=|$)|-jf$|--lora(=|$)|--control-vector(=|$)")
+FILE_OPTION = re.compile(r"--(?!log-)[a-z_-]+[-_]file(=|$)|-jf$|--lora(=|$)|--control-vector(=|$)")
 """Pattern for options of llama-server that name a file to read."""
 
 
@@ -26,16 +26,16 @@ class ActionModule(Action):
     def perform(self, arguments: resolver.Options) -> dict:
         try:
             variables = inventory.variables_of(self.variables)
-            entries = turns.read_entries(variables)
+            model_entries = turns.read_entries(variables)
         except Refusal:
             return {"changed": False}  # planning refuses these variables with a reason
-        requests = {entry.name: _request(entry.variables) for entry in entries} or {"": _request(variables)}
+        requests = {entry.name: _request(entry.variables) for entry in model_entries} or {"": _request(variables)}
         server = resolver.token_server(filter(None, requests.values()))
         reports = {name: _resolve(self, request, arguments, server) for name, request in requests.items()}
-        refusal = _unusable_file(self, variables, arguments) if arguments.prefix else ""
+        refusal = _file_problem(self, variables, arguments) if arguments.prefix else ""
         if refusal:
             reports = {name: {**report, "refused": refusal} for name, report in reports.items()}
-        return {"changed": False, "models": reports} if entries else reports[""]
+        return {"changed": False, "models": reports} if model_entries else reports[""]
 
 
 def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
@@ -45,17 +45,19 @@ def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
         return None  # planning refuses these variables with a reason
 
 
-def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolver.Options) -> str:
+def _file_problem(action: Action, variables: Mapping[str, Any], options: resolver.Options) -> str:
     """Return a sentence about a file that llama-server needs, but that is missing on the head or unreadable for its account; empty otherwise."""
-    words = variables["llama_server_extra_args"] or []
+    extra_args = variables["llama_server_extra_args"] or []
     values = [
-        word.partition("=")[2] or next_word for word, next_word in zip(words, [*words[1:], ""]) if FILE.match(word)
+        argument.partition("=")[2] or next_argument
+        for argument, next_argument in zip(extra_args, [*extra_args[1:], ""])
+        if FILE_OPTION.match(argument)
     ]
-    files = {path: "llama_server_extra_args has" for path in values if path.startswith("/")}
+    subjects = {path: "llama_server_extra_args has" for path in values if path.startswith("/")}
     credentials = {str(variables[f"llama_server_{name}"]): name for name in services.CREDENTIALS.values()}
-    files.update({path: f"llama_server_{name} is" for path, name in credentials.items()})
-    paths = [path for path in files if path.startswith("/")]
-    if not paths or variables["llama_hardware"]:  # a declared host has no files
+    subjects.update({path: f"llama_server_{name} is" for path, name in credentials.items()})
+    paths = [path for path in subjects if path.startswith("/")]
+    if not paths or variables["llama_hardware"]:  # a host declared in llama_hardware has no files
         return ""
     account = {"account": options.account} if options.account else {}
     reports = action.run_module(resolver.MODULE, paths=paths, timeout=options.timeout, **account).get("paths", {})
@@ -64,13 +66,11 @@ def _unusable_file(action: Action, variables: Mapping[str, Any], options: resolv
     for path in paths:
         report = reports.get(path, {})
         if report.get("error") == "does not exist":
-            return (
-                f"{files[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
-            )
+            return f"{subjects[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
         unreadable_path = validation.printable(report.get("unreadable_path") or "")
         if unreadable_path and path not in readable_paths:
             return (
-                f"{files[path]} {path!r}, but the service account {options.account} cannot read {unreadable_path}: let the account's group read it, "
+                f"{subjects[path]} {path!r}, but the service account {options.account} cannot read {unreadable_path}: let the account's group read it, "
                 "with chgrp and chmod g+rX. If there is no such account yet, run once without this variable"
             )
     return ""

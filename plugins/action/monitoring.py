@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the monitoring files of a cluster into a folder of the controller."""
+"""Writes the monitoring files of a cluster into a folder on the controller."""
 
 import os
 from collections.abc import Mapping

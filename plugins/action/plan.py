@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Makes the plan on the controller, writes it, and shows it to a person."""
+"""Makes the plan on the controller, writes it and shows it."""
 
 import hashlib
 import json
@@ -56,7 +56,7 @@ class ActionModule(Action):
             cluster = inventory.cluster_group(self.variables)
             return {"changed": False, "plan": teardown.empty_plan(arguments.facts, cluster)}
         if arguments.what_fits:
-            return self._what_fits(arguments)
+            return self._show_what_fits(arguments)
         plan = make_plan(self.find_file, self.variables, arguments.facts, arguments.model)
         plan_json = typed_json.dump(plan)
         if not arguments.show:
@@ -77,10 +77,10 @@ class ActionModule(Action):
             return {"failed": True, "msg": f"The plan is refused, and nothing was changed: {reasons}"}
         return {"changed": False, "plan": plan_json}
 
-    def _what_fits(self, arguments: PlanArguments) -> dict:
-        question = what_fits.parse_query("llama_what_fits", self.variables["llama_what_fits"])
-        rows = compare_models(self.find_file, self.variables, arguments.facts, question)
-        display.display(what_fits_text.text_of(rows, question))
+    def _show_what_fits(self, arguments: PlanArguments) -> dict:
+        query = what_fits.parse_query("llama_what_fits", self.variables["llama_what_fits"])
+        rows = compare_models(self.find_file, self.variables, arguments.facts, query)
+        display.display(what_fits_text.text_of(rows, query))
         result = {"models": typed_json.dump(rows)}
         if arguments.path:
             output.write("llama_plan_path", arguments.path, json.dumps(result, indent=2) + "\n")
@@ -90,15 +90,15 @@ class ActionModule(Action):
 def make_plan(
     find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], model: Mapping[str, Any]
 ) -> Plan | Refused:
-    digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
+    launcher_digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
     try:
         name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
         catalogue = cluster_inputs.make_catalogue(inventory.packages())
         cluster = cluster_inputs.read_cluster(name, hosts)
-        # Refuse an impossible benchmark now, not when it begins.
+        # Refuse an impossible benchmark now, not when it starts.
         matrix.request_of(hosts[cluster.head]["variables"])
         cluster = model_source.with_reports(sources.look_up(find_file, cluster, catalogue), model)
-        plan = planner.make_plan(cluster, catalogue, digest)
+        plan = planner.make_plan(cluster, catalogue, launcher_digest)
         if isinstance(plan, Refused) or plan.refused:
             return plan
         cached_facts = {name: host.cached_facts for name, host in cluster.hosts.items()}
@@ -109,11 +109,11 @@ def make_plan(
 
 
 def compare_models(
-    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], question: what_fits.FitQuery
+    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], query: what_fits.FitQuery
 ) -> list[what_fits.FitResult]:
     """Return the models that the cluster in a task's inventory could serve."""
-    offers = what_fits.offers_of(inventory.published_models(), question.models)
+    offers = what_fits.offers_of(inventory.published_models(), query.models)
     name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
     catalogue = cluster_inputs.make_catalogue(inventory.packages())
     cluster = sources.look_up(find_file, cluster_inputs.read_cluster(name, hosts, what_fits.ANY_MODEL), catalogue)
-    return what_fits.fit_models(cluster, offers, catalogue, question)
+    return what_fits.fit_models(cluster, offers, catalogue, query)

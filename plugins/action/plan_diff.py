@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides what site.yml has to do, and shows it. All of its input is in the task's arguments."""
+"""Decides what site.yml has to change, and shows the changes. All input is in the task's arguments."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text
 
 
-class Tools(NamedTuple):
-    """The tools for compiling in a host's facts."""
+class ToolFacts(NamedTuple):
+    """The part of a host's facts about tools for compiling."""
 
     tools: tuple[str, ...] = ()
 
@@ -38,7 +38,7 @@ class ActionModule(Action):
         plan = arguments.plan
         answers = changes.read_answers(plan.hosts, arguments.answers)
         tools = {
-            name: typed_json.parse_report(name, "its tools", Tools, answer["facts"]).tools
+            name: typed_json.parse_report(name, "its tools", ToolFacts, answer["facts"]).tools
             for name, answer in arguments.facts.items()
             if answer.get("facts")
         }

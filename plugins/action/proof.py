@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lets the head prove each model with some of its layers, and shows the verdicts."""
+"""Proves each model on the head with some of its layers, and shows the verdicts."""
 
 import itertools
 import shlex
@@ -26,7 +26,7 @@ POLL_SECONDS = 2.0
 LIMIT_SECONDS, LIMIT_FACTOR = 600, 10
 """Time limit of a proof: a number of seconds, plus a multiple of the predicted time."""
 EXIT_SECONDS = 60
-"""Time in which the head reports that it stopped a proof at its limit. If it does not, it may have been restarted."""
+"""Seconds for the head to report that it stopped a proof at its time limit. A head that reports nothing may have been restarted."""
 NEVER, SEARCH = "never", "search"
 REFERENCE, DEVICES = "reference", "devices"
 SEARCH_HINT = " -e llama_proof=search retries the failed device with other flash attention and cache settings, and with a smaller micro-batch."
@@ -82,11 +82,11 @@ class ActionModule(Action):
         display.display(f"  [{self.host}] proof: {text}")
 
     def _definition(self, plan: Plan, work: ProofWork, seconds: int) -> str:
-        """Return the service of the launcher, in the sandbox of the head's service."""
+        """Return the definition of the launcher's service, with the sandbox of the head's service."""
         host = plan.hosts[plan.head.host]
         head = next(service for service in host.services if service.kind == "head")
-        service = names.service("proof"), f"proof of cluster {plan.cluster}", work.launcher
-        return definitions.definition(host, planned_services.temporary_service(head, *service), seconds)
+        service_arguments = names.service("proof"), f"proof of cluster {plan.cluster}", work.launcher
+        return definitions.definition(host, planned_services.temporary_service(head, *service_arguments), seconds)
 
     def _prove(self, plan: Plan, work: ProofWork, arguments: ProofArguments) -> Proof:
         prediction, host = plan.head.proof, arguments.plan.hosts[plan.head.host]
@@ -111,13 +111,13 @@ class ActionModule(Action):
             definition=self._definition(arguments.plan, work, limit),
         )
         if answer.get("failed"):
-            raise AnsibleActionFail(f"proof on {self.host}: {failure_reason(answer)}")
+            raise AnsibleActionFail(f"the proof on {self.host} did not complete: {failure_reason(answer)}")
         proof = typed_json.parse_report(self.host, "the proof", Proof, answer.get("proof"))
         if arguments.stage == REFERENCE:
             return Proof(0)
         if answer.get("record_error"):
             display.warning(
-                f"The next run repeats the proof. {self.host}: {validation.printable(answer['record_error'])}"
+                f"{self.host} could not record the verdicts, so the next run repeats the proof: {validation.printable(answer['record_error'])}"
             )
         if proof.untested:
             display.warning(f"the devices of {plan.model.name} were not tested: {proof.untested}")
@@ -128,6 +128,6 @@ class ActionModule(Action):
 
 
 def _log_command(log: str) -> str:
-    """Return the command that shows the log lines with the reason for a program's crash."""
-    words = shlex.quote(run.REASON_LINE)
-    return f"grep -aiE {words} {shlex.quote(log)}" if log.startswith("/") else f"{log} --since=-1h --grep={words}"
+    """Return the command that shows the lines of a log with the reason for a crash."""
+    pattern = shlex.quote(run.REASON_LINE)
+    return f"grep -aiE {pattern} {shlex.quote(log)}" if log.startswith("/") else f"{log} --since=-1h --grep={pattern}"

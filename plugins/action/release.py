@@ -23,7 +23,7 @@ display = Display()
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
 SILENCE_SECONDS = 70 * 60
-"""Longest time without a change in the log. Compiling a single file for a GPU takes minutes."""
+"""Longest permitted time without a change in the log. Compiling a single file for a GPU takes minutes."""
 
 
 class ActionModule(Action):
@@ -31,10 +31,10 @@ class ActionModule(Action):
 
     def perform(self, arguments: installer.ReleaseArguments) -> dict:
         if arguments.state == "fetched":
-            fetch_result = _fetch(arguments)
+            fetched_files = _fetch_archives(arguments)
             if _embeds_page(arguments):
-                fetch_result += chat_page.fetch(arguments.release, fetch_result[0], arguments.build.ui)
-            return {"changed": any(archive.changed for archive in fetch_result)}
+                fetched_files += chat_page.fetch(arguments.release, fetched_files[0], arguments.build.ui)
+            return {"changed": any(file.changed for file in fetched_files)}
         if arguments.release.source in release_request.COMPILED_SOURCES:
             result = self._install_compiled(arguments)
         else:
@@ -51,17 +51,17 @@ class ActionModule(Action):
     def _install_compiled(self, arguments: installer.ReleaseArguments) -> dict:
         """Install a release that its builder compiles; other hosts receive it from the controller's cache."""
         build, is_builder = arguments.build, arguments.build.builder == self.host
-        cluster_build = functools.partial(cache.CachedBuild, str(arguments.cluster), build_id=build.id)
-        archives = {name: path for name in build.trusted_builders if (path := cluster_build(name).archive())}
-        packs = is_builder and arguments.share and not archives
-        if packs:  # only what it compiled itself, so that each host knows who compiled its programs
+        cached_build = functools.partial(cache.CachedBuild, str(arguments.cluster), build_id=build.id)
+        cached_archives = {name: path for name in build.trusted_builders if (path := cached_build(name).archive())}
+        must_pack = is_builder and arguments.share and not cached_archives
+        if must_pack:  # only the builder's own build, so each host knows which host compiled its programs
             arguments = arguments._replace(build=build._replace(trusted_builders=(build.builder,)))
         result = self._install(arguments)
         if result.get("failed") or self.check_mode:
             return result
         if "manifest" not in result:
-            if archives:
-                compiler, archive = next(iter(archives.items()))
+            if cached_archives:
+                compiler, archive = next(iter(cached_archives.items()))
                 packed_archive = installer.PackedArchive(self.transfer(str(archive), archive.name), sha256(archive))
                 compiled_build = build._replace(builder=compiler)
                 result = self._install(arguments._replace(build=compiled_build, received=packed_archive))
@@ -72,15 +72,15 @@ class ActionModule(Action):
                     f"{build.builder} has not built {build.id} for this host: fix the error on {build.builder}, or run without --limit if --limit "
                     f"excludes {build.builder}"
                 )
-        if packs and not result.get("failed"):
-            self._fetch_packed(cluster_build(build.builder), arguments)
+        if must_pack and not result.get("failed"):
+            self._fetch_packed_release(cached_build(build.builder), arguments)
         return result
 
     def _transfer_source(self, arguments: installer.ReleaseArguments) -> installer.Source:
         """Copy source and patches to the host; return their paths there and their checksums. Compiled programs are unpacked at once and stay in the
         task's temporary folder: the host's cache may be the same folder as the controller's cache, which retains them."""
         release, source_folder = arguments.release, f"{arguments.cache}/sources"
-        first_archive, *other_archives = _fetch(arguments)
+        first_archive, *other_archives = _fetch_archives(arguments)
         if release.source not in release_request.COMPILED_SOURCES:
             programs, *libraries = (
                 installer.PackedArchive(self.transfer(str(archive.path), archive.path.name), archive.sha256)
@@ -108,7 +108,7 @@ class ActionModule(Action):
             raise AnsibleActionFail(f"{source_path.name} could not be copied to {target}: {failure_reason(result)}")
         return target
 
-    def _fetch_packed(self, cached_build: cache.CachedBuild, arguments: installer.ReleaseArguments) -> None:
+    def _fetch_packed_release(self, cached_build: cache.CachedBuild, arguments: installer.ReleaseArguments) -> None:
         """Add the packed release to the controller's cache, from which the other hosts of this kind receive it."""
         pack_result = self._install(arguments._replace(pack=True))
         with cached_build.receive() as target:
@@ -119,12 +119,12 @@ class ActionModule(Action):
                 )
 
     def _build(self, arguments: installer.ReleaseArguments) -> dict:
-        """Run the module in the background, and show the last step in its log until it ends."""
-        log = store.log_path(arguments.cache, arguments.build.id)
+        """Run the module in the background, and show the last step in its log until it finishes."""
+        log_path = store.log_path(arguments.cache, arguments.build.id)
 
         def show_step(seconds: float) -> str:
             result = self._low_level_execute_command(
-                f"wc -c < {shlex.quote(log)}; grep -E '{builder.STEP_LINES}' {shlex.quote(log)} | tail -n 1 | cut -c 1-60",
+                f"wc -c < {shlex.quote(log_path)}; grep -E '{builder.STEP_LINES}' {shlex.quote(log_path)} | tail -n 1 | cut -c 1-60",
                 sudoable=True,
             )
             log_text = str(result.get("stdout", ""))
@@ -132,7 +132,7 @@ class ActionModule(Action):
             display.display(f"  [{self.host}] {arguments.build.id}: {step}, {seconds:.0f} s")
             return log_text
 
-        remedy = f"Run the playbook again to resume the build. Log on the host: {log}"
+        remedy = f"Run the playbook again to resume the build. Log on the host: {log_path}"
         pauses = itertools.repeat(POLL_SECONDS)
         job = BackgroundJob("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show_step, remedy)
         return self.run_in_background(job, **typed_json.dump(arguments))
@@ -144,8 +144,8 @@ def _embeds_page(arguments: installer.ReleaseArguments) -> bool:
     return release.source in release_request.COMPILED_SOURCES and release.mainline and ui in ("auto", "true")
 
 
-def _fetch(arguments: installer.ReleaseArguments) -> list[sources.FetchedFile]:
-    """Return the archives of a release that a host needs, in the controller's cache; none for a distribution's package."""
+def _fetch_archives(arguments: installer.ReleaseArguments) -> list[sources.FetchedFile]:
+    """Fetch the archives that a host needs into the controller's cache, and return them; none for a distribution's package."""
     release, build = arguments.release, arguments.build
     if release.source == "package":
         return []

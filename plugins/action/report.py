@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes a page from files that other playbooks have written on the controller, or a bug bundle."""
+"""Writes an HTML report from files that other playbooks have written on the controller, or writes a bug bundle."""
 
 import json
 import os
@@ -25,9 +25,9 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory,
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action, ControllerPath
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import bundle
 
-ROOT = Path(__file__).resolve().parents[2]
+COLLECTION_ROOT = Path(__file__).resolve().parents[2]
 """Folder of the collection."""
-LOG_BYTES = 1 << 18
+MAX_LOG_BYTES = 1 << 18
 MAX_FILE_BYTES = 64 << 20
 """Maximum size of a file; a cell of a benchmark takes 3 kB."""
 
@@ -70,13 +70,13 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
         ) from None
 
 
-def _versions() -> dict[str, str]:
+def _read_versions() -> dict[str, str]:
     """Return the version of the collection, and the commit of a clone, with ``-dirty`` if files differ from it."""
-    versions, is_clone = {"collection": "unknown", "commit": ""}, (ROOT / "galaxy.yml").exists()
+    versions, is_clone = {"collection": "unknown", "commit": ""}, (COLLECTION_ROOT / "galaxy.yml").exists()
     with suppress(OSError, ValueError, KeyError):
-        manifest = yaml_load((ROOT / ("galaxy.yml" if is_clone else "MANIFEST.json")).read_text())
+        manifest = yaml_load((COLLECTION_ROOT / ("galaxy.yml" if is_clone else "MANIFEST.json")).read_text())
         versions["collection"] = str(manifest.get("collection_info", manifest)["version"])
-        argv = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+        argv = ["git", "-C", str(COLLECTION_ROOT), "describe", "--always", "--dirty"]
         if is_clone:
             versions["commit"] = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
     return versions
@@ -87,7 +87,7 @@ class ActionModule(Action):
 
     def perform(self, arguments: ReportArguments) -> dict:
         if arguments.bundle is not None:
-            return self._bundle(arguments.path, arguments.bundle)
+            return self._write_bundle(arguments.path, arguments.bundle)
         benchmark_path = arguments.benchmark
         if benchmark_path and Path(os.path.expanduser(benchmark_path)).is_dir():
             benchmark_path += "/benchmark.json"
@@ -103,19 +103,19 @@ class ActionModule(Action):
         output.write_report(arguments.path, *records)
         return {"changed": False}
 
-    def _bundle(self, path: str, records: Mapping[str, Any]) -> dict:
+    def _write_bundle(self, path: str, records: Mapping[str, Any]) -> dict:
         log_path = Path(constants.DEFAULT_LOG_PATH) if constants.DEFAULT_LOG_PATH else None
-        text = reading.read_end(log_path, LOG_BYTES) if log_path and log_path.is_file() else ""
-        records = {**records, "controller": self._controller([*records["reports"]]), "log": text}
+        log_text = reading.read_end(log_path, MAX_LOG_BYTES) if log_path and log_path.is_file() else ""
+        records = {**records, "controller": self._describe_controller([*records["reports"]]), "log": log_text}
         visible_text = json.dumps([records["plan"], records["facts"]], ensure_ascii=False)
-        text = bundle.make_bundle(records, self._secrets([*records["reports"]], visible_text))
+        text = bundle.make_bundle(records, self._find_secrets([*records["reports"]], visible_text))
         if not self.check_mode:
             output.write("llama_report_bundle", path, text, 0o600)
             display.display(f"  The bundle was written to {validation.printable(path)}. {bundle.WARNING}")
         return {"changed": False}
 
-    def _controller(self, hosts: list[str]) -> dict[str, Any]:
-        """Return versions of the controller's programs, and the collection's variables in the inventory."""
+    def _describe_controller(self, hosts: list[str]) -> dict[str, Any]:
+        """Return the versions of the collection, ansible-core and Python, and the collection's variables in the inventory."""
         names = {*inventory.specification(), *inventory.run_variables()}
         variables: dict[str, dict[str, Any]] = {}
         for host in hosts:
@@ -125,17 +125,17 @@ class ActionModule(Action):
                 with suppress(AnsibleError):
                     variables[host][name] = inventory.strip_origin(hostvars[name])
         return {
-            **_versions(),
+            **_read_versions(),
             "ansible_core": release.__version__,
             "python": platform.python_version(),
             "inventory": variables,
         }
 
-    def _secrets(self, hosts: list[str], visible_text: str) -> dict[str, str]:
+    def _find_secrets(self, hosts: list[str], visible_text: str) -> dict[str, str]:
         """Return the kind of each secret: values of variables, and passwords that the operator typed."""
         harmless_names = {*inventory.specification(), *inventory.run_variables(), *constants.INTERNAL_STATIC_VARS}
         passwords = (self._play_context.password, self._play_context.become_pass)
-        secrets = {str(word): "Ansible password" for word in passwords if word}
+        secrets = {str(password): "Ansible password" for password in passwords if password}
         for name in hosts:
             host_variables, variables = self.variables["hostvars"][name], {}
             for variable in host_variables:

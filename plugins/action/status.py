@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # GNU General Public License v3.0+ (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Shows the status of a cluster. If a host's report is invalid, it shows this problem instead of the report."""
+"""Shows the status of a cluster. For a host whose report is invalid, shows the error instead."""
 
 import json
 from collections.abc import Mapping
@@ -65,11 +65,11 @@ class ActionModule(Action):
             for name, answer in arguments.answers.items()
         }
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
-        other_plan = plan and rollback.other_plan(
+        plan_warning = plan and rollback.other_plan(
             plan, drifts, lambda name: inventory.changed_variables(self.variables, name, plan.release)
         )
         status = cluster_status.make_status(
-            plan_json["cluster"], arguments.heads, plan, answers, refusal, other_plan or "", arguments.balancer
+            plan_json["cluster"], arguments.heads, plan, answers, refusal, plan_warning or "", arguments.balancer
         )
         status_json = typed_json.dump(status)
         if arguments.path:

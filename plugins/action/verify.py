@@ -20,8 +20,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import changes, rollback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence as collecting
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, types
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.evidence import SHORT_ANSWER_SECONDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import ServerWait
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
@@ -32,7 +32,7 @@ display = Display()
 STATUS_MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
 PROBE_SECONDS = 1.0
 UNREACHABLE = ""
-FALLBACK_PAUSE_SECONDS = 10
+FALLBACK_POLL_SECONDS = 10
 
 
 class ActionModule(Action):
@@ -57,7 +57,7 @@ class ActionModule(Action):
         return {"failed": True, "msg": problem} if problem else {"changed": False}
 
     def _verify(self, plan: Plan, subject: types.Subject, deadline: float) -> dict[str, Any] | None:
-        """Return the result; None if the head serves on a fallback, and time remains to wait for its return.
+        """Return the result; None if the head serves on a fallback, and there is time left to wait for its return.
 
         :param deadline: time.monotonic() at which to stop waiting.
         """
@@ -74,31 +74,33 @@ class ActionModule(Action):
             for name, host in plan.hosts.items()
             for worker in host.workers
         }
-        with ThreadPoolExecutor(max(1, len(targets))) as threads:
-            probes = threads.map(_probe, targets.values(), targets)
-            first_model_subject, *further_subjects = subject.per_model()
+        with ThreadPoolExecutor(max(1, len(targets))) as executor:
+            probes = executor.map(_probe, targets.values(), targets)
+            first_model_subject, *other_subjects = subject.per_model()
             evidence = self._collect(first_model_subject, timeout_s)
-            further_evidence = [self._collect(entry, timeout_s) for entry in further_subjects if evidence.server]
+            other_evidence = [
+                self._collect(other_subject, timeout_s) for other_subject in other_subjects if evidence.server
+            ]
             answering_probes = {endpoint: source for endpoint, source in zip(targets, probes) if source != UNREACHABLE}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
         observations = judge.Observations(
-            drifts, answering_probes, self._arguments.changed, further_evidence, self._arguments.lacks_proof
+            drifts, answering_probes, self._arguments.changed, other_evidence, self._arguments.lacks_proof
         )
         report = judge.judge(plan, evidence, observations)
         fallback_check = next((check for check in report.failed if check.name == "fallback"), None)
         if fallback_check and time.monotonic() < deadline:
             display.display(f"  [{plan.head.host}] llama-server: {fallback_check.evidence}")
-            time.sleep(FALLBACK_PAUSE_SECONDS)
+            time.sleep(FALLBACK_POLL_SECONDS)
             return None
         plan_warning = rollback.other_plan(
             plan, drifts, lambda name: inventory.changed_variables(self.variables, name, plan.release)
         )
         if plan_warning:
             display.warning(plan_warning)
-        is_asleep = all(map(judge.was_asleep, (evidence, *further_evidence)))
-        self._record(plan, report, [evidence, *further_evidence], is_asleep)
+        is_asleep = all(map(judge.was_asleep, (evidence, *other_evidence)))
+        self._write_records(plan, report, [evidence, *other_evidence], is_asleep)
         return self._show(plan, subject, report, evidence, is_asleep)
 
     def _find_lost_hosts(self) -> set[str]:
@@ -114,7 +116,7 @@ class ActionModule(Action):
         if absent_hosts:
             display.display(
                 f"  {', '.join(sorted(absent_hosts))} did not answer: the server may be waiting for these hosts, so verify waits at most "
-                f"{collecting.SHORT_ANSWER_SECONDS} s for the server"
+                f"{SHORT_ANSWER_SECONDS} s for the server"
             )
         return subject._replace(unreachable_hosts=tuple(sorted(absent_hosts)))
 
@@ -136,7 +138,7 @@ class ActionModule(Action):
             if line:
                 display.display(f"  {line}")
 
-    def _record(self, plan: Plan, report: types.Report, evidence: list[types.Evidence], is_asleep: bool) -> None:
+    def _write_records(self, plan: Plan, report: types.Report, evidence: list[types.Evidence], is_asleep: bool) -> None:
         if self.check_mode:
             return
         prefix = plan.hosts[plan.head.host].prefix
@@ -149,11 +151,11 @@ class ActionModule(Action):
         self, plan: Plan, subject: types.Subject, report: types.Report, evidence: types.Evidence, is_asleep: bool
     ) -> dict[str, Any]:
         """Show the result, write the requested files, and return the result of the task."""
-        path, page = self._arguments.path, self._arguments.report
+        path, report_path = self._arguments.path, self._arguments.report
         if path:
             output.write("llama_verify_path", path, json.dumps(typed_json.dump(report), indent=2) + "\n")
-        if page:
-            output.write_report(page, plan, report, self._benchmark)
+        if report_path:
+            output.write_report(report_path, plan, report, self._benchmark)
         rows = [[STATUS_MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
         display.display(tables.table(rows) + "\n")
         if not report.passed:

@@ -10,7 +10,7 @@ author: llamacpp.cluster contributors (@llamacpp-cluster)
 version_added: 0.1.0
 attributes:
   action_group:
-    description: Use C(group/llamacpp.cluster.cluster) in C(module_defaults) to set defaults of options for all modules of the collection.
+    description: Use C(group/llamacpp.cluster.cluster) in C(module_defaults) to set default options for all modules of the collection.
     support: full
     membership:
       - llamacpp.cluster.cluster

@@ -35,7 +35,7 @@ EXAMPLES = r"""
   llamacpp.cluster.host_info:
   register: result
 
-- name: Plan
+- name: Compute the plan
   llamacpp.cluster.plan:
     facts: "{{ ansible_play_hosts_all | llamacpp.cluster.by_host(hostvars, 'result') }}"
   run_once: true

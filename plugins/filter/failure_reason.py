@@ -9,7 +9,7 @@ from typing import Any
 
 DOCUMENTATION = r"""
 name: failure_reason
-short_description: Returns the reason for a failed task, in one line
+short_description: Returns the reason why a task failed, in one line
 description:
   - Returns the message of a result. For a task with a loop, it returns the messages of the failed items.
   - The message has no full stop at the end.
@@ -53,10 +53,10 @@ def failure_reason(result: Mapping[str, Any], previous_result: Mapping[str, Any]
     return " ".join(filter(None, reasons)).rstrip(".") or "no reason given"
 
 
-def _message(item: Mapping[str, Any]) -> str:
-    """Return a command's own message: it explains more than its exit status."""
-    message = str(item.get("msg", ""))
-    return str(item.get("stderr") or message) if message == "non-zero return code" else message
+def _message(result: Mapping[str, Any]) -> str:
+    """Return the message of a result; for a failed command its standard error, which explains more than its exit status."""
+    message = str(result.get("msg", ""))
+    return str(result.get("stderr") or message) if message == "non-zero return code" else message
 
 
 class FilterModule:

@@ -12,8 +12,8 @@ DOCUMENTATION = r"""
 name: replicas
 short_description: Divides a cluster into its replicas
 description:
-  - Returns a list of the hosts of each replica, the head first. A cluster without a host in C(llama_balancer) is one replica.
-  - A replica is the largest group within the cluster that holds exactly one host of C(llama_head), or such a host alone.
+  - Returns for each replica a list of its hosts, the head first. A cluster without a host in C(llama_balancer) is one replica.
+  - A replica is the largest group within the cluster that holds exactly one host of C(llama_head), or that host alone.
 positional: cluster, hosts
 options:
   _input:
@@ -46,10 +46,10 @@ _value:
 
 
 def replicas(groups: Mapping[str, Any], cluster: str, hosts: Collection[str] | None = None) -> list[list[str]]:
-    parts = inventory.replicas(groups, cluster)
+    all_replicas = inventory.replicas(groups, cluster)
     if hosts is None:
-        return parts
-    return [names for names in ([name for name in part if name in hosts] for part in parts) if names]
+        return all_replicas
+    return [names for names in ([name for name in replica if name in hosts] for replica in all_replicas) if names]
 
 
 class FilterModule:

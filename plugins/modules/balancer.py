@@ -13,14 +13,14 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   server:
-    description: Name of the replica's server.
+    description: Name of the replica's server in HAProxy.
     type: str
     required: true
   state:
     description:
       - With V(drained), the server receives no new requests, and the module waits until running requests have finished.
       - With V(ready), the server receives requests again, and the module waits until the server passes its health check.
-      - With V(read), the module only reads the server's state.
+      - With V(read), the module only reads the server's status.
     type: str
     choices: [drained, ready, read]
     default: read
@@ -61,24 +61,24 @@ from typing import NamedTuple
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors
 
-BACKEND = "replicas"
+HAPROXY_BACKEND = "replicas"
 POLL_SECONDS = 0.5
-COMMANDS = {"drained": "maint", "ready": "ready"}
-"""HAProxy's state drain would still accept clients that are bound to the server. With maint, running requests can finish."""
+HAPROXY_STATES = {"drained": "maint", "ready": "ready"}
+"""In state drain, HAProxy would still accept clients that are bound to the server. In state maint, running requests can finish."""
 REMEDIES = {
     "drained": "wait for its requests to finish or stop their clients, then run the playbook again",
     "ready": "check its service, and make sure that llama_server_allowed includes the balancer",
 }
 
 
-class Server(NamedTuple):
-    """A server as HAProxy sees it."""
+class ReplicaServer(NamedTuple):
+    """The server of a replica, as HAProxy reports it."""
 
     status: str = ""
-    """status in HAProxy's words; empty if unknown"""
+    """status in HAProxy's words; empty if HAProxy does not know the server"""
     request_count: int = 0
     """number of running and waiting requests"""
-    up_count: int = 0
+    other_up_count: int = 0
     """number of other servers that are up"""
 
     @property
@@ -87,7 +87,7 @@ class Server(NamedTuple):
 
 
 def send_command(path: str, command: str) -> str:
-    """Return HAProxy's answer to a command; empty if it does not run."""
+    """Return HAProxy's answer to a command; empty if HAProxy is not running."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
         try:
@@ -98,22 +98,21 @@ def send_command(path: str, command: str) -> str:
         return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode(errors="replace")
 
 
-def read_server(path: str, name: str) -> Server:
+def read_server(path: str, name: str) -> ReplicaServer:
     table = csv.DictReader(send_command(path, "show stat -1 4 -1").lstrip("# ").splitlines())
     try:
-        rows = {row["svname"]: row for row in table if row["pxname"] == BACKEND}
+        rows = {row["svname"]: row for row in table if row["pxname"] == HAPROXY_BACKEND}
         row = rows.pop(name, None)
-        up_count = sum(row["status"].startswith("UP") for row in rows.values())
-        return (
-            Server(row["status"].strip(), int(row["scur"] or 0) + int(row["qcur"] or 0), up_count) if row else Server()
-        )
+        other_up_count = sum(row["status"].startswith("UP") for row in rows.values())
+        request_count = int(row["scur"] or 0) + int(row["qcur"] or 0) if row else 0
+        return ReplicaServer(row["status"].strip(), request_count, other_up_count) if row else ReplicaServer()
     except (KeyError, ValueError, AttributeError, csv.Error):
         raise errors.Refusal(
-            f"{path} answers, but not as HAProxy does: set the socket of llama_balancer to HAProxy's socket, and run the playbook again"
+            f"{path} does not answer like HAProxy: set the module's option socket to HAProxy's admin socket, then run the playbook again"
         ) from None
 
 
-def has_reached(server: Server, state: str) -> bool:
+def has_reached(server: ReplicaServer, state: str) -> bool:
     return not server.request_count if state == "drained" else server.status.startswith("UP")
 
 
@@ -130,12 +129,13 @@ def main():
     with errors.report_errors(module):
         name, state, path = (module.params[key] for key in ("server", "state", "socket"))
         server = read_server(path, name)
-        must_change = bool(server.status) and state in COMMANDS
+        must_change = bool(server.status) and state in HAPROXY_STATES
         changed = must_change and server.is_drained != (state == "drained")
         if must_change and not module.check_mode:
-            if state == "drained" and not server.up_count:
+            if state == "drained" and not server.other_up_count:
                 module.warn(f"{name} is the only replica that is up: requests will fail until it serves again.")
-            error = send_command(path, f"set server {BACKEND}/{name} state {COMMANDS[state]}").strip().rstrip(".")
+            command = f"set server {HAPROXY_BACKEND}/{name} state {HAPROXY_STATES[state]}"
+            error = send_command(path, command).strip().rstrip(".")
             if error:
                 module.fail_json(
                     msg=f"HAProxy did not change the state of {name}: {error}. Run site.yml to write HAProxy's configuration again."

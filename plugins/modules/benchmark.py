@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: benchmark
 short_description: Measures the speed of a cluster
 description:
-  - Plans a load of the model for each entry of C(llama_benchmark_...), and measures it on the head in a service that temporarily replaces the server.
-    Run the task on the head. Used by C(playbooks/benchmark.yml).
+  - Plans a load of the model for each number in C(llama_benchmark_hosts), and measures it on the head in a service that temporarily replaces the
+    server. Run the task on the head. Used by C(playbooks/benchmark.yml).
   - With systemd, that service always starts the server again. With supervisor, O(state=absent) starts the server.
 extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
@@ -32,8 +32,8 @@ options:
   state:
     description:
       - V(absent) removes the benchmark of a killed run, and starts the server.
-      - V(started) starts the service that runs the benchmark. The action plugin sets this, O(host) and all options that C(benchmark.yml) does not
-        set.
+      - V(started) starts the service that runs the benchmark. Only the action plugin uses it, and also sets O(host) and all options that
+        C(benchmark.yml) does not set.
     type: str
     choices: [started, absent]
   host:
@@ -44,7 +44,7 @@ options:
     description: Definition of the service.
     type: str
   programs:
-    description: Number of the service's programs whose results are read.
+    description: Number of programs in the service whose results the module reads.
     type: int
     default: 0
 """
@@ -90,11 +90,11 @@ def main():
     paths = typed_json.parse(InstallationPaths, params["host"])
     lock = locks.hold_host_lock(paths.prefix) if params["state"] and not check else nullcontext()
     with errors.report_errors(module), lock:
-        service = job.BenchmarkJob(paths)
-        is_changed = params["state"] == "started" or bool(params["state"] and service.exists())
+        benchmark_job = job.BenchmarkJob(paths)
+        is_changed = params["state"] == "started" or bool(params["state"] and benchmark_job.exists())
         if is_changed and not check:
-            service.start(params["definition"]) if params["state"] == "started" else service.end()
-        running = service.runs()  # checked before reading the results: the files of a finished job are complete
+            benchmark_job.start(params["definition"]) if params["state"] == "started" else benchmark_job.end()
+        running = benchmark_job.runs()  # checked before reading the results: the files of a finished job are complete
         programs = [results.read_results(Path(paths.prefix, "state"), number) for number in range(params["programs"])]
     module.exit_json(changed=is_changed, running=running, programs=typed_json.dump(programs))
 

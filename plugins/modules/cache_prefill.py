@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: cache_prefill
 short_description: Fills the caches of a host's workers from a copy of the model on the host
 description:
-  - Puts tensors of the model into the caches of workers before the head sends them, if the workers' host has the model, too.
+  - Puts tensors of the model into the caches of workers before the head sends them, if the workers' host also has the model.
   - A temporary worker of the same release receives the tensors over RPC and writes the cache itself. It uses the processor and listens on loopback.
     Running services are not interrupted.
   - If a cache cannot be filled, the module warns and does not fail. The head then sends the missing tensors when it loads the model.
@@ -17,7 +17,7 @@ attributes:
     support: full
 options:
   workers:
-    description: Workers of this host as in the plan; C(name), C(environment) and C(prefill) are read.
+    description: Workers of this host, from the plan; C(name), C(environment) and C(prefill) are read.
     type: list
     elements: dict
     required: true
@@ -49,14 +49,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accou
 
 
 def fill_caches(workers, check_mode):
-    """Return the number of bytes added to the caches of all workers, and the reasons why other caches were not filled."""
-    size, warnings = 0, []
+    """Return the number of bytes added to the workers' caches, and a warning for each cache that was not filled."""
+    added_bytes, warnings = 0, []
     for worker in workers:
         try:
-            size += cache_prefill.fill_cache(worker, check_mode)
+            added_bytes += cache_prefill.fill_cache(worker, check_mode)
         except (Refusal, OSError) as error:
             warnings.append(f"The cache of the worker {worker.name} was not filled from this host: {error}.")
-    return size, warnings
+    return added_bytes, warnings
 
 
 def main():
@@ -65,16 +65,16 @@ def main():
         supports_check_mode=True,
     )
     fields = cache_prefill.WorkerCache._fields
-    worker_parts = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
+    worker_fields = [{key: worker.get(key) for key in fields} for worker in module.params["workers"]]
     with errors.report_errors(module):
-        workers = [typed_json.parse(cache_prefill.WorkerCache, worker) for worker in worker_parts]
+        workers = [typed_json.parse(cache_prefill.WorkerCache, worker) for worker in worker_fields]
         account = module.params["account"]
-        if module.check_mode and account not in (entry.pw_name for entry in pwd.getpwall()):
+        if module.check_mode and account not in (user.pw_name for user in pwd.getpwall()):
             account = None  # the run would create this account
-        size, warnings = accounts.run_as(account, fill_caches, workers, module.check_mode)
-    for sentence in warnings:
-        module.warn(sentence)
-    module.exit_json(changed=size > 0, bytes=size)
+        added_bytes, warnings = accounts.run_as(account, fill_caches, workers, module.check_mode)
+    for warning in warnings:
+        module.warn(warning)
+    module.exit_json(changed=added_bytes > 0, bytes=added_bytes)
 
 
 if __name__ == "__main__":

@@ -8,14 +8,14 @@ module: cluster_lock
 short_description: Locks a cluster for one run at a time
 description:
   - Keeps the file C(cluster.lock) in the head's installation. The file names the run that is changing hosts. A second run fails at once, and
-    names the first run.
+    its error names the first run.
   - A run takes over the lock of an earlier run that died on the same controller. It takes over the lock of any other run only with O(take_over).
   - O(state=absent) releases the lock, and removes the files of a killed proof.
   - If the head cannot be reached, the module warns and takes no lock.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   prefix:
-    description: The installation of the head.
+    description: Installation folder of the head.
     type: path
     required: true
   create:

@@ -20,7 +20,7 @@ options:
     type: dict
     required: true
   path:
-    description: The inventory on the controller. An existing file is never overwritten.
+    description: File on the controller for the inventory. An existing file is never overwritten.
     type: path
     required: true
   report:
@@ -38,7 +38,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 plan:
-  description: The plan of the inventory.
+  description: The plan for the proposed inventory.
   returned: success
   type: dict
 """

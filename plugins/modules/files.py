@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: files
 short_description: Writes the planned files of a host
 description:
-  - Writes all files in one call. Each file is replaced as a whole, even if its path is a link or another special file.
+  - Writes all files in one call. Each file is replaced as a whole, even if its path is a symbolic link or another special file.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
@@ -48,27 +48,27 @@ PUBLIC_MODE = "0644"
 MAX_SHOWN_BYTES = 1 << 16
 
 
-def describe(path, mode, digest, content):
+def describe_content(path, mode, digest, content):
     """Return a line with path, mode and hash of a file, and its text if every account may read it."""
     is_public = mode == PUBLIC_MODE and len(content) <= MAX_SHOWN_BYTES and not path.endswith(".py")
     return f"{path} {mode} {digest}\n", redaction.redact(content.decode(errors="replace")) if is_public else ""
 
 
-def describe_old(path):
-    """Return such a line and text for an existing file; empty without a file."""
+def describe_existing_file(path):
+    """Return the same description of an existing file; empty if there is no file."""
     try:
         with reading.open_file(path) as stream:
             mode, digest = f"{stat.S_IMODE(os.fstat(stream.fileno()).st_mode):04o}", files.sha256_of(stream)
             stream.seek(0)
-            return describe(path, mode, digest, stream.read(MAX_SHOWN_BYTES + 1))
+            return describe_content(path, mode, digest, stream.read(MAX_SHOWN_BYTES + 1))
     except OSError:
         return "", ""
 
 
 def write_file(file, check):
-    """Write a file; return line and text of the old file and of the new file."""
-    content = file.content.encode()
-    old, new = (describe_old(file.path), describe(file.path, file.mode, hashlib.sha256(content).hexdigest(), content))
+    """Write a file if it differs; return the descriptions of the old file and of the new file."""
+    content, old = file.content.encode(), describe_existing_file(file.path)
+    new = describe_content(file.path, file.mode, hashlib.sha256(content).hexdigest(), content)
     if old[0] != new[0] and not check:
         files.replace_file(Path(file.path), file.content, int(file.mode, 8))
     return old, new
@@ -80,10 +80,10 @@ def main():
     with errors.report_errors(module):
         file_plans = [typed_json.parse(FilePlan, file) for file in module.params["files"]]
         module.params["files"] = [file.path for file in file_plans]  # Ansible repeats the parameters in the result
-        pairs = [write_file(file, module.check_mode) for file in file_plans]
-    changed = [pair for pair in pairs if pair[0][0] != pair[1][0]]
-    diff = {side: "".join("".join(pair[index]) for pair in changed) for index, side in enumerate(("before", "after"))}
-    module.exit_json(changed=bool(changed), diff=diff)
+        descriptions = [write_file(file, module.check_mode) for file in file_plans]
+    changes = [(old, new) for old, new in descriptions if old[0] != new[0]]
+    diff = {side: "".join("".join(change[i]) for change in changes) for i, side in enumerate(("before", "after"))}
+    module.exit_json(changed=bool(changes), diff=diff)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,15 @@ short_description: Compares the host's firewall with the plan
 description:
   - Compares the cluster's rules with the planned rules, and returns the changes for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or
     C(nft). The role C(llama_firewall) makes these changes.
-  - Foreign rules are never changed. No rule that closes the port is inserted before a foreign ufw rule that accepts the head.
+  - Foreign rules are never changed. If a foreign ufw rule lets the head reach a port, no rule is inserted that closes this port.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   check_mode:
     details: Changes nothing in either mode. In check mode it reports what the role would change.
 options:
   keep_obsolete_rules:
-    description: Whether to keep rules that are not in O(rules), because a program may still listen on their ports. When that program has stopped, run the role
-      again without O(keep_obsolete_rules).
+    description: Whether to keep rules that are not in O(rules), because programs may still listen on their ports. When these programs have stopped, run the
+      role again without O(keep_obsolete_rules).
     type: bool
     default: false
   manager:
@@ -86,7 +86,7 @@ def main():
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep_obsolete_rules, System())
     for chain in steps.closing:
         module.warn(
-            f"The nftables chain {chain} drops everything that it does not accept, and this run does not change it: add rules to it that accept "
+            f"The nftables chain {chain} drops packets by default, and this run does not change it. Add these rules to this chain: "
             f"{', '.join(steps.after)}."
         )
     diff = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}

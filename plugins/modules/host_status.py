@@ -9,7 +9,7 @@ short_description: Reports the current state of a host and its services
 description:
   - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds values that change with time. These are uptimes, restarts,
     free memory and disk space, and on the head the reports of its launcher, of llama-server and of the last verification.
-  - Connects to no worker. The clients of workers are read from the sockets on the workers' hosts.
+  - Never connects to a worker. Reads the workers' clients from the sockets on the workers' hosts.
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   plan:
@@ -20,8 +20,8 @@ options:
     type: dict
   report:
     description:
-      - Whether to report logs, kernel and drivers for a bug bundle as well. API keys of O(head), and everything that looks like a
-        secret, are removed.
+      - Whether to also report logs, kernel and drivers for a bug bundle. The module removes API keys of O(head), and everything that
+        looks like a secret.
     type: bool
     default: false
 """
@@ -58,12 +58,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types impo
 
 
 def report_status(arguments):
-    texts: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     drift, condition = host_status.read_status(arguments.scope, arguments.plan, arguments.head)
     if arguments.report:
         key_file = arguments.head.api_key_file if arguments.head else None
-        texts["report"] = host_report.read_report(arguments.scope, key_file)
-    return {**texts, **({"drift": typed_json.dump(drift)} if drift else {}), "condition": typed_json.dump(condition)}
+        result["report"] = host_report.read_report(arguments.scope, key_file)
+    return {**result, **({"drift": typed_json.dump(drift)} if drift else {}), "condition": typed_json.dump(condition)}
 
 
 def main():

@@ -21,7 +21,7 @@ options:
     description: Record of O(plan), which the action plugin creates.
     type: dict
   served_plan_id:
-    description: Id of the kept plan that is serving now.
+    description: ID of the kept plan that is serving now.
     type: str
 """
 

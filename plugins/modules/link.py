@@ -11,7 +11,7 @@ description:
     whichever runs on the host. The address survives a restart of the host.
   - Such an interface gets no gateway, name server or additional address, and does not delay the boot.
   - Removes this collection's configuration of links that are not listed. An empty list removes the configuration of all links.
-  - Changes nothing and fails if an interface carries the connection that Ansible uses or the default route, is missing, has another address,
+  - Changes nothing and fails if an interface is missing, has another address, or carries Ansible's connection or the default route,
     or if the address is in the network of another interface. Foreign files are not changed.
 notes:
   - Requires root on the host if any link is managed.
@@ -28,7 +28,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Configure the cable to the head
+- name: Configure the direct link to the head
   llamacpp.cluster.link:
     links:
       - interface: thunderbolt0
@@ -67,11 +67,11 @@ def main():
     lock = locks.hold_host_lock(arguments.prefix) if arguments.prefix and not check else nullcontext()
     with errors.report_errors(module), lock:
         old_text, new_text = applying.apply_links(arguments.links, check, system)
-    texts = [f"{link.interface} has {link.address}." for link in configuration.links_to_manage(arguments.links)]
+    sentences = [f"{link.interface} has {link.address}." for link in configuration.links_to_manage(arguments.links)]
     module.exit_json(
         changed=old_text != new_text,
         diff={"before": old_text, "after": new_text},
-        msg=" ".join(texts) or "There is no link to configure.",
+        msg=" ".join(sentences) or "There is no link to configure.",
     )
 
 

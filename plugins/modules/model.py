@@ -16,7 +16,7 @@ extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   files:
     description:
-      - The files from C(model.files) in the plan whose C(url) names their source. C(file:) means a file on the controller. Without C(sha256), an
+      - The files from C(model.files) in the plan whose C(url) names their source. A C(file:) URL names a file on the controller. Without C(sha256), an
         interrupted download starts again from the first byte.
     type: list
     elements: dict
@@ -35,8 +35,8 @@ options:
     type: path
     default: ""
   token_file:
-    description: File on the controller with a token, which is sent only to the server of the first file, never to a server to which it
-      redirects.
+    description: File on the controller with a token. The token is sent only to the server of the first file, never to the target of a
+      redirect.
     type: str
   token:
     description: The token; the action plugin reads it from O(token_file).
@@ -58,13 +58,13 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fetch:
-  description: Files that were missing or not yet checked, each with its present bytes and its origin.
-  returned: with O(files)
+  description: Files that were missing or not yet checked, each with its path, size, present bytes and URL.
+  returned: when O(files) is set
   type: list
   elements: dict
 bytes:
   description: Number of missing bytes in all files.
-  returned: with O(files)
+  returned: when O(files) is set
   type: int
 """
 
@@ -78,12 +78,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, web
 
-CHECK_SECONDS = 120
-DOWNLOAD_SECONDS = 14 * 86400.0
+CHECK_LIMIT_SECONDS = 120
+DOWNLOAD_LIMIT_SECONDS = 14 * 86400.0
 
 
-def run(arguments, check_mode):
-    """Return the result of the module.
+def deliver(arguments, check_mode):
+    """Deliver the files, and return the result of the module.
 
     :raises Refusal: a file cannot be delivered.
     """
@@ -97,7 +97,7 @@ def run(arguments, check_mode):
     if check_mode:
         download.check_free_space(pending, folder)
     elif rows:
-        download.download_files(arguments.files, folder, arguments.token, DOWNLOAD_SECONDS)
+        download.download_files(arguments.files, folder, arguments.token, DOWNLOAD_LIMIT_SECONDS)
     return {
         "changed": bool(rows),
         "fetch": rows,
@@ -106,22 +106,22 @@ def run(arguments, check_mode):
     }
 
 
-def write_known_answer(path, size, check_mode):
+def write_known_answer(path, model_size, check_mode):
     """Write a known-answer model if it is missing or has been changed."""
-    problem = known_answer.problem(*size)
+    problem = known_answer.problem(*model_size)
     if problem:
         raise Refusal(f"The known-answer model cannot be generated: {problem}")
-    is_missing = not model_files.is_known_answer(path, known_answer_file.file_bytes(*size))
+    is_missing = not model_files.is_known_answer(path, known_answer_file.file_bytes(*model_size))
     if is_missing and not check_mode:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        part = Path(f"{path}.part")
+        partial_path = Path(f"{path}.part")
         try:
-            known_answer_file.write_model(part, *size)
-            sync(part)
+            known_answer_file.write_model(partial_path, *model_size)
+            sync(partial_path)
         except OSError:
-            part.unlink(missing_ok=True)
+            partial_path.unlink(missing_ok=True)
             raise
-        part.replace(path)
+        partial_path.replace(path)
     return {"changed": is_missing}
 
 
@@ -132,9 +132,9 @@ def main():
     os.umask(0o022)
     arguments = typed_json.parse(download.ModelArguments, module.params)
     folder = arguments.folder or arguments.path
-    seconds = CHECK_SECONDS if module.check_mode else DOWNLOAD_SECONDS
+    limit_seconds = CHECK_LIMIT_SECONDS if module.check_mode else DOWNLOAD_LIMIT_SECONDS
     try:
-        result = reading.read_from_disk(folder, lambda: run(arguments, module.check_mode), seconds)
+        result = reading.read_from_disk(folder, lambda: deliver(arguments, module.check_mode), limit_seconds)
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:

@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: model_info
 short_description: Finds the files of a model, and reads their headers
 description:
-  - Determines the files that the host's variables C(llama_model_…) name, and reads the headers of all parts at their source. If that is a
-    server, it uses HTTP range requests.
+  - Determines the files that the host's variables C(llama_model_…) name, and reads the headers of all parts at their source, with
+    HTTP range requests if the source is a server.
   - The action plugin does this on the controller. Models that the host already has are read on the host, and no server is contacted.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
@@ -19,7 +19,7 @@ options:
     description: Account that reads the model when it is served. Defaults to the connecting account.
     type: str
   service_manager:
-    description: Service manager of the host. If it cannot pass keys to the service, O(account) must be able to read their files.
+    description: Service manager of the host. If it cannot pass keys to the service, O(account) must be able to read the key files.
     type: str
   timeout:
     description: Time limit in seconds for finding and reading the files.
@@ -56,7 +56,7 @@ EXAMPLES = r"""
 RETURN = r"""
 models:
   description: The following values for each model in C(llama_models), by name.
-  returned: with C(llama_models)
+  returned: when C(llama_models) is set
   type: dict
 summary:
   description:

@@ -9,7 +9,7 @@ short_description: Computes the whole intended state of the cluster
 description:
   - Computes builds, workers, placement and command lines from the inventory, the hosts' facts and the model's summary, and changes nothing.
   - Takes the cluster and the variables of its hosts from the inventory group C(llama_cluster_group).
-  - Unless O(show) is false, fails if the plan is refused. The plan is written in either case.
+  - Unless O(show) is false, writes the plan to O(path), and then fails if the plan is refused.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
@@ -35,7 +35,7 @@ options:
     type: bool
     default: false
   what_fits:
-    description: Whether to show the models that the cluster could serve, instead of the plan, as C(llama_what_fits) requests.
+    description: Whether to show, instead of the plan, the models that the cluster could serve. C(llama_what_fits) specifies the question.
     type: bool
     default: false
   page:
@@ -45,12 +45,12 @@ options:
     type: bool
     default: false
   show:
-    description: Whether to show the plan and its advisories, and to fail if it is refused.
+    description: Whether to write and show the plan and its advisories, and to fail if the plan is refused.
     type: bool
     default: true
   report:
     description:
-      - File on the controller for the self-contained HTML report of a refused plan, with O(page).
+      - File on the controller for the self-contained HTML report of a refused plan. Used only if O(page) is true.
       - P(llamacpp.cluster.plan_diff#module) writes the report of any other plan, to which M(llamacpp.cluster.verify) adds its checks.
     type: path
 """
@@ -66,12 +66,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 models:
-  description: A row for each model, in the order of the table shown; also written to O(path).
-  returned: with O(what_fits)
+  description: A row for each model, in the order of the displayed table; also written to O(path).
+  returned: when O(what_fits) is true
   type: list
   elements: dict
 plan:
   description: The plan. Its format is described in docs/plan.md.
-  returned: without O(what_fits), when it is not refused or O(show) is false; it is written to O(path) in either case
+  returned: when O(what_fits) is false, and the plan is not refused or O(show) is false
   type: dict
 """

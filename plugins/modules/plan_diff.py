@@ -33,8 +33,8 @@ options:
     type: dict
     default: {}
   parts:
-    description: Parts of the work that the run carries out, V(build) and V(services). The module fails if these parts cannot be carried out
-      completely.
+    description: Parts of the work that the run carries out, V(build) and V(services). The module fails if the run cannot carry out
+      these parts completely.
     type: list
     elements: str
     default: []
@@ -73,7 +73,7 @@ outdated_hosts:
   type: list
   elements: str
 absence_notes:
-  description: For each host, a sentence on what serves during its absence.
+  description: For each host, a sentence about who answers requests while the host is absent.
   returned: success
   type: dict
 unreached_hosts:
@@ -91,7 +91,7 @@ shared_builders:
   returned: success
   type: dict
 builds_to_fetch:
-  description: A build for each archive or source that hosts lack, with the programs of all builds from this source.
+  description: One build for each archive or source that hosts lack, with the programs of all builds from this source.
   returned: success
   type: list
   elements: dict

@@ -10,7 +10,7 @@ module: proof
 short_description: Proves that the planned devices compute layers of the model correctly
 description:
   - Runs on the head. Writes a small model with the planned layers. Runs llama-server with this model on each planned device, and on the head's
-    processor alone. Compares the likeliest tokens. The allowed distance is derived from variants of the computation on the processor.
+    processor alone. Compares the most likely tokens. Derives the allowed distance from variants of the computation on the processor.
   - The head keeps the verdicts. An action plugin of the same name shows the verdicts, and returns the failures.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
@@ -86,10 +86,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
 
 SERVICE_NAME = names.service("proof")
-LOCK_SECONDS = 600
-"""Time to wait for the proof of a killed playbook."""
+LOCK_WAIT_SECONDS = 600
+"""Seconds to wait until the proof of a killed run has exited."""
 UNIT_SETTINGS = "\n[Service]\nNice=10\nOOMPolicy=continue\n"
-"""Additions for systemd: low priority, and running out of memory stops only one llama-server."""
+"""Additions for systemd: a low priority, and a unit that survives if one llama-server runs out of memory."""
 
 
 @contextmanager
@@ -129,7 +129,7 @@ def main():
         proof, record_error = Proof(0), ""
         if remaining_work.devices:
             step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
-            lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK), LOCK_SECONDS)
+            lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK), LOCK_WAIT_SECONDS)
             with lock, run_launcher(paths, remaining_work, module.params["definition"]) as run_work:
                 result = accounts.run_as(work.account, step, run_work, processes.is_only_listener)
             if step is run.prove:

@@ -40,7 +40,7 @@ options:
     description: Files that the action plugin has fetched and copied to the host.
     type: dict
   received:
-    description: A release that another host of the same kind has packed.
+    description: A release that another host of the same kind has packed. The action plugin sets it.
     type: dict
   share:
     description: Whether other hosts use this host's release. If so, the release is packed and kept in the controller's cache.
@@ -86,8 +86,8 @@ manifest:
   type: dict
 option_warnings:
   description:
-    - Warnings about planned options of llama-server that the build does not know. The launcher uses another name for such an option, or omits an
-      option that only affects speed.
+    - Warnings about planned options of llama-server that the build does not know. The launcher uses another name for such an option, or omits the
+      option if it only affects speed.
   returned: when the release is installed
   type: list
   elements: str
@@ -113,7 +113,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options 
 
 
 def install(target, arguments):
-    """Return the manifest of the installed release, or None if the controller must copy its files first."""
+    """Install a release, and return its manifest; return None if the controller must copy the release's files first."""
     build, release, source = arguments.build, arguments.release, arguments.fetched_source
     if release.source == "package":
         return target.link(release)

@@ -13,7 +13,7 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
-    details: Writes O(path) in either mode, but no bundle in check mode.
+    details: Writes a report in either mode, but does not write a bundle in check mode.
 options:
   path:
     description: File on the controller for the report, or for the bundle. Only its owner can read a bundle.

@@ -20,7 +20,7 @@ options:
     elements: str
     required: true
   failed_plan_id:
-    description: Id of the plan that was just applied but does not serve.
+    description: ID of the plan that was just applied but does not serve.
     type: str
     default: ""
   lost_hosts:

@@ -67,8 +67,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installatio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services, start_records
 
 
-def difference(changes):
-    """Return the difference of states and definitions for Ansible's diff mode, without secrets."""
+def diff_of(changes):
+    """Return states and definitions before and after the changes for Ansible's diff mode, without secrets."""
     return {
         side: "".join(
             f"{change.service}: {getattr(change, side)}\n{redaction.redact(getattr(change, f'text_{side}'))}"
@@ -79,14 +79,14 @@ def difference(changes):
 
 
 def main():
-    name_list = {"type": "list", "elements": "str", "default": []}
+    name_list_option = {"type": "list", "elements": "str", "default": []}
     module = AnsibleModule(
         argument_spec={
             "host": {"type": "dict", "required": True},
             "state": {"type": "str", "choices": ["started", "stopped", "absent"], "default": "started"},
-            "names": name_list,
+            "names": name_list_option,
             "services": {"type": "list", "elements": "dict", "default": []},
-            "restart": name_list,
+            "restart": name_list_option,
         },
         supports_check_mode=True,
     )
@@ -110,7 +110,7 @@ def main():
                 )
     module.exit_json(
         changed=bool(changes),
-        diff=difference(changes),
+        diff=diff_of(changes),
         changes=[{key: getattr(change, key) for key in ("service", "before", "after")} for change in changes],
     )
 

@@ -18,7 +18,7 @@ options:
     type: dict
     required: true
   heads:
-    description: Hosts of the group llama_head. The first host is the head if there is no plan.
+    description: Hosts of the group C(llama_head). The first host is the head if there is no plan.
     type: list
     elements: str
     required: true

@@ -9,7 +9,7 @@ short_description: Installs a key at one end of a tunnel
 description:
   - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher makes stunnel
     reload this file without closing connections.
-  - "To renew a key without interruption, install it on the workers' host with O(keep_other_keys), then on the head, then on the workers' host without it."
+  - "To renew a key without interruption, install a new one on the workers' host with O(keep_other_keys), on the head, then on the workers' host without it."
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   keep_other_keys:
-    description: Whether old keys stay valid, too. An interrupted run may leave several keys, and the head may use any of them.
+    description: Whether old keys stay valid. An interrupted run may leave several keys, and the head may use any of them.
     type: bool
     default: false
   account:

@@ -22,7 +22,7 @@ options:
     type: bool
     default: false
   account:
-    description: Account that compiled releases. Its files in the cache are given to root, so that the account can be removed.
+    description: Account that compiled releases. Root becomes the owner of its files in the cache, so the account can be removed.
     type: str
   host_name:
     description: Name of the host for messages.
@@ -40,12 +40,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 removed:
-  description: Paths that were removed, or ids of releases.
+  description: Paths that were removed; with O(unneeded), IDs of the removed releases.
   returned: success
   type: list
   elements: str
 unfinished_builds:
-  description: Ids of unfinished builds whose files were removed.
+  description: IDs of unfinished builds whose files were removed.
   returned: success
   type: list
   elements: str
@@ -69,46 +69,46 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 
 
-def result_of(removals, leftovers, notes=(), old_owners=(), new_owners=()):
-    before = [*removals, *(f"builds/{build_id}" for build_id in leftovers), *old_owners]
+def result_of(removals, unfinished_builds, notes=(), old_owners=(), new_owners=()):
+    before = [*removals, *(f"builds/{build_id}" for build_id in unfinished_builds), *old_owners]
     diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{line}\n" for line in new_owners)}
-    changes = {"removed": removals, "notes": list(notes), "unfinished_builds": leftovers, "diff": diff}
+    changes = {"removed": removals, "notes": list(notes), "unfinished_builds": unfinished_builds, "diff": diff}
     return {"changed": bool(before), **changes}
 
 
 def uninstall(paths, account, host_name, check):
-    """Remove the mark of the installation last: until then, the next run completes a run that was killed."""
+    """Remove the installation, and its mark last, so that the next run can complete a killed run."""
     cache = paths.cache
     if locks.is_held(store.lock_path(cache)):
         raise Refusal(
             f"A build of a killed run is still running on {host_name} ({locks.holders_text(store.lock_path(cache))}): stop it, then run the playbook again"
         )
-    returned_paths = removal.return_to_root(account, cache, check) if account else []
-    leftovers = store.unfinished_builds(cache, set()) if files.is_marked(Path(paths.prefix)) else []
+    chowned_paths = removal.return_to_root(account, cache, check) if account else []
+    unfinished_builds = store.unfinished_builds(cache, set()) if files.is_marked(Path(paths.prefix)) else []
     if not check:
-        for build_id in leftovers:
+        for build_id in unfinished_builds:
             store.clear_build(cache, build_id)
-    removals, sentences = removal.remove_installation(paths, host_name, check)
+    removals, notes = removal.remove_installation(paths, host_name, check)
     old_owners, new_owners = (
-        [f"{path}: {account}" for path in returned_paths],
-        [f"{path}: root" for path in returned_paths],
+        [f"{path}: {account}" for path in chowned_paths],
+        [f"{path}: root" for path in chowned_paths],
     )
-    return result_of(removals, leftovers, sentences, old_owners, new_owners)
+    return result_of(removals, unfinished_builds, notes, old_owners, new_owners)
 
 
 def prune(host, check):
-    """Remove releases that the host no longer needs."""
+    """Remove releases that the host no longer needs, and unfinished builds."""
     releases = state.unneeded_releases(host)
     installed_names = {path.name for path in Path(host.prefix, "releases").glob("*")}
-    leftovers = store.unfinished_builds(host.cache, installed_names | {build.id for build in host.builds})
+    unfinished_builds = store.unfinished_builds(host.cache, installed_names | {build.id for build in host.builds})
     if not check:
-        for build in host.builds:  # so that the serving releases count as newer than unused builds
+        for build in host.builds:  # makes the serving releases count as newer than unused builds
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
         for build_id in releases:
             store.remove_release(host.prefix, host.cache, build_id)
-        for build_id in leftovers:
+        for build_id in unfinished_builds:
             store.clear_build(host.cache, build_id)
-    return result_of(releases, leftovers)
+    return result_of(releases, unfinished_builds)
 
 
 def main():

@@ -7,10 +7,10 @@ DOCUMENTATION = r"""
 module: verify
 short_description: Compares a running cluster with its plan
 description:
-  - Runs on the head, queries the server, reads its start log and its workers' recorded handshakes, and judges each check.
-  - An action plugin of the same name waits for the server, adds what the other hosts reported, and shows a table. It fails if a check failed.
+  - Runs on the head, queries the server, and reads its start log and its workers' recorded handshakes.
+  - An action plugin of the same name waits for the server, adds the other hosts' reports, judges each check, and shows a table. It fails if a check fails.
   - Never contacts a worker that the head uses. To check that each worker's port is closed, the controller tries to connect without sending anything. The
-    worker's host (from another of its addresses) and other hosts try the same when M(llamacpp.cluster.host_info) compares them.
+    worker's host (from another of its addresses) and other hosts try the same when M(llamacpp.cluster.host_info) compares them with the plan.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:

@@ -462,8 +462,8 @@ ODD = {"running": True, "programs": [{"results": [], "status": 0, "log_end": "\x
     "answer, lie, said",
     [
         ("looked", ODD, "The report from head about the benchmark does not match this version"),
-        ("started", {"failed": True, "msg": "it is there already"}, "benchmark on head: it is there already"),
-        ("absent", {"failed": True, "msg": "No space left."}, "benchmark on head: No space left"),
+        ("started", {"failed": True, "msg": "it is there already"}, "benchmark on head failed: it is there already"),
+        ("absent", {"failed": True, "msg": "No space left."}, "benchmark on head failed: No space left"),
     ],
 )
 def test_what_the_head_refuses_is_said_and_what_was_measured_is_kept(measuring, tmp_path, answer, lie, said):
@@ -492,7 +492,7 @@ def test_a_program_that_fails_is_in_the_table_and_the_others_are_measured(measur
 def test_what_is_wrong_before_the_beginning_fails_the_task(monkeypatch):
     with pytest.raises(AnsibleActionFail, match="the release on head has no llama-bench: set llama_benchmark_programs"):
         Measuring(monkeypatch, cluster_of()).run()
-    with pytest.raises(AnsibleActionFail, match=r"only llama\.cpp releases can be measured"):
+    with pytest.raises(AnsibleActionFail, match=r"select a release of llama\.cpp"):
         Measuring(monkeypatch, cluster_of(**MEASURED, llama_release=FORK)).run()
     launchd = Measuring(monkeypatch, cluster_of(**MEASURED))
     launchd.plan["hosts"]["head"]["service_manager"] = "launchd"

@@ -296,11 +296,11 @@ END = LinkInterface("{{ x }}", "ethernet", "02:00:00:00:00:01", None, (), False,
     ],
 )
 def test_what_a_host_says_is_no_template_and_no_line_of_the_inventory(said):
-    discover._read_discovered(
+    discover._read_findings(
         "a", {"discovered": {"models": [a_model("/models/x.gguf")], "interfaces": [{**END, "name": "x"}]}}
     )
     with pytest.raises(Refusal, match="report from a about links and models does not match"):
-        discover._read_discovered("a", {"discovered": said})
+        discover._read_findings("a", {"discovered": said})
 
 
 SAID = ("llama_hardware", "llama_host_scope")

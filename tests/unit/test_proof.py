@@ -702,7 +702,7 @@ def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
     arguments = {"host": machine.host, "definition": "llamacpp-proof 1\n"}
     assert call(work=typed_json.dump(work(launcher=("launcher",))), **arguments)["failed"]
     assert (seen, machine.state("llamacpp-proof"), definition.exists()) == (launchers, [services.STOPPED], False)
-    monkeypatch.setattr(proof_module, "LOCK_SECONDS", 0)
+    monkeypatch.setattr(proof_module, "LOCK_WAIT_SECONDS", 0)
     with locks.hold(Path(machine.host["prefix"], names.PROOF_LOCK)):
         assert call(work=typed_json.dump(work()), **arguments)["failed"], "the proof of a killed playbook runs"
     assert len(seen) == 1
@@ -825,7 +825,7 @@ def test_what_is_shown_of_a_proof(served, monkeypatch, arguments, answer, shown,
 def test_a_proof_that_failed_says_on_which_host(served):
     action = actions.made(action_plugin, plan=served.accepted())
     action.run_in_background = mock.Mock(return_value={"failed": True, "msg": "disk full"})
-    with pytest.raises(AnsibleActionFail, match="proof on head: disk full"):
+    with pytest.raises(AnsibleActionFail, match="the proof on head did not complete: disk full"):
         action.run(task_vars={"inventory_hostname": "head"})
 
 
@@ -842,7 +842,7 @@ def test_a_disk_without_room_for_the_record_fails_no_proof(served, work, call, t
     assert action.run(task_vars={"inventory_hostname": "head"})["failure_text"] == ""
     assert len(warnings) == 1
     assert warnings[0].startswith(
-        "The next run repeats the proof. head: /opt/x: No space left on device. Free space on"
+        "head could not record the verdicts, so the next run repeats the proof: /opt/x: No space left on device. Free space on"
     )
 
 

@@ -21,7 +21,7 @@ def placed(plan, prefix):
 
 
 def record_of(plan, name):
-    return typed_json.dump(kept_plan.kept_plan(typed(plan), name))
+    return typed_json.dump(kept_plan.kept_plan_of(typed(plan), name))
 
 
 def with_id(record, number):
