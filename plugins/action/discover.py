@@ -14,7 +14,7 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.action import plan as plan_action
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import Discovered, FoundModel
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.discovery import Discovery, FoundModel
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
@@ -117,8 +117,8 @@ def _operator_variables(variables: Mapping[str, Any]) -> dict[str, Any]:
     return inventory.strip_origin({name: value for name, value in values.items() if value is not None})
 
 
-def _read_findings(name: str, result: Mapping[str, Any] | None) -> Discovered:
-    findings = typed_json.parse_report(name, "links and models", Discovered, (result or {}).get("discovered") or {})
+def _read_findings(name: str, result: Mapping[str, Any] | None) -> Discovery:
+    findings = typed_json.parse_report(name, "links and models", Discovery, (result or {}).get("discovered") or {})
     for model in findings.models:
         try:
             header_summary.parse(model.summary)

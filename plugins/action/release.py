@@ -124,7 +124,7 @@ class ActionModule(Action):
 
         def show_step(seconds: float) -> str:
             result = self._low_level_execute_command(
-                f"wc -c < {shlex.quote(log_path)}; grep -E '{builder.STEP_LINES}' {shlex.quote(log_path)} | tail -n 1 | cut -c 1-60",
+                f"wc -c < {shlex.quote(log_path)}; grep -E '{builder.STEP_LINE_PATTERN}' {shlex.quote(log_path)} | tail -n 1 | cut -c 1-60",
                 sudoable=True,
             )
             log_text = str(result.get("stdout", ""))

@@ -88,7 +88,7 @@ def main():
                 remove_leftovers(prefix)
                 if holder:
                     module.exit_json(changed=False, taken_from="", holder=typed_json.dump(holder))
-        except cluster_lock.HeldError as error:
+        except cluster_lock.LockHeldError as error:
             module.fail_json(msg=str(error), holder=typed_json.dump(error.holder))
     module.exit_json(changed=False, taken_from=taken_from.describe() if taken_from else "")
 

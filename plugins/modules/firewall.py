@@ -84,7 +84,7 @@ def main():
     arguments = typed_json.parse(FirewallArguments, module.params)
     with errors.report_errors(module):
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep_obsolete_rules, System())
-    for chain in steps.closing:
+    for chain in steps.closing_chains:
         module.warn(
             f"The nftables chain {chain} drops packets by default, and this run does not change it. Add these rules to this chain: "
             f"{', '.join(steps.after)}."

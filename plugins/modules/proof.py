@@ -131,7 +131,7 @@ def main():
             step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
             lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK), LOCK_WAIT_SECONDS)
             with lock, run_launcher(paths, remaining_work, module.params["definition"]) as run_work:
-                result = accounts.run_as(work.account, step, run_work, processes.is_only_listener)
+                result = accounts.run_as(work.account, step, run_work, processes.is_listening_alone)
             if step is run.prove:
                 proof = typed_json.parse_report("this host", "the proof", Proof, result)
                 try:

@@ -144,7 +144,7 @@ def main():
             manifest_record = install(target, arguments)
         if manifest_record:
             programs_folder = target.release_folder / "bin"
-            help_options = target.probe(programs_folder) if arguments.services else {}
+            help_options = target.read_help(programs_folder) if arguments.services else {}
             refusals, warnings = option_check.check_options(
                 programs_folder, help_options, arguments.services, arguments.release, arguments.host_name
             )

@@ -73,7 +73,7 @@ def main():
     was_present = os.path.lexists(path)
     with errors.report_errors(module):
         account, keep_other_keys = module.params["account"], module.params["keep_other_keys"]
-        is_changed = tunnel_keys.put_first(path, key, account, keep_other_keys, module.check_mode)
+        is_changed = tunnel_keys.put_key_first(path, key, account, keep_other_keys, module.check_mode)
     if is_changed and was_present and not module.check_mode:
         time.sleep(RELOAD_SECONDS)
     module.exit_json(changed=is_changed)

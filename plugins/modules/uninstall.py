@@ -83,7 +83,7 @@ def uninstall(paths, account, host_name, check):
         raise Refusal(
             f"A build of a killed run is still running on {host_name} ({locks.holders_text(store.lock_path(cache))}): stop it, then run the playbook again"
         )
-    chowned_paths = removal.return_to_root(account, cache, check) if account else []
+    chowned_paths = removal.give_to_root(account, cache, check) if account else []
     unfinished_builds = store.unfinished_builds(cache, set()) if files.is_marked(Path(paths.prefix)) else []
     if not check:
         for build_id in unfinished_builds:

@@ -31,7 +31,7 @@ class Machine(NamedTuple):
     variables: Mapping[str, Any]
     """Variables that the operator has set, including connection variables."""
     facts: Facts
-    discovered: discovery.Discovered = discovery.Discovered()
+    discovered: discovery.Discovery = discovery.Discovery()
 
     @property
     def devices_mib(self) -> int:

@@ -71,7 +71,7 @@ def prove(programs, workers, tmp_path):
             variants=(("--repack",), *([] if quantised else [("--flash-attn", "off")])),
             devices=(side(1, "first cpu", first), side(2, "second cpu", second, *wrong)),
         )
-        return typed_json.parse(Proof, run.prove(work, processes.is_only_listener))
+        return typed_json.parse(Proof, run.prove(work, processes.is_listening_alone))
 
     return of
 

@@ -125,7 +125,7 @@ class Machine:
         """What planning needs of the devices and of what builds for them; cmake and the like are always there."""
         installed = toolchains.find_toolchains(self.root, self.ask)
         common = {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0"}
-        found = host.toolchain(installed, self.root, self.ask)
+        found = host.tool_versions(installed, self.root, self.ask)
         return {
             "system": self.told["system"],
             "architecture": self.told["machine"],

@@ -205,7 +205,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     waiting = threading.Thread(target=lambda: made.append(one.install()))
     waiting.start()
     wait_for(lambda: "== waiting for process " in one.log_path.read_text())
-    assert re.search(builder.STEP_LINES, one.log_path.read_text().splitlines()[-1])
+    assert re.search(builder.STEP_LINE_PATTERN, one.log_path.read_text().splitlines()[-1])
     assert set(re.findall(r"\d+", one.log_path.read_text().split("== waiting")[1])) & set(map(str, holders))
     assert not made
     for pid in holders:

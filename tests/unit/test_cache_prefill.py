@@ -177,7 +177,7 @@ def test_a_model_that_cannot_be_read(tmp_path):
     "more, reason",
     [
         ({"FAILS": "1"}, r"program on port \d+ did not start: "),
-        ({"VERSION": "9"}, r"protocol 9\.0\.0 is unknown"),
+        ({"VERSION": "9"}, r"uses protocol 9\.0\.0, which is unknown"),
         ({"MEMORY": "1000"}, r"program on port \d+ does not have enough memory for its largest tensor \(10 MiB\)"),
         ({"argv": ["/nowhere"]}, "/nowhere does not run: No such file"),
     ],

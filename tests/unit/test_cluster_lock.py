@@ -36,7 +36,7 @@ def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
     assert (tmp_path / names.CLUSTER_LOCK).stat().st_mode & 0o777 == 0o600
     for _another_try in range(2):
         for other in (run(2), run(machine="boot-1 pid:[2]"), run(pid=4712)):
-            with pytest.raises(cluster_lock.HeldError) as held:
+            with pytest.raises(cluster_lock.LockHeldError) as held:
                 cluster_lock.take_lock(tmp_path, other)
             assert held.value.holder.is_same_run(run())
         cluster_lock.release_lock(tmp_path, run(2))
@@ -51,13 +51,13 @@ def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
 def test_the_message_names_run_time_and_remedy(tmp_path):
     cluster_lock.take_lock(tmp_path, run())
     since = time.strftime("%Y-%m-%d %H:%M", time.gmtime(cluster_lock.read_holder(tmp_path).since))
-    with pytest.raises(cluster_lock.HeldError) as held:
+    with pytest.raises(cluster_lock.LockHeldError) as held:
         cluster_lock.take_lock(tmp_path, run(2))
     message = str(held.value)
     for part in ("site.yml", "laptop7", "process 4711", since, "-e llama_lease_take_over=true"):
         assert part in message
     taken = cluster_lock.take_lock(tmp_path, run(2), ended_run=run())
-    with pytest.raises(cluster_lock.HeldError):
+    with pytest.raises(cluster_lock.LockHeldError):
         cluster_lock.take_lock(tmp_path, run(3), ended_run=run())  # it was as fast, and too late
     assert taken.describe().startswith("site.yml run by anna on laptop7")
 

@@ -280,8 +280,8 @@ SPOILED = [
     ("tuning", "kernel parameters are not as", lambda p, m: under_systemd(m, p, tuning=TUNING)),
     ("service", "llamacpp-worker-x is stopped", lambda p, m: None),
     ("unplanned", "llamacpp-worker-x is no longer planned", lambda p, m: p.change(services=())),
-    ("key", "keys/192.0.2.11 holds no key that only the file's owner can read", lambda p, m: with_key(p)),
-    ("key", "keys/192.0.2.11 holds no key that only the file's owner can read", lambda p, m: with_key(p, 0o644)),
+    ("key", "keys/192.0.2.11 has no valid key, or a wrong owner or mode", lambda p, m: with_key(p)),
+    ("key", "keys/192.0.2.11 has no valid key, or a wrong owner or mode", lambda p, m: with_key(p, 0o644)),
     ("record", "plan 0123456789abcdef is not the last plan", lambda p, m: p.change(id="0123456789abcdef")),
     ("unneeded", "release .left is no longer needed", lambda p, m: (p.prefix / "releases" / ".left").mkdir()),
 ]
@@ -391,7 +391,7 @@ def test_a_model_counts_as_replaced_by_its_size_or_time(tmp_path, monkeypatch):
     small = state.start_records.digest_of("", [str(model)])
     os.utime(model, (9, 9))
     assert state.start_records.digest_of("", [str(model)]) == small
-    monkeypatch.setattr(state.start_records, "LARGE_BYTES", 1)
+    monkeypatch.setattr(state.start_records, "LARGE_FILE_BYTES", 1)
     large = state.start_records.digest_of("", [str(model)])
     os.utime(model, (8, 8))
     assert state.start_records.digest_of("", [str(model)]) != large
@@ -442,7 +442,7 @@ def test_what_is_kept_with_a_plan_counts_for_its_own_backend(planned, releases, 
     held = identity("b1", "hip")
     unneeded = releases(identity("b4", "hip"), identity("b3", "hip"), held, identity("b1", "vulkan"))
     planned.change(builds=OF_TWO_BACKENDS)
-    monkeypatch.setattr(state.kept_plans, "kept_builds", lambda _prefix: {held})
+    monkeypatch.setattr(state.kept_plans, "kept_build_ids", lambda _prefix: {held})
     assert unneeded() == [identity("b3", "hip")]
 
 

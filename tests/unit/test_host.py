@@ -42,10 +42,10 @@ def test_programs_are_found_in_absolute_folders_alone(monkeypatch):
 def test_a_program_below_a_closed_folder_is_not_for_all(public):
     program = executable(public / "closed" / "program", "")
     program.parent.chmod(0o755)
-    assert host.readable_by_all(str(program))
+    assert host.is_executable_by_all(str(program))
     program.parent.chmod(0o700)
-    assert not host.readable_by_all(str(program))
-    assert host.readable_by_all("/bin/sh")
+    assert not host.is_executable_by_all(str(program))
+    assert host.is_executable_by_all("/bin/sh")
 
 
 def test_what_closes_a_file_to_an_account(public):
@@ -231,7 +231,7 @@ def test_which_service_manager_a_host_has(tmp_path, monkeypatch, system, scope, 
     monkeypatch.setattr("platform.system", lambda: system)
     for sign in signs:
         (tmp_path / sign).mkdir(parents=True)
-    assert installation.service_manager(scope, tmp_path, lambda argv: answer) == manager
+    assert installation.detect_service_manager(scope, tmp_path, lambda argv: answer) == manager
 
 
 def test_a_record_that_names_no_cluster(tmp_path):

@@ -307,6 +307,6 @@ def test_the_help_of_a_program(tmp_path, monkeypatch, lines):
     target = installer.Installer(str(tmp_path), build, None)
     if error:
         with pytest.raises(Refusal, match=error):
-            target.probe(tmp_path)
+            target.read_help(tmp_path)
     else:
-        assert target.probe(tmp_path)["llama-server"] == known
+        assert target.read_help(tmp_path)["llama-server"] == known

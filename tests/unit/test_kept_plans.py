@@ -98,7 +98,7 @@ def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):
     "spoil",
     [
         lambda path: path.write_text(path.read_text()[:-40]),
-        lambda path: os.truncate(path, kept_plans.FILE_BYTES + 1),
+        lambda path: os.truncate(path, kept_plans.PLAN_BYTES + 1),
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 1})),
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "host": None})),
         lambda path: path.unlink(),
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(prefix, record, spoil):
     spoil(prefix / "plans/now.json")
     assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT) is None
     assert kept_plans.last_plan(str(prefix)) is None
-    assert kept_plans.kept_builds(str(prefix)) == set()
+    assert kept_plans.kept_build_ids(str(prefix)) == set()
     serve(prefix, record)
     assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT).id == record["id"]
 
@@ -122,7 +122,7 @@ def test_builds_of_all_kept_plans_stay(prefix, record):
         begin(prefix, changed)
         if number < 4:
             kept_plans.mark_served(str(prefix), changed["id"])
-    assert kept_plans.kept_builds(str(prefix)) == {"b-cpu-1", "c-cpu-1", "d-cpu-1"}
+    assert kept_plans.kept_build_ids(str(prefix)) == {"b-cpu-1", "c-cpu-1", "d-cpu-1"}
 
 
 def test_a_host_differs_until_its_plan_is_the_last_one_that_served(prefix, record):

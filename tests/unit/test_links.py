@@ -159,7 +159,7 @@ def test_what_a_host_has(machine):
     for port in ("veth1234", "eth2"):
         (machine.root / f"sys/class/net/{port}/master").symlink_to("../br0")
     found = machine.inspect()
-    assert (found.manager, found.protected) == ("networkd", {"eth0"})
+    assert (found.manager, found.protected_names) == ("networkd", {"eth0"})
     assert list(found.interfaces) == ["br0", "eth0", "eth1", "eth2", "thunderbolt0"], "no port of a container"
     assert found.interfaces["eth0"] == (("10.1.0.2/24",), 1500, "02:00:00:00:00:02")
     assert found.interfaces["thunderbolt0"] == (("10.98.0.1/30",), 65520, "02:00:00:00:00:04")
@@ -182,12 +182,12 @@ def test_interfaces_where_ssh_arrives_are_protected(machine, monkeypatch):
         ("too short", {"eth0"}),
     ):
         monkeypatch.setenv("SSH_CONNECTION", connection)
-        assert machine.inspect().protected == expected
+        assert machine.inspect().protected_names == expected
     monkeypatch.delenv("SSH_CONNECTION")
     # sudo takes the variable away; the shell above it still has it.
     above = f"proc/{os.getppid()}/environ"
     machine.write(above, "A=b\0SSH_CONNECTION=10.5.0.9 40000 10.5.0.1 22\0")
-    assert machine.inspect().protected == {"eth0", "eth1"}
+    assert machine.inspect().protected_names == {"eth0", "eth1"}
 
 
 def test_ports_of_a_bridge_and_ipv6_routes_are_protected(machine):
@@ -201,7 +201,7 @@ def test_ports_of_a_bridge_and_ipv6_routes_are_protected(machine):
         f"{zero} 00 {zero} 00 {zero} ffffffff 00000001 00000000 00200200       lo\n"
         f"fe800000000000000000000000000000 40 {zero} 00 {zero} 00000100 00000001 00000000 00000001     eth3\n",
     )
-    assert machine.inspect().protected == {"bond0", "br0", "eth0", "eth2"}
+    assert machine.inspect().protected_names == {"bond0", "br0", "eth0", "eth2"}
 
 
 SECTIONS = {

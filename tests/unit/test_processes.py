@@ -69,14 +69,14 @@ def test_processes_and_listeners_of_macos(monkeypatch):
     assert {*asked} == {"-iTCP@127.0.0.1:8080"}
     monkeypatch.setattr(processes, "output", lambda argv: "" if "@" in argv[-1] else "10\n")
     assert processes.is_served("127.0.0.1", 8080, [10, 11])
-    assert processes.is_only_listener(8080)
+    assert processes.is_listening_alone(8080)
 
 
 def test_whether_one_of_our_processes_listens(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("0.0.0.0", 0)) as everywhere:
         for port in (listener.getsockname()[1], everywhere.getsockname()[1]):
             served = [processes.is_served("127.0.0.1", port, pids) for pids in ([os.getpid()], [], [os.getppid()])]
-            assert (served, processes.is_only_listener(port)) == ([True, False, False], True)
+            assert (served, processes.is_listening_alone(port)) == ([True, False, False], True)
         assert not processes.is_served("192.0.2.1", listener.getsockname()[1], [os.getpid()])
         assert processes.listening_addresses(port, processes.read_sockets()) == ["0.0.0.0"]
         inode = str(os.fstat(everywhere.fileno()).st_ino)
@@ -87,10 +87,10 @@ def test_whether_one_of_our_processes_listens(monkeypatch):
         assert served == [False, True]
         exact = exact._replace(uid=os.getuid() + 1)
         monkeypatch.setattr(processes, "read_sockets", lambda: processes.Sockets([exact, everyone], []))
-        assert not processes.is_only_listener(8080)
+        assert not processes.is_listening_alone(8080)
         monkeypatch.undo()
     assert not processes.is_served("127.0.0.1", port, [os.getpid()])
-    assert not processes.is_only_listener(port)
+    assert not processes.is_listening_alone(port)
 
 
 def test_clients_of_a_port():

@@ -524,7 +524,7 @@ def place(folder, manager="supervisor"):
 def prove(work, tmp_path):
     """Runs a proof; returns it."""
 
-    def of(*sides, owner=processes.is_only_listener, **changed):
+    def of(*sides, owner=processes.is_listening_alone, **changed):
         (tmp_path / run.FOLDER / ".nv").mkdir(parents=True, exist_ok=True)  # a driver's cache
         (tmp_path / run.FOLDER / "partial").write_text("")
         proof = typed_json.parse(Proof, run.prove(work(*sides, **changed), owner))
@@ -612,11 +612,11 @@ def test_what_cannot_be_compared_says_why(prove, tmp_path, processor, changed, w
 
 @pytest.mark.programs
 def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
-    assert run.prepare_reference(work(variants=("near",)), processes.is_only_listener)
+    assert run.prepare_reference(work(variants=("near",)), processes.is_listening_alone)
     assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} == {".json", ".gguf"}
     for _again in range(2):
         assert [one.is_correct for one in prove("crashes", ("rounds", "wrong")).devices] == [True, False]
-    assert run.prepare_reference(work("crashes", ("right",)), processes.is_only_listener)
+    assert run.prepare_reference(work("crashes", ("right",)), processes.is_listening_alone)
     assert "crashes with status 3" in prove("crashes", reference=98).untested
     os.utime(tmp_path / "model.gguf", (1, 1))
     assert "crashes with status 3" in prove("crashes").untested
@@ -625,7 +625,7 @@ def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
 @pytest.mark.programs
 @pytest.mark.parametrize("text", ["", "5", '[[], [{"one": 1}], []]', "[" * 9999])
 def test_a_damaged_reference_is_computed_again(prove, work, tmp_path, text):
-    assert run.prepare_reference(work(), processes.is_only_listener)
+    assert run.prepare_reference(work(), processes.is_listening_alone)
     next((tmp_path / run.FOLDER).glob("*.json")).write_text(text)
     assert [device.is_correct for device in prove(devices=("right",)).devices] == [True]
 
@@ -634,7 +634,7 @@ def test_a_damaged_reference_is_computed_again(prove, work, tmp_path, text):
 def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, monkeypatch):
     """Neither another proof's nor what was written of one when its proof was killed."""
     assert prove(devices=("right",)).failures() == []
-    assert run.prepare_reference(work(reference=98, layers=(0,)), processes.is_only_listener)
+    assert run.prepare_reference(work(reference=98, layers=(0,)), processes.is_listening_alone)
     assert list((tmp_path / run.FOLDER).glob("*.gguf"))
     assert prove("crashes").failures() == []
     monkeypatch.setattr(run, "MAX_REFERENCES", 1)
@@ -644,10 +644,10 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
 
 @pytest.mark.programs
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
-    assert not run.prepare_reference(work("crashes"), processes.is_only_listener)
+    assert not run.prepare_reference(work("crashes"), processes.is_listening_alone)
     assert not list((tmp_path / run.FOLDER).iterdir())
     monkeypatch.setattr(run.resources, "available_memory", lambda _text: run.RESERVED_MEMORY >> 20)
-    assert not run.prepare_reference(work("hangs"), processes.is_only_listener)
+    assert not run.prepare_reference(work("hangs"), processes.is_listening_alone)
     assert not list(tmp_path.glob("*.starts"))
 
 

@@ -217,9 +217,9 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
     monkeypatch.setattr(installation, "has_lingering", lambda user: False)
-    assert [line.split(" of ")[0] for line in installation.problems(machine.manager.paths)] == ["services"]
+    assert [line.split(" of ")[0] for line in installation.manager_problems(machine.manager.paths)] == ["services"]
     monkeypatch.setattr(installation, "has_lingering", lambda user: True)
-    assert installation.problems(machine.manager.paths) == []
+    assert installation.manager_problems(machine.manager.paths) == []
 
 
 def test_the_bus_of_a_user_is_found_after_a_login_without_one(monkeypatch):
@@ -243,7 +243,7 @@ def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
     monkeypatch.setattr(installation, "supervisor_runs", lambda prefix: False)
-    assert installation.problems(machine.manager.paths) == ["supervisor is not running"]
+    assert installation.manager_problems(machine.manager.paths) == ["supervisor is not running"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(Refusal, match=r"supervisor.* is not running: run site.yml"):
         machine.apply(start=[WORKER])

@@ -32,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"content": text}).encode())
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """.replace("PAGE", "404")
-RIGHT = f"self.reply(' {smoke_test.answer()}' if len(asked['prompt']) == {1 + smoke_test.QUESTION_PIECES} else 'what?')"
+RIGHT = f"self.reply(' {smoke_test.expected_answer()}' if len(asked['prompt']) == {1 + smoke_test.QUESTION_PIECES} else 'what?')"
 WORKER = """
 assert sys.argv[sys.argv.index("-d") + 1] == "CPU"
 listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
@@ -115,7 +115,7 @@ def test_programs_see_no_accelerator_and_nothing_of_who_calls(programs, monkeypa
         ("llama-server", serving("time.sleep(60)"), ["did not answer within 1 s"]),
         (
             *("llama-server", serving("self.reply('every every')")),
-            ["computed a wrong answer", f"'every every', expected '{smoke_test.answer()}'"],
+            ["gave a wrong answer", f"'every every', expected '{smoke_test.expected_answer()}'"],
         ),
         ("rpc-server", ILLEGAL, ["crashed with SIGILL", "GGML_NATIVE: 'OFF'"]),
         ("rpc-server", "print('usage')", ["exited with status 0", "usage"]),
@@ -165,10 +165,10 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(public):
 
 def test_the_question_goes_on_with_the_answer():
     pieces = known_answer.pieces()
-    words = "".join(pieces[: smoke_test.QUESTION_PIECES]).replace("\u2581", " ") + " " + smoke_test.answer()
+    words = "".join(pieces[: smoke_test.QUESTION_PIECES]).replace("\u2581", " ") + " " + smoke_test.expected_answer()
     assert known_answer.SENTENCE.startswith(words)
-    assert len(smoke_test.answer().split()) >= smoke_test.ANSWER_PIECES
-    assert max(smoke_test.question()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
+    assert len(smoke_test.expected_answer().split()) >= smoke_test.ANSWER_PIECES
+    assert max(smoke_test.question_tokens()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
 
 
 def test_programs_are_started_with_the_words_that_their_help_lists(programs):

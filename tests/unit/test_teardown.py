@@ -205,7 +205,7 @@ def test_packages_that_runs_installed_stay_and_are_named(tmp_path, monkeypatch, 
     prefix = tmp_path / "llamacpp"
     (prefix / names.FOLDER_MARK).mkdir(parents=True)
     (prefix / names.PACKAGES_FILE).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
-    monkeypatch.setattr(removal, "PACKAGE_REMOVAL", ("no-such-manager remove", "sh remove"))
+    monkeypatch.setattr(removal, "PACKAGE_REMOVERS", ("no-such-manager remove", "sh remove"))
     said = (
         "here keeps the packages that site.yml installed, with their accounts and folders. If nothing else needs these packages, remove them with "
         "sh remove \\x1b ccache stunnel4"
@@ -229,9 +229,9 @@ def test_nothing_of_a_folder_without_the_mark_is_removed(tmp_path, remove):
 def test_facts_run_no_program_of_a_folder_that_may_be_anybodys(tmp_path):
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/bin/supervisord").symlink_to(shutil.which("tar"))
-    assert facts.supervisor(str(tmp_path))["version"] is None
+    assert facts.supervisor_state(str(tmp_path))["version"] is None
     (tmp_path / names.FOLDER_MARK).mkdir()
-    assert facts.supervisor(str(tmp_path))["version"]
+    assert facts.supervisor_state(str(tmp_path))["version"]
 
 
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -278,9 +278,5 @@ def test_files_of_the_building_account_in_the_cache_become_roots(tmp_path):
         (tmp_path / name).touch()
         shutil.chown(tmp_path / name, owner)
     ours = [str(tmp_path / "ours")]
-    assert [removal.return_to_root("nobody", str(tmp_path), check) for check in (True, False, False)] == [
-        ours,
-        ours,
-        [],
-    ]
+    assert [removal.give_to_root("nobody", str(tmp_path), check) for check in (True, False, False)] == [ours, ours, []]
     assert [(tmp_path / name).owner() for name in ("ours", "theirs")] == ["root", "daemon"]

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Check whether programs can use the tiles of Intel's AMX: a kernel or hypervisor may refuse what the processor announces.
+"""Checks whether programs can use the tiles of Intel's AMX, because a kernel or hypervisor may refuse them although the processor announces AMX.
 
 llama.cpp asks the kernel for permission (ggml_amx_init) and uses plain vectors if it is refused. Some virtual machines grant it, but the first
-tile instruction crashes with SIGILL. So a child process repeats the steps of llama.cpp: it asks, configures tiles in another thread, and multiplies
+tile instruction raises SIGILL. So a child process repeats the steps of llama.cpp: it asks, configures tiles in another thread, and multiplies
 after other threads have run.
 
 Some versions of GCC miscompile llama.cpp's tiles (12.2 does, 13.3 does not). Their header says that ldtilecfg reads only eight bytes of the
@@ -20,9 +20,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
 AMX_FLAGS = {"amx_tile", "amx_int8"}
-"""Flags of /proc/cpuinfo with which llama.cpp is compiled with AMX."""
+"""Flags in /proc/cpuinfo for which llama.cpp is compiled with AMX."""
 PROGRAM_SECONDS = 20
-TILE_HEADER, WRONG_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
+TILE_HEADER, FAULTY_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
 """The compiler's header for tiles, and a text that only a faulty header contains."""
 
 TILE_PROGRAM = """
@@ -69,7 +69,7 @@ def tiles_work(program: str = TILE_PROGRAM) -> bool:
 def is_miscompiled(root: Path, ask: commands.Ask) -> bool:
     """Return whether the host's compiler has the faulty header."""
     header = ask(["c++", f"-print-file-name={TILE_HEADER}"]).strip()
-    return WRONG_OPERAND in text_of(root / header.lstrip("/"))
+    return FAULTY_OPERAND in text_of(root / header.lstrip("/"))
 
 
 def is_unusable(flags: Collection[str], root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> bool:

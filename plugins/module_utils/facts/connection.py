@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The address at which the controller reached this host, found without a name service."""
+"""The address at which the controller reached this host, determined without DNS."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
-VARIABLE = "SSH_CONNECTION"
+SSH_VARIABLE = "SSH_CONNECTION"
 """Variable set by sshd: address and port of the client, then of the server."""
 MAX_ANCESTORS = 16
-"""Number of ancestors to search: between this process and sshd's shell are Ansible, and sudo, which drops the variable."""
+"""Number of ancestors to search: Ansible and sudo, which drops the variable, run between sshd's shell and this process."""
 
 
 def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output) -> str | None:
@@ -33,7 +33,7 @@ def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output
 
 def ssh_addresses(environment: Mapping[str, str], root: Path = ROOT) -> tuple[str, ...]:
     """Return the addresses of client and server of this process's SSH session; empty without a session."""
-    fields = (environment.get(VARIABLE) or _inherited_variable(root, os.getppid())).split()
+    fields = (environment.get(SSH_VARIABLE) or _inherited_variable(root, os.getppid())).split()
     return (fields[0], fields[2]) if len(fields) == 4 else ()
 
 
@@ -42,7 +42,7 @@ def _inherited_variable(root: Path, pid: int) -> str:
     for _generation in range(MAX_ANCESTORS):
         folder = root / "proc" / str(pid)
         variables = text_of(folder / "environ").split("\0")
-        values = [variable[len(VARIABLE) + 1 :] for variable in variables if variable.startswith(f"{VARIABLE}=")]
+        values = [text[len(SSH_VARIABLE) + 1 :] for text in variables if text.startswith(f"{SSH_VARIABLE}=")]
         if values:
             return values[0]
         parent = re.search(r"^PPid:\s*(\d+)$", text_of(folder / "status"), re.MULTILINE)
@@ -58,5 +58,5 @@ def _first_ipv4(reached_address: ipaddress.IPv6Address, listing: str) -> str | N
     :param listing: output of ``ip -o address``.
     """
     entries = re.findall(r"^\d+:\s+(\S+)\s+inet6?\s+([0-9a-f.:]+)", listing, re.MULTILINE)
-    owner = next((name for name, address in entries if address == str(reached_address)), None)
-    return next((address for name, address in entries if name == owner and "." in address), None)
+    interface = next((name for name, address in entries if address == str(reached_address)), None)
+    return next((address for name, address in entries if name == interface and "." in address), None)

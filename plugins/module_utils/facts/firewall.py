@@ -13,10 +13,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import com
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 
 MANAGERS = names.FIREWALLS
-"""systemd units in order of preference: two of them may be active."""
+"""systemd units in order of preference, because two of them may be active."""
 UFW_SETTINGS = "/etc/ufw/ufw.conf"
 TRIAL_SECONDS = 30
-"""Time limit of the trial. It usually takes 50 ms, but a host can be busy, and without a result the planner may refuse a plan."""
+"""Time limit for SEND_PROGRAM, which usually takes 50 ms. A host can be busy, and without a result the planner may refuse a plan."""
 REFUSED_STATUS = 77
 SEND_PROGRAM = f"""import socket, sys
 try:
@@ -27,7 +27,7 @@ except PermissionError:
 """Program that exits with REFUSED_STATUS if the kernel forbids sending: a datagram fails at once, unlike a connection."""
 
 
-def manager(active_units: Collection[str], ufw_settings: str) -> str | None:
+def select_manager(active_units: Collection[str], ufw_settings: str) -> str | None:
     """Return the manager that filters packets. The unit of ufw is active even if ufw is switched off.
 
     :param active_units: units in MANAGERS that systemd reports as active.
@@ -54,14 +54,14 @@ def active_manager() -> str | None:
         states = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_SECONDS, may_fail=True)
     except commands.CommandError:
         return None
-    return manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS)))
+    return select_manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS)))
 
 
 def filtering_works(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
     """Return whether IPAddressDeny of a unit takes effect, or None if root or systemd-run is missing.
 
-    Without BPF for control groups, as in many containers, systemd only logs a warning and starts the unit anyway. So this starts a unit that
-    tries to send."""
+    Without BPF for control groups, as in many containers, systemd only logs a warning and starts the unit anyway. So this function starts a
+    unit that tries to send."""
     if interpreter is None:
         return None
     root = [] if os.geteuid() == 0 else ["sudo", "-n"]

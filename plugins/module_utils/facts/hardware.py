@@ -35,8 +35,8 @@ LOCAL_HEAPS = {"1", "2"}
 """Heap types of dedicated memory in the KFD topology: visible to the processor, and invisible."""
 
 INTEL_DRIVERS = {"i915", "xe"}
-INTEL_INTEGRATED = "0000:00:02.0"
-"""PCI address of graphics inside any Intel processor."""
+INTEL_INTEGRATED_SLOT = "0000:00:02.0"
+"""PCI address of the integrated graphics of any Intel processor."""
 
 
 def _read_mib(path: Path) -> int | None:
@@ -44,8 +44,8 @@ def _read_mib(path: Path) -> int | None:
     return None if size is None else size // MIB
 
 
-def _read_pairs(path: Path) -> dict[str, str]:
-    """Return the values by name of a file with a pair per line."""
+def _read_properties(path: Path) -> dict[str, str]:
+    """Return the values by name from a file whose lines are a name and a value."""
     return dict(line.split(None, 1) for line in text_of(path).splitlines() if len(line.split(None, 1)) == 2)
 
 
@@ -69,11 +69,11 @@ def newest_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
     return None if status or number.value < 1000 else f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
-def memory_mib() -> int:
+def read_memory_mib() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
 
 
-INSTRUCTIONS = (
+INSTRUCTION_FLAGS = (
     "mmx|3dnow|sse|pni|ssse|avx|amx|fma|f16c|xop|bmi|tbm|abm|lzcnt|popcnt|movbe|cx16|lahf|aes|vaes|sha|gfni|pclmul|vpclmul|adx"
     "|fp|asimd|sve|sme|i8mm|bf16|atomics|crc32|pmull|lrcpc|fcma|jscvt"
 )
@@ -116,7 +116,7 @@ def read_processor(root: Path = commands.ROOT, ask: commands.Ask = commands.outp
         model = model_name.group(1) if model_name else platform.machine()
         board = "" if model_name else arm_model(text, text_of(root / "proc/device-tree/model"))
         features = flags.group(1) if flags else ""
-    instructions = [feature for feature in features.split() if re.match(INSTRUCTIONS, feature)]
+    instructions = [feature for feature in features.split() if re.match(INSTRUCTION_FLAGS, feature)]
     unusable_features = ["amx"] if tiles.is_unusable(instructions, root, ask) else []
     instructions = [feature for feature in instructions if not feature.startswith(tuple(unusable_features))]
     features_id = hashlib.sha256(" ".join([model, *sorted(instructions)]).encode()).hexdigest()[:12]
@@ -166,8 +166,8 @@ def nvidia_failure(devices: list[dict]) -> str | None:
     return None
 
 
-def nvidia_without_tools(root: Path) -> list[dict]:
-    """Return the devices in the driver's files, which lack compute capability and memory."""
+def find_nvidia_in_driver_files(root: Path) -> list[dict]:
+    """Return the devices in the driver's files, which contain neither compute capability nor memory."""
     devices = []
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
         model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
@@ -181,13 +181,13 @@ def find_amd(root: Path) -> dict[str, dict]:
     devices = {}
     nodes_folder = root / "sys/class/kfd/kfd/topology/nodes"
     for properties in sorted(nodes_folder.glob("*/properties"), key=lambda path: parse_count(path.parent.name) or 0):
-        values = _read_pairs(properties)
+        values = _read_properties(properties)
         version = parse_count(values.get("gfx_target_version", ""))
         if not version:
             continue
         architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         render_node = f"renderD{values.get('drm_render_minor', '').strip()}"
-        banks = [_read_pairs(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
+        banks = [_read_properties(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
         sizes = [parse_count(bank.get("size_in_bytes", "")) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS]
         vram = sum(filter(None, sizes)) // MIB
         is_integrated = bool(parse_count(values.get("cpu_cores_count", "")) or UNIFIED_GFX.fullmatch(architecture))
@@ -197,12 +197,12 @@ def find_amd(root: Path) -> dict[str, dict]:
 
 
 def _amd_memory(folder: Path, local_mib: int, is_integrated: bool) -> tuple[int, bool]:
-    """Return the size in MiB, and whether the host's memory is meant.
+    """Return the size of a device's memory in MiB, and whether the device uses the host's memory.
 
-    Integrated graphics can use the larger of two: the memory that firmware has reserved, and the memory that the kernel may share (GTT). Linux 6.10 and
+    Integrated graphics can use the larger of the memory that firmware has reserved and the memory that the kernel may share (GTT). Linux 6.10 and
     newer report GTT as dedicated memory, so the device has more than its video memory.
 
-    :param local_mib: MiB of dedicated memory in the KFD topology; 0 without it.
+    :param local_mib: dedicated memory in the KFD topology, in MiB; 0 without the topology.
     :param is_integrated: whether the device is known to be part of a processor.
     """
     vram, gtt = _read_mib(folder / "mem_info_vram_total"), _read_mib(folder / "mem_info_gtt_total")
@@ -229,7 +229,7 @@ def find_intel(root: Path, memory: int) -> dict[str, dict]:
     devices = []
     for slot, name, uevent in _render_nodes(root):
         if uevent.get("DRIVER") in INTEL_DRIVERS:
-            is_integrated = slot == INTEL_INTEGRATED
+            is_integrated = slot == INTEL_INTEGRATED_SLOT
             title = f"Intel graphics {uevent.get('PCI_ID', slot).lower()}"
             device_memory = memory // 2 if is_integrated else 0
             devices.append((name, _accelerator(words.SYCL, title, "", device_memory, is_integrated)))
@@ -250,12 +250,12 @@ def find_vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str,
             size, is_unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
             location = uevent.get("PCI_ID", slot).lower()
             devices.append({"name": f"AMD graphics {location}", "memory_mib": size, "unified": is_unified})
-    discrete = [device for device in devices if not device["unified"]]
-    return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete or devices]
+    discrete_devices = [device for device in devices if not device["unified"]]
+    return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete_devices or devices]
 
 
 def find_apple(memory: int, ask: commands.Ask) -> list[dict]:
-    """Return the graphics of Apple silicon with the memory that macOS lets them lock, by default three quarters."""
+    """Return the GPU of Apple silicon with the memory that macOS lets it wire, by default three quarters of the host's."""
     name, limit = (ask(["sysctl", "-n", key]).strip() for key in ("machdep.cpu.brand_string", "iogpu.wired_limit_mb"))
     device_memory = parse_count(limit) or memory * 3 // 4
     return [_accelerator(words.METAL, name, "apple", device_memory, True)]
@@ -264,10 +264,10 @@ def find_apple(memory: int, ask: commands.Ask) -> list[dict]:
 def find_accelerators(memory: int, root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> list[dict]:
     """Return every device once per backend that can drive it.
 
-    :param memory: MiB of the host.
+    :param memory: memory of the host in MiB.
     """
     if platform.system() == "Darwin":
         return find_apple(memory, ask) if platform.machine() == "arm64" else []
-    nvidia_devices = find_nvidia(ask(NVIDIA_QUERY), memory) or nvidia_without_tools(root)
+    nvidia_devices = find_nvidia(ask(NVIDIA_QUERY), memory) or find_nvidia_in_driver_files(root)
     amd_and_intel = {**find_amd(root), **find_intel(root, memory)}
     return [*nvidia_devices, *amd_and_intel.values(), *find_vulkan(root, nvidia_devices, amd_and_intel)]

@@ -38,7 +38,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import t
 
 MIN_PYTHON = (3, 9)
 ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
-"""Folders of root's programs, which other accounts may not have in their search path."""
+"""Folders of root's programs, which the search path of other accounts may lack."""
 HOST_TOOLS = ("useradd", "setfacl", "curl")
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
@@ -62,20 +62,20 @@ def version_of(argv: list[str], ask: Ask = output) -> str | None:
     return versions.first_version(ask(argv))
 
 
-def toolchain(installed: list[dict], root: Path = ROOT, ask: Ask = output) -> dict:
-    """Return the version of each tool and library, or None, including toolkits outside the search path."""
+def tool_versions(installed_toolchains: list[dict], root: Path = ROOT, ask: Ask = output) -> dict:
+    """Return the version of each tool and library, or None. Toolkits outside the search path count, too."""
     installed_versions = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
-    for toolkit in installed:
-        if toolkit["backend"] in toolkits.SIDE_BY_SIDE and not installed_versions[toolkits.command(toolkit["backend"])]:
-            installed_versions[toolkits.command(toolkit["backend"])] = toolkit["version"]
-    return {**installed_versions, **toolchains.libraries(installed, root)}
+    for entry in installed_toolchains:
+        if entry["backend"] in toolkits.SIDE_BY_SIDE and not installed_versions[toolkits.command(entry["backend"])]:
+            installed_versions[toolkits.command(entry["backend"])] = entry["version"]
+    return {**installed_versions, **toolchains.libraries(installed_toolchains, root)}
 
 
-def readable_by_all(path: str) -> bool:
-    """Return whether every account may run the program: its folders are open, and so are the targets of links."""
-    for name in (path, os.path.realpath(path)):
-        for part in [Path(name), *Path(name).parents]:
-            if not part.exists() or not part.stat().st_mode & stat.S_IXOTH:
+def is_executable_by_all(path: str) -> bool:
+    """Return whether every account may run the program, and may enter its folders and those of its link's target."""
+    for program in (Path(path), Path(os.path.realpath(path))):
+        for entry in [program, *program.parents]:
+            if not entry.exists() or not entry.stat().st_mode & stat.S_IXOTH:
                 return False
     return True
 
@@ -83,7 +83,7 @@ def readable_by_all(path: str) -> bool:
 def find_python(scope: str) -> str | None:
     """Return a Python that services can use."""
     for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
-        if not os.access(candidate, os.X_OK) or (scope == "system" and not readable_by_all(candidate)):
+        if not os.access(candidate, os.X_OK) or (scope == "system" and not is_executable_by_all(candidate)):
             continue
         version = re.match(r"Python (\d{1,9})\.(\d{1,9})", output([candidate, "--version"]))
         if version and tuple(map(int, version.groups())) >= MIN_PYTHON:
@@ -96,7 +96,7 @@ def package_state(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
     offered, or None. ``listed`` is false if the host has no package list.
 
     :param policy: output of ``apt-cache policy`` for these packages.
-    :param lists: folder of apt's lists of packages.
+    :param lists: folder of apt's package lists.
     """
     entries = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
     installed_versions = {name: version for name, version, _candidate in entries if version != "(none)"}
@@ -132,11 +132,11 @@ def measured_links(prefix: str) -> dict:
     links = {}
     for path in sorted(Path(prefix, "links").glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
-            record = reading.read_object(path, LINK_BYTES)
-            numbers = {key: record.get(key) for key in ("mbit_per_second", "round_trip_ms")}
-            numbers = {key: None if number is None else 1.0 * number for key, number in numbers.items()}
-            detail = validation.printable(record.get("detail", ""))
-            links[path.stem] = {**numbers, "detail": detail, "requested": record.get("requested") is True}
+            result = reading.read_object(path, LINK_BYTES)
+            figures = {key: result.get(key) for key in ("mbit_per_second", "round_trip_ms")}
+            figures = {key: None if figure is None else 1.0 * figure for key, figure in figures.items()}
+            detail = validation.printable(result.get("detail", ""))
+            links[path.stem] = {**figures, "detail": detail, "requested": result.get("requested") is True}
     return links
 
 
@@ -155,7 +155,7 @@ def _distribution() -> dict:
 
 
 def disk_gib(path: str) -> int | None:
-    """Return the GiB of a path's file system, rounded down to a power of 2, because some shrink as they fill up, and facts are stable."""
+    """Return the size of a path's file system in GiB, rounded down to a power of 2: facts are stable, but some file systems shrink as they fill up."""
     try:
         status = os.statvfs(errors.mount_point(path))
     except OSError:
@@ -165,7 +165,7 @@ def disk_gib(path: str) -> int | None:
 
 
 def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
-    """Return all facts that planning needs. They are stable: none changes with the load.
+    """Return all facts that planning needs. None of them changes with the load.
 
     :param catalogue: distribution family → its packages of llama.cpp.
     """
@@ -175,10 +175,10 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
     user = pwd.getpwuid(os.geteuid()).pw_name
     interpreter = find_python(effective_scope)
     found_toolchains = toolchains.find_toolchains()
-    memory = hardware.memory_mib()
+    memory = hardware.read_memory_mib()
     folders = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])
     tools = {
-        **toolchain(found_toolchains),
+        **tool_versions(found_toolchains),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
         **{name: find_root_tool(name) for name in HOST_TOOLS},
         names.STUNNEL: find_root_tool(names.STUNNEL, folders),
@@ -229,7 +229,7 @@ def _installation(paths: installation.InstallationPaths) -> dict:
     return {
         "installed": files.is_marked(Path(paths.prefix)),
         "cluster": cluster_of(paths.prefix),
-        "supervisor": supervisor(paths.prefix),
+        "supervisor": supervisor_state(paths.prefix),
         "measured": measured_links(paths.prefix),
         "cached": installation.read_json(paths.prefix, names.CACHED_FACTS),
         "measured_speed": installation.read_json(paths.prefix, names.MEASURED_SPEED),
@@ -237,8 +237,8 @@ def _installation(paths: installation.InstallationPaths) -> dict:
     }
 
 
-def supervisor(prefix: str) -> dict:
-    """Return the supervisor's version, and whether it runs. No program is run from a folder without our mark."""
+def supervisor_state(prefix: str) -> dict:
+    """Return supervisor's version, and whether it runs. This function runs no program from a folder without our mark."""
     if not files.is_marked(Path(prefix)):
         return {"version": None, "running": False}
     return {

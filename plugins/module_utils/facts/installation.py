@@ -23,8 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 
-FACTS_BYTES = 64 * 1024 * 1024
-"""Largest size of a file with the facts of all hosts."""
+JSON_BYTES = 64 * 1024 * 1024
+"""Maximum size of a JSON file of the installation; that with the facts of all hosts is the largest."""
 
 
 class InstallationPaths(NamedTuple):
@@ -37,7 +37,7 @@ class InstallationPaths(NamedTuple):
     units: str
 
 
-def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
+def detect_service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
     if scope == "user":
         commands.set_runtime_directory()
     managers = (
@@ -53,7 +53,7 @@ def service_manager(scope: str, root: Path = ROOT, ask: Ask = output) -> str:
     )
 
 
-def scope(requested_scope: str) -> str:
+def resolve_scope(requested_scope: str) -> str:
     """Return ``system`` for ``auto`` if the connecting user is root or may become root, otherwise ``user``."""
     if requested_scope != "auto":
         return requested_scope
@@ -66,8 +66,8 @@ def scope(requested_scope: str) -> str:
 
 def detect_paths(requested_scope: str) -> InstallationPaths:
     """Return the paths of the installation on this host, even if it does not exist."""
-    effective_scope = scope(requested_scope)
-    manager = service_manager(effective_scope)
+    effective_scope = resolve_scope(requested_scope)
+    manager = detect_service_manager(effective_scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
     return InstallationPaths(
         effective_scope, manager, **names.installation_folders(effective_scope, manager, environment)
@@ -94,11 +94,11 @@ def supervisor_runs(prefix: str) -> bool:
 
 
 def has_lingering(user: str) -> bool:
-    """Return whether the services of a user continue without a login."""
+    """Return whether the services of a user keep running after logout."""
     return os.path.exists("/var/lib/systemd/linger/" + user)
 
 
-def problems(paths: InstallationPaths) -> list[str]:
+def manager_problems(paths: InstallationPaths) -> list[str]:
     """Return a sentence for each reason why the service manager cannot run services."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     if paths.service_manager == "systemd_user" and not has_lingering(user):
@@ -109,7 +109,7 @@ def problems(paths: InstallationPaths) -> list[str]:
 
 
 def disabled_services(paths: InstallationPaths, service_names: Iterable[str]) -> set[str]:
-    """Return the services that are not started at boot."""
+    """Return the services that do not start at boot."""
     manager = service_managers.MANAGERS[paths.service_manager]
     links = manager.boot_links and os.path.join(paths.units, manager.boot_links)
     return {name for name in service_names if links and not os.path.lexists(manager.definition(links, name))}
@@ -134,8 +134,8 @@ def defined_services(manager: str, unit_folder: str) -> list[str]:
 
 
 def read_json(prefix: str, name: str) -> dict:
-    """Return the JSON object in a file of the installation; empty if it is absent."""
+    """Return the JSON object in a file of the installation; empty if it cannot be read."""
     try:
-        return reading.read_object(Path(prefix, name), FACTS_BYTES)
+        return reading.read_object(Path(prefix, name), JSON_BYTES)
     except (OSError, ValueError):
         return {}

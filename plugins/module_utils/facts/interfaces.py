@@ -23,7 +23,7 @@ INFINIBAND_TYPE = 32
 IPV4_GID = "0000:0000:0000:0000:0000:ffff:"
 """Prefix of IPv4 addresses in the tables of RDMA devices."""
 PORT_KINDS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
-"""Prefix of the name of a macOS hardware port → kind; other ports are Ethernet."""
+"""Prefix of a macOS hardware port's name → kind; other ports are Ethernet."""
 
 
 def interfaces(root: Path = ROOT, ask: Ask = output) -> list[dict]:
@@ -42,7 +42,7 @@ def addresses(ask: Ask = output) -> list[str]:
 
 
 def rdma_addresses(root: Path = ROOT) -> list[str]:
-    """Return the IPv4 addresses in the tables of RDMA devices. RPC only uses port 1."""
+    """Return the IPv4 addresses in the tables of RDMA devices. RPC uses only port 1."""
     gid_texts = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
     matches = [re.fullmatch(IPV4_GID + "([0-9a-f]{4}):([0-9a-f]{4})", text) for text in gid_texts]
     addresses = {socket.inet_ntoa(bytes.fromhex("".join(match.groups()))) for match in matches if match}
@@ -60,15 +60,15 @@ def kind_of(folder: Path, root: Path) -> str:
     :param folder: folder of the interface in /sys/class/net.
     """
     if os.path.basename(os.path.realpath(folder / "device" / "driver")) == "thunderbolt-net":
-        return "usb4" if _generation(folder, root) >= USB4_GENERATION else "thunderbolt"
+        return "usb4" if _router_generation(folder, root) >= USB4_GENERATION else "thunderbolt"
     if (folder / "wireless").exists() or (folder / "phy80211").exists():
         return "wireless"
     return "infiniband" if text_of(folder / "type").strip() == str(INFINIBAND_TYPE) else "ethernet"
 
 
-def _generation(folder: Path, root: Path) -> int:
-    """Return the generation of the host's router that carries an interface (``0-0`` for the service ``0-1.0``), or of the newest router if the name
-    of the device does not tell."""
+def _router_generation(folder: Path, root: Path) -> int:
+    """Return the generation of the host's router that carries an interface (``0-0`` for the service ``0-1.0``), or of the newest router if the
+    device's name does not identify one."""
     service = os.path.basename(os.path.realpath(folder / "device"))
     router = re.sub(r"-.*", "-0", service)
     bus_folder = root / "sys/bus/thunderbolt/devices"
@@ -79,7 +79,7 @@ def _generation(folder: Path, root: Path) -> int:
 def _macos_kinds(ask: Ask) -> dict[str, str]:
     ports = re.findall(r"Hardware Port: (.+)\nDevice: (\S+)", ask(["networksetup", "-listallhardwareports"]))
     return {
-        device: next((kind for start, kind in PORT_KINDS.items() if port.lower().startswith(start)), "ethernet")
+        device: next((kind for prefix, kind in PORT_KINDS.items() if port.lower().startswith(prefix)), "ethernet")
         for port, device in ports
     }
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Free memory and disk space, from kernel files and one query of nvidia-smi. They change with the load, so no plan depends on them. An unknown
+"""Free memory and disk space, from kernel files and a query of nvidia-smi. These values change with the load, so no plan depends on them. An unknown
 value is None."""
 
 import functools
@@ -81,7 +81,7 @@ def nvidia_memory(listing: str) -> Iterator[DeviceMemory]:
 
 def _amd_memory(device_folder: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
     """Return the total and free MiB of amdgpu's memory, ``vram`` or ``gtt``."""
-    total, usage = (parse_count(text_of(device_folder / f"mem_info_{kind}_{part}")) for part in ("total", "used"))
+    total, usage = (parse_count(text_of(device_folder / f"mem_info_{kind}_{name}")) for name in ("total", "used"))
     if total is None or usage is None:
         return None, None
     return total // MIB, max(0, total - usage) // MIB
@@ -98,22 +98,22 @@ def amd_memory(root: Path = ROOT) -> Iterator[DeviceMemory]:
             yield DeviceMemory(name, *vram, *gtt)
 
 
-def uptime(root: Path = ROOT) -> Optional[int]:
+def uptime_seconds(root: Path = ROOT) -> Optional[int]:
     """Return the seconds since the host booted (Linux)."""
     match = re.match(r"\d{1,10}", text_of(root / "proc/uptime"))
     return int(match.group()) if match else None
 
 
 def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
-    """Return the file systems that contain these paths, or would contain them."""
+    """Return the file systems that contain these paths, or would contain them if they existed."""
     disks: dict[str, Disk] = {}
     for path in paths:
         try:
-            mount, stat = reading.run_within(DISK_SECONDS, functools.partial(_file_system, path))
+            mount, status = reading.run_within(DISK_SECONDS, functools.partial(_file_system, path))
         except (OSError, reading.TooSlowError):
             disks.setdefault(path, Disk(path, None, None))
             continue
-        total_mib, free_mib = (blocks * stat.f_frsize // MIB for blocks in (stat.f_blocks, stat.f_bavail))
+        total_mib, free_mib = (blocks * status.f_frsize // MIB for blocks in (status.f_blocks, status.f_bavail))
         disks.setdefault(mount, Disk(path, total_mib, free_mib))
     return tuple(disks.values())
 
@@ -125,8 +125,8 @@ def _file_system(path: str) -> tuple[str, os.statvfs_result]:
 
 def read_resources(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> Resources:
     return Resources(
-        uptime_s=uptime(root),
-        memory_total_mib=hardware.memory_mib(),
+        uptime_s=uptime_seconds(root),
+        memory_total_mib=hardware.read_memory_mib(),
         memory_free_mib=available_memory(text_of(root / "proc/meminfo")),
         devices=(*nvidia_memory(ask(NVIDIA_QUERY)), *amd_memory(root)),
         disks=disks(paths),

@@ -21,12 +21,12 @@ ANY_VERSION = "present"
 
 
 def _host_path(root: Path, path: Path) -> str:
-    """Return the host's name for a path below the root."""
+    """Return the absolute path on the host for a path below the root."""
     return "/" + os.path.relpath(path, os.path.realpath(root))
 
 
 def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
-    """Return the other names of each installation's real folder. A link from /usr/bin is not an installation in /usr."""
+    """Return the real folder of each installation, with its other names. A link in /usr/bin does not count as an installation in /usr."""
     prefixes: dict[Path, list[str]] = {}
     for program in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         prefix = program.parent.parent
@@ -55,7 +55,7 @@ def _libraries_of(root: Path, prefixes: list[str], backend: str) -> list[str]:
 
 
 def _patterns(library: str, folders: list[str]) -> list[str]:
-    """Return patterns of the files below the root that an installed library has."""
+    """Return patterns, relative to the root, of the files of an installed library."""
     spec = toolkits.LIBRARIES[library]
     return [*spec.files, *(f"{folder[1:]}/{spec.header}" for folder in folders if spec.header)]
 
@@ -115,7 +115,7 @@ def find_toolchains(root: Path = ROOT, ask: Ask = output) -> list[dict]:
 
 
 def libraries(toolchains: list[dict], root: Path = ROOT) -> dict[str, str | None]:
-    """Return ANY_VERSION for each library with which a toolkit of the host can build, otherwise None."""
+    """Return ANY_VERSION for each library that a toolkit of the host can use, otherwise None."""
     prefixes = [prefix for entry in toolchains for prefix in (entry["prefix"], *entry.get("components", {}).values())]
     folders = [folder for prefix in (names.SYSTEM, *prefixes) for folder in _include_folders(prefix)]
     return {

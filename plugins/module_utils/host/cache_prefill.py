@@ -3,7 +3,7 @@
 """Fills the caches of workers before a head loads, from a copy of the model on their own host.
 
 A worker of the same release receives the tensors over its protocol, because Python is too slow for the hash that names its cache files. The cache itself
-shows what it contains (rpc_upload.fingerprint), so nothing is recorded. A truncated file counts as another tensor, so it is written again.
+shows what it contains (rpc_upload.fingerprint), so nothing is recorded. A truncated file has no tensor's fingerprint, so the tensor is written again.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ CACHE_FILE_NAME = re.compile(r"[0-9a-f]{16}")
 START_SECONDS = 60.0
 COMPARISON_SECONDS = 600.0
 """Time limit for sampling the model and the files in the cache."""
-MIN_RATE = 5 * MIB
-"""Assumed lowest rate in bytes per second: a slow disk that other programs use, too."""
+MIN_BYTES_PER_S = 5 * MIB
+"""Lowest expected rate: that of a slow disk that other programs use, too."""
 RESERVED_BYTES = 1024 * MIB
-"""Space to keep free on a disk."""
+"""Space that must stay free on a disk."""
 
 
 class WorkerCache(NamedTuple):
@@ -51,9 +51,9 @@ class WorkerCache(NamedTuple):
 
 
 def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
-    """Send to a worker's cache the tensors that it lacks and this host has; return their total size.
+    """Send a worker's cache the missing tensors that this host's models contain; return their total size.
 
-    :raises Refusal: a copy of the model cannot be read, or the worker does not accept a tensor.
+    :raises Refusal: a model cannot be read, or the worker does not accept a tensor.
     """
     tensors = reading.read_from_disk(worker.folder, lambda: missing_tensors(worker), COMPARISON_SECONDS)
     size = sum(tensor.bytes for tensor in tensors)
@@ -74,7 +74,7 @@ def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
     tensors = {}
     for path in dict.fromkeys(tensor.model for tensor in worker.prefill.tensors if os.path.exists(tensor.model)):
         sizes = tensor_sizes(tensor for tensor in worker.prefill.tensors if tensor.model == path)
-        with _errors_as_refusal(path):
+        with _refuse_errors(path):
             for name, tensor in gguf.tensor_places(path).items():
                 if sizes.get(name) == tensor.bytes:
                     with reading.open_file(tensor.path, follows_links=True) as stream:
@@ -82,17 +82,17 @@ def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
     return [tensor for fingerprint, tensor in tensors.items() if fingerprint not in cached_fingerprints]
 
 
-def tensor_sizes(rows: Iterable[PrefillTensor]) -> dict[str, int]:
+def tensor_sizes(tensors: Iterable[PrefillTensor]) -> dict[str, int]:
     """Return the size in bytes of each planned tensor, by name."""
     return {
-        row.name.replace("*", str(layer), 1): row.bytes
-        for row in rows
-        for layer in (("",) if row.layers is None else row.layers)
+        tensor.name.replace("*", str(layer), 1): tensor.bytes
+        for tensor in tensors
+        for layer in (("",) if tensor.layers is None else tensor.layers)
     }
 
 
 @contextmanager
-def _errors_as_refusal(path: str) -> Iterator[None]:
+def _refuse_errors(path: str) -> Iterator[None]:
     try:
         yield
     except gguf.GGUFError as error:
@@ -137,14 +137,14 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> N
         process = subprocess.Popen(argv, stdin=devnull, stdout=devnull, stderr=devnull, cwd="/", env=environment)
     except OSError as error:
         raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
-    time_limit = START_SECONDS + sum(tensor.bytes for tensor in tensors) / MIN_RATE
-    largest_bytes = max(tensor.bytes for tensor in tensors)
+    seconds = START_SECONDS + sum(tensor.bytes for tensor in tensors) / MIN_BYTES_PER_S
+    max_bytes = max(tensor.bytes for tensor in tensors)
     try:
         wait_for_worker(port, process)
-        with rpc_upload.UploadConnection(LOOPBACK, port, largest_bytes, time_limit) as receiver:
+        with rpc_upload.UploadConnection(LOOPBACK, port, max_bytes, seconds) as connection:
             for tensor in tensors:
-                with _errors_as_refusal(tensor.path), reading.open_file(tensor.path, follows_links=True) as stream:
-                    receiver.send_part(stream, tensor.offset, tensor.bytes)
+                with _refuse_errors(tensor.path), reading.open_file(tensor.path, follows_links=True) as stream:
+                    connection.send_part(stream, tensor.offset, tensor.bytes)
     except rpc_upload.TransferError as error:
         raise Refusal(f"the worker program on port {port} {error}") from error
     finally:
@@ -163,4 +163,4 @@ def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
             raise Refusal(f"the worker program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
     if str(answer.protocol).partition(".")[0] not in rpc_upload.PROTOCOLS:
-        raise Refusal(f"protocol {answer.protocol} is unknown")
+        raise Refusal(f"the worker program on port {port} uses protocol {answer.protocol}, which is unknown")

@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 
 WAIT_SECONDS = 60
 """Time to wait for another process that reads or writes the file."""
-FILE_BYTES = 64 * 1024
+LOCK_FILE_BYTES = 64 * 1024
 Name = Annotated[str, Text(max_length=128)]
 
 
@@ -33,7 +33,7 @@ class Run(NamedTuple):
     user: Name
     controller: Name
     machine: Name
-    """Boot of the controller's system and its process namespace: no other controller has both."""
+    """The controller's boot and process namespace, which no other controller shares."""
     pid: Annotated[int, Number(1)]
     playbook: Annotated[str, Text(max_length=1024)]
     since: Annotated[int, Number()] = 0
@@ -48,7 +48,7 @@ class Run(NamedTuple):
         return validation.printable(text, None)
 
 
-class HeldError(Exception):
+class LockHeldError(Exception):
     """Another run holds the lock. The message describes the run, and how to take over its lock."""
 
     def __init__(self, holder: Run) -> None:
@@ -60,23 +60,23 @@ class HeldError(Exception):
 
 
 def read_holder(prefix: Path) -> Optional[Run]:
-    """Return the run that holds the lock. A lock is unreadable if its run was killed while writing it."""
-    return typed_json.read_file(Run, prefix / names.CLUSTER_LOCK, FILE_BYTES)
+    """Return the run that holds the lock; None if the run was killed while it wrote the lock."""
+    return typed_json.read_file(Run, prefix / names.CLUSTER_LOCK, LOCK_FILE_BYTES)
 
 
 def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Optional[Run] = None) -> Optional[Run]:
     """Give the lock to a run, and return the run that held it.
 
-    :param may_take_over: whether to take it from any run.
-    :param ended_run: a run that has ended, according to its own controller.
-    :raises HeldError: another run holds the lock.
+    :param may_take_over: whether to take the lock from any other run.
+    :param ended_run: a run whose own controller reports that it has ended.
+    :raises LockHeldError: another run holds the lock.
     """
     with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
         holder = read_holder(prefix)
         if run.is_same_run(holder):
             return None
         if holder and not may_take_over and not holder.is_same_run(ended_run):
-            raise HeldError(holder)
+            raise LockHeldError(holder)
         os.ftruncate(lock, 0)
         try:
             os.pwrite(lock, json.dumps(typed_json.dump(run._replace(since=int(time.time())))).encode(), 0)

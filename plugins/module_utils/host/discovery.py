@@ -70,7 +70,7 @@ class FoundModel(NamedTuple):
         return sum(self.summary["layer_bytes"])
 
 
-class Discovered(NamedTuple):
+class Discovery(NamedTuple):
     """Result of discovery_info."""
 
     hostname: Annotated[str, Text()] = ""
@@ -78,14 +78,14 @@ class Discovered(NamedTuple):
     models: tuple[FoundModel, ...] = ()
 
 
-def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovered:
+def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional[str]) -> Discovery:
     """Return the facts of this host.
 
     :param addresses: IPv4 addresses of other hosts.
     :param account: account that reads the models; None for the account of this process.
     """
     models = reading.read_from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MODEL_SECONDS)
-    return Discovered(platform.node(), interfaces_of(System(), addresses), models)
+    return Discovery(platform.node(), interfaces_of(System(), addresses), models)
 
 
 def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:
@@ -97,7 +97,7 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
     link_interfaces = []
     for name, interface in links.items():
         mbit, kind = parse_count(text_of(folders[name] / "speed")), interfaces.kind_of(folders[name], system.root)
-        is_main, seen_macs = name in state.protected, tuple(sorted(macs.get(name, ())))
+        is_main, seen_macs = name in state.protected_names, tuple(sorted(macs.get(name, ())))
         if interface.mac:
             ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
             link_interfaces.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, is_main, seen_macs))
@@ -105,7 +105,7 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
 
 
 def _contact_hosts(addresses: Iterable[str], links: Mapping[str, inspection.InterfaceState]) -> None:
-    """Send an empty datagram to other hosts in this host's networks, so that the kernel looks them up."""
+    """Send an empty datagram to other hosts in this host's networks, which makes the kernel look up their hardware addresses."""
     networks = [ipaddress.ip_interface(text).network for link in links.values() for text in link.addresses]
     host_addresses = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
@@ -131,7 +131,7 @@ def neighbour_macs(listing: str) -> dict[str, set[str]]:
 
 def find_models(folders: Iterable[str], account: Optional[str]) -> Iterator[FoundModel]:
     """Yield models that generate text, the largest first."""
-    largest_models = sorted(_complete_models(folders), key=lambda entry: -entry[1])[:MAX_MODELS]
+    largest_models = sorted(_complete_models(folders), key=lambda model: -model[1])[:MAX_MODELS]
     report = local_models.report([], [path for path, _bytes in largest_models], list(ollama.model_names()), account)
     for path, entry in report["paths"].items():
         if can_generate(entry.get("summary")):
@@ -150,13 +150,13 @@ def can_generate(summary: Optional[Mapping[str, Any]]) -> bool:
 
 
 def _complete_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
-    """Yield the first path and the size of each complete model below the folders; models with the same files only once."""
+    """Yield the first path and the size of each complete model below the folders; skip other paths of the same model."""
     real_paths = set()
     for root_folder in map(os.path.expanduser, folders):
-        for folder, subfolders, entries in os.walk(root_folder):
+        for folder, subfolders, file_names in os.walk(root_folder):
             if folder[len(root_folder) :].count("/") >= MAX_DEPTH:
                 subfolders.clear()
-            for model in split_files.group(sorted(name for name in entries if name.endswith(".gguf"))):
+            for model in split_files.group(sorted(name for name in file_names if name.endswith(".gguf"))):
                 paths = [os.path.join(folder, name) for name in model.names]
                 file = os.path.realpath(paths[0])
                 if model.is_complete and file not in real_paths and not download_record.problem_of_name(model.names[0]):

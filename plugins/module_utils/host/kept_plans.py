@@ -12,13 +12,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan, LastPlan
 
 NEXT, CURRENT, PREVIOUS = SLOTS = "next", "now", "before"
-FILE_BYTES = 32 << 20
-"""Size limit of a plan. Most of it are the head's facts, about 20 kB for each host."""
+PLAN_BYTES = 32 << 20
+"""Size limit of a plan. On a head, facts make up most of a plan: about 20 kB for each host."""
 
 
 def read_plan(prefix: str, slot: str) -> KeptPlan | None:
     """Return a kept plan; None if it is missing or unreadable."""
-    return typed_json.read_file(KeptPlan, _path(prefix, slot), FILE_BYTES)
+    return typed_json.read_file(KeptPlan, _path(prefix, slot), PLAN_BYTES)
 
 
 def _path(prefix: str, slot: str) -> Path:
@@ -26,13 +26,13 @@ def _path(prefix: str, slot: str) -> Path:
 
 
 def last_plan(prefix: str) -> LastPlan | None:
-    """Return the plan that the host has accepted last."""
+    """Return the last plan that the host accepted."""
     pending_plan = read_plan(prefix, NEXT)
     plan = pending_plan or read_plan(prefix, CURRENT)
     return LastPlan(plan.id, plan.release, plan.declared, not pending_plan, plan.variables) if plan else None
 
 
-def kept_builds(prefix: str) -> set[str]:
+def kept_build_ids(prefix: str) -> set[str]:
     plans = filter(None, (read_plan(prefix, slot) for slot in SLOTS))
     return {build.id for plan in plans for build in plan.host.builds}
 
@@ -42,32 +42,32 @@ def keep_plan(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
 
     :raises OSError: the plan cannot be written; nothing has changed.
     """
-    present_plan = read_plan(prefix, CURRENT)
-    is_current = present_plan is not None and present_plan.id == plan.id
+    current_plan = read_plan(prefix, CURRENT)
+    is_current = current_plan is not None and current_plan.id == plan.id
     # The plan's id does not cover the facts that are stored on the head.
-    differs = present_plan != plan if is_current else True
+    differs = current_plan != plan if is_current else True
     if differs and not check:
         _write(prefix, CURRENT if is_current else NEXT, plan)
     return differs
 
 
-def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
-    """Mark a kept plan as serving, and the plan that served before as previous; return whether anything changes.
+def mark_served(prefix: str, plan_id: str, check: bool = False) -> bool:
+    """Mark a kept plan as serving and the plan before it as previous; return whether anything changes.
 
     :raises Refusal: the host does not keep the plan.
     """
     plans = {slot: read_plan(prefix, slot) for slot in SLOTS}
-    present_plan, pending_path = plans[CURRENT], _path(prefix, NEXT)
-    is_current = present_plan is not None and present_plan.id == identity
+    current_plan, pending_path = plans[CURRENT], _path(prefix, NEXT)
+    is_current = current_plan is not None and current_plan.id == plan_id
     differs = not is_current or pending_path.exists()
     if not differs or check:
         return differs
     if not is_current:
-        served_plan = next((plan for plan in plans.values() if plan and plan.id == identity), None)
+        served_plan = next((plan for plan in plans.values() if plan and plan.id == plan_id), None)
         if not served_plan:
-            raise Refusal(f"{prefix}/{names.PLANS} does not contain plan {identity}: run site.yml")
-        if present_plan:
-            _write(prefix, PREVIOUS, present_plan)
+            raise Refusal(f"{prefix}/{names.PLANS} does not contain plan {plan_id}: run site.yml")
+        if current_plan:
+            _write(prefix, PREVIOUS, current_plan)
         _write(prefix, CURRENT, served_plan)
     pending_path.unlink(missing_ok=True)
     return True
@@ -75,8 +75,8 @@ def mark_served(prefix: str, identity: str, check: bool = False) -> bool:
 
 def _write(prefix: str, slot: str, plan: KeptPlan) -> None:
     text = json.dumps(typed_json.dump(plan), separators=(",", ":"))
-    if len(text.encode()) > FILE_BYTES:
+    if len(text.encode()) > PLAN_BYTES:
         raise Refusal(
-            f"this host's part of the plan takes {len(text) >> 20} MiB, but at most {FILE_BYTES >> 20} MiB can be kept"
+            f"this host's part of the plan takes {len(text) >> 20} MiB, but at most {PLAN_BYTES >> 20} MiB can be kept"
         )
     files.replace_file(_path(prefix, slot), text, 0o600)

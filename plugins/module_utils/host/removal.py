@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Removes an installation from a host, and nothing foreign."""
+"""Removes an installation from a host, but nothing foreign."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installatio
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files
 
-TEMPORARY = (files.TEMPORARY_PREFIX, ".ansible_tmp")
+TEMPORARY_PREFIXES = (files.TEMPORARY_PREFIX, ".ansible_tmp")
 """Prefixes of files that a killed run leaves in a folder."""
-PACKAGE_REMOVAL = ("apt-get remove", "dnf remove", "zypper remove", "pacman -R", "brew uninstall")
+PACKAGE_REMOVERS = ("apt-get remove", "dnf remove", "zypper remove", "pacman -R", "brew uninstall")
 REMOVAL_SECONDS = 600
-GENERATED = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
+GENERATED_MODEL = re.compile(r"known-answer-.+\.gguf(\.part)?", re.ASCII | re.DOTALL)
 
 
-def remove_installation(paths: InstallationPaths, name: str, check: bool) -> tuple[list[str], list[str]]:
-    """Remove an installation below its prefix, the mark last, so that a killed run can be repeated. Remove the prefix if it is empty then.
+def remove_installation(paths: InstallationPaths, host: str, check: bool) -> tuple[list[str], list[str]]:
+    """Remove an installation below its prefix, the mark last, so that a killed run can be repeated. Finally, remove the prefix if it is empty.
 
     :returns: removed paths (in check mode, paths to remove), and a sentence for everything that stays.
     :raises Refusal: something cannot be removed.
@@ -32,30 +32,30 @@ def remove_installation(paths: InstallationPaths, name: str, check: bool) -> tup
     prefix = Path(paths.prefix)
     if not files.is_marked(prefix):
         reason = f"it lacks the folder {names.FOLDER_MARK}, which marks an installation of this collection"
-        return [], [f"{prefix} on {name} was not removed: {reason}."] if prefix.exists() else []
+        return [], [f"{prefix} on {host} was not removed: {reason}."] if prefix.exists() else []
     installed_paths = _installed_paths(prefix)
-    other_entries = sorted(set(os.listdir(prefix)) - {steps[0] for steps in installed_paths if len(steps) == 1})
+    other_entries = sorted(set(os.listdir(prefix)) - {parts[0] for parts in installed_paths if len(parts) == 1})
     packages = sorted(set(files.text_of(prefix / names.PACKAGES_FILE).split()))
     metrics_files, metrics_folders = _remove_metrics(paths, check)
-    for steps in [] if check else installed_paths:
-        _remove(prefix.joinpath(*steps))
+    for parts in [] if check else installed_paths:
+        _remove(prefix.joinpath(*parts))
     if not other_entries and not check:
         with suppress(OSError):  # it may be a link or a mount point
             os.rmdir(prefix)
     sentences = []
     if other_entries:
         sentences.append(
-            f"{prefix} on {name} still contains {_join_names(other_entries)}: remove what is no longer needed."
+            f"{prefix} on {host} still contains {_join_names(other_entries)}: remove what is no longer needed."
         )
     if packages:
-        removal = next((argv for argv in PACKAGE_REMOVAL if commands.find(argv.split()[0])), "the package manager:")
+        remover = next((line for line in PACKAGE_REMOVERS if commands.find(line.split()[0])), "the package manager:")
         sentences.append(
-            f"{name} keeps the packages that site.yml installed, with their accounts and folders. If nothing else needs these packages, remove them with "
-            f"{removal} {_join_names(packages, ' ')}"
+            f"{host} keeps the packages that site.yml installed, with their accounts and folders. If nothing else needs these packages, remove them with "
+            f"{remover} {_join_names(packages, ' ')}"
         )
     if metrics_folders:
-        sentences.append(f"{name} keeps {_join_names(metrics_folders)} for metrics: remove what is no longer needed.")
-    return [*metrics_files, *(str(prefix.joinpath(*steps)) for steps in installed_paths)], sentences
+        sentences.append(f"{host} keeps {_join_names(metrics_folders)} for metrics: remove what is no longer needed.")
+    return [*metrics_files, *(str(prefix.joinpath(*parts)) for parts in installed_paths)], sentences
 
 
 def _join_names(entries: Iterable[str], separator: str = ", ") -> str:
@@ -72,13 +72,13 @@ def _remove(path: Path) -> None:
 
 def _remove_metrics(paths: InstallationPaths, check: bool) -> tuple[list[str], list[str]]:
     """Remove the metrics of killed launchers, and the account's right to write there. Return the paths, and the folders that exist."""
-    exporters: dict[str, str] = {}
+    folder_by_service: dict[str, str] = {}
     with suppress(*reading.MALFORMED):
         entries = read_json(paths.prefix, names.METRICS)["services"].items()
-        folders_by_service = [(service, (entry or {}).get("folder") or "") for service, entry in entries]
-        exporters = {service: folder for service, folder in folders_by_service if os.path.isabs(folder)}
-    metrics_paths = [path for key, folder in exporters.items() if os.path.lexists(path := Path(folder, f"{key}.prom"))]
-    folders = {folder for folder in exporters.values() if os.path.isdir(folder)}
+        all_folders = [(service, (entry or {}).get("folder") or "") for service, entry in entries]
+        folder_by_service = {service: folder for service, folder in all_folders if os.path.isabs(folder)}
+    all_paths = (Path(folder, f"{service}.prom") for service, folder in folder_by_service.items())
+    metrics_paths, folders = [*filter(os.path.lexists, all_paths)], {*filter(os.path.isdir, folder_by_service.values())}
     if not check:
         for path in metrics_paths:
             _remove(path)
@@ -88,10 +88,10 @@ def _remove_metrics(paths: InstallationPaths, check: bool) -> tuple[list[str], l
 
 
 def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
-    """Return the parts of each path that an installation has made below the prefix, its mark last."""
+    """Return the parts of each path that an installation created below the prefix, with the mark last."""
     entries, models = os.listdir(prefix), prefix / names.MODELS
     paths: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
-    if models.is_dir() and not models.is_symlink():  # a link's target may have other users
+    if models.is_dir() and not models.is_symlink():  # other programs may use the target of a link
         generated_models = {path for path in models.iterdir() if _is_generated(path) or path.name == model_files.LOCK}
         paths += [(names.MODELS, path.name) for path in generated_models]
         if all(_is_temporary(path) for path in models.iterdir() if path not in generated_models):
@@ -100,15 +100,15 @@ def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
 
 
 def _is_generated(path: Path) -> bool:
-    return bool(GENERATED.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
+    return bool(GENERATED_MODEL.fullmatch(path.name)) and path.is_file() and not path.is_symlink()
 
 
 def _is_temporary(path: Path) -> bool:
-    return path.name.startswith(TEMPORARY) and path.is_file() and not path.is_symlink()
+    return path.name.startswith(TEMPORARY_PREFIXES) and path.is_file() and not path.is_symlink()
 
 
-def return_to_root(account: str, cache: str, check: bool) -> list[str]:
-    """Give root the building account's files in the cache: its uid may get another owner after the account is gone. Return the paths."""
+def give_to_root(account: str, cache: str, check: bool) -> list[str]:
+    """Make root the owner of the building account's files in the cache, because a later account may get the same uid. Return the paths."""
     uid, paths = pwd.getpwnam(account).pw_uid, []
     for folder, folders, file_names, descriptor in os.fwalk(cache) if os.path.isdir(cache) else ():
         for name in (*folders, *file_names):

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Services under the host's service manager: one class for each manager, all with the same verbs.
+"""Services under the host's service manager: one class for each manager, all with the same methods.
 
 The head always stops before workers, and workers start before the head.
 """
@@ -25,14 +25,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import inst
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 
 COMMAND_SECONDS = 120
-"""Limit of a command. Definitions give a service 30 seconds to exit before it is killed."""
+"""Time limit for a command. Definitions give a service 30 seconds to exit before it is killed."""
 LOG_LINES, LOG_BYTES = 10, 1024 * 1024
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
 """States of a service. A failed service does not run, and the manager must stop it before it starts again."""
 
 
 class Service(NamedTuple):
-    """A planned service, as its manager needs it."""
+    """Properties of a planned service that its manager needs."""
 
     name: str
     definition: Annotated[str, Text(r"(?s).*", 1 << 20)]
@@ -61,11 +61,11 @@ class Manager:
         raise NotImplementedError
 
     def start(self, services: Collection[str]) -> None:
-        """Make the manager read definitions, including those of a killed run, and start stopped services; ``define`` may have started them."""
+        """Make the manager read definitions, including those of a killed run, and start stopped services; ``define`` may have started some of them."""
         raise NotImplementedError
 
     def stop(self, services: Collection[str]) -> None:
-        """Stop running or failed services, and return when they have ended."""
+        """Stop running or failed services, and wait until they have exited."""
         raise NotImplementedError
 
     def define(self, services: Collection[Service]) -> None:
@@ -80,8 +80,8 @@ class Manager:
         for name in services:
             self.path(name).unlink(missing_ok=True)
 
-    def log(self, service: str, line_count: int = LOG_LINES, form: str = "cat") -> str:
-        """Return the end of a service's log, for a journal this number of lines in this form."""
+    def log(self, service: str, line_count: int = LOG_LINES, output_format: str = "cat") -> str:
+        """Return the end of a service's log. Only a journal heeds the number of lines and their format."""
         return read_end(Path(self.record.log.format(prefix=self.paths.prefix, service=service)), LOG_BYTES)
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
@@ -89,7 +89,7 @@ class Manager:
         return {}
 
     def is_defined(self, service: Service) -> bool:
-        """Return whether the definition exists, word for word and with its mode."""
+        """Return whether the definition exists with the planned content and mode."""
         path = self.path(service.name)
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
@@ -103,12 +103,12 @@ class Systemd(Manager):
 
     def __init__(self, record: service_managers.ServiceManager, paths: InstallationPaths):
         super().__init__(record, paths)
-        self.user = ["--user"] if paths.scope == "user" else []
-        if self.user:
+        self.scope_options = ["--user"] if paths.scope == "user" else []
+        if self.scope_options:
             commands.set_runtime_directory()
 
     def _systemctl(self, *words: str, may_fail: bool = False) -> str:
-        return _run(["systemctl", *self.user, *words], may_fail)
+        return _run(["systemctl", *self.scope_options, *words], may_fail)
 
     def _units(self, services: Iterable[str]) -> list[str]:
         return [self.path(name).name for name in services]
@@ -138,22 +138,22 @@ class Systemd(Manager):
 
     def define(self, services: Collection[Service]) -> None:
         super().define(services)
-        at_boot = installation.disabled_services(
+        disabled_names = installation.disabled_services(
             self.paths, [service.name for service in services if not service.temporary]
         )
-        if at_boot:
-            self._systemctl("enable", "--quiet", *self._units(sorted(at_boot)))
+        if disabled_names:
+            self._systemctl("enable", "--quiet", *self._units(sorted(disabled_names)))
 
     def remove(self, services: Collection[str]) -> None:
-        at_boot = [name for name in services if name not in installation.disabled_services(self.paths, services)]
-        if at_boot:
-            self._systemctl("disable", "--quiet", *self._units(at_boot))
+        enabled_names = [name for name in services if name not in installation.disabled_services(self.paths, services)]
+        if enabled_names:
+            self._systemctl("disable", "--quiet", *self._units(enabled_names))
         super().remove(services)
         self._systemctl("daemon-reload")
 
-    def log(self, service: str, line_count: int = LOG_LINES, form: str = "cat") -> str:
-        options = ["--lines", str(line_count), f"--output={form}", "--no-pager"]
-        return commands.output(["journalctl", *self.user, "--unit", self.path(service).name, *options])
+    def log(self, service: str, line_count: int = LOG_LINES, output_format: str = "cat") -> str:
+        options = ["--lines", str(line_count), f"--output={output_format}", "--no-pager"]
+        return commands.output(["journalctl", *self.scope_options, "--unit", self.path(service).name, *options])
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
         try:
@@ -164,12 +164,12 @@ class Systemd(Manager):
 
 
 class Launchd(Manager):
-    """launchd. A loaded service runs, and launchd loads the contents of its folder at boot or login."""
+    """launchd. It runs every loaded service, and loads the definitions in its folder at boot or login."""
 
-    gone_statuses = (3, 113)
-    """Statuses of a service that is not loaded."""
-    in_progress = 36
-    """Status of a service that is still ending."""
+    not_loaded_statuses = (3, 113)
+    """Exit statuses of launchctl for a service that is not loaded."""
+    in_progress_status = 36
+    """Exit status of launchctl for a service that is still stopping."""
     poll_seconds = 0.2
 
     def __init__(self, record: service_managers.ServiceManager, paths: InstallationPaths):
@@ -195,15 +195,15 @@ class Launchd(Manager):
             try:
                 _run(["launchctl", "bootout", f"{self.domain}/{name}"])
             except commands.CommandError as error:
-                if error.status not in (*self.gone_statuses, self.in_progress):
+                if error.status not in (*self.not_loaded_statuses, self.in_progress_status):
                     raise
-            self._wait_until_ended(name)
+            self._wait_until_unloaded(name)
 
-    def _wait_until_ended(self, name: str) -> None:
-        """Wait for the end: launchctl returns earlier, and a service that is still ending cannot be loaded."""
-        limit = time.monotonic() + COMMAND_SECONDS
+    def _wait_until_unloaded(self, name: str) -> None:
+        """Wait until launchd has unloaded a service: launchctl returns earlier, and a service that is still stopping cannot be loaded."""
+        deadline = time.monotonic() + COMMAND_SECONDS
         while self._is_loaded(name):
-            if time.monotonic() > limit:
+            if time.monotonic() > deadline:
                 raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it did not stop", None)
             time.sleep(self.poll_seconds)
 
@@ -214,35 +214,35 @@ HARMLESS_ERRORS = {"start": re.compile("already started"), "stop": re.compile("n
 
 
 class Supervisor(Manager):
-    """supervisor of the installation itself, for hosts without another manager. It starts services when it reads them."""
+    """supervisor in the installation's own folder, for hosts without another manager. It starts services when it reads their definitions."""
 
     def _control(self, *words: str, may_fail: bool = False) -> str:
-        if not self._runs():
+        if not self._is_running():
             raise Refusal("supervisor, which manages this host's services, is not running: run site.yml to start it.")
         return _run(self.command(*words), may_fail)
 
     def command(self, *words: str) -> list[str]:
-        python, settings = f"{self.paths.prefix}/venv/bin/python", f"{self.paths.prefix}/supervisor/supervisord.conf"
-        return [python, "-m", "supervisor.supervisorctl", "-c", settings, *words]
+        python, config_path = f"{self.paths.prefix}/venv/bin/python", f"{self.paths.prefix}/supervisor/supervisord.conf"
+        return [python, "-m", "supervisor.supervisorctl", "-c", config_path, *words]
 
-    def _runs(self) -> bool:
+    def _is_running(self) -> bool:
         return installation.supervisor_runs(self.paths.prefix)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
-        # supervisorctl's status is not 0 unless all of them run.
-        lines = self._control("status", may_fail=True).splitlines() if services and self._runs() else []
-        words = [line.split() for line in lines]
-        states = {word[0]: SUPERVISOR_STATES.get(word[1], STOPPED) for word in words if len(word) > 1}
+        # supervisorctl status exits with 0 only if all services run.
+        lines = self._control("status", may_fail=True).splitlines() if services and self._is_running() else []
+        rows = [line.split() for line in lines]
+        states = {row[0]: SUPERVISOR_STATES.get(row[1], STOPPED) for row in rows if len(row) > 1}
         return {name: states.get(name, STOPPED) for name in services}
 
     def start(self, services: Collection[str]) -> None:
         self._control("update")
-        self._control_each("start", services)
+        self._control_services("start", services)
 
     def stop(self, services: Collection[str]) -> None:
-        self._control_each("stop", services)
+        self._control_services("stop", services)
 
-    def _control_each(self, verb: str, services: Collection[str]) -> None:
+    def _control_services(self, verb: str, services: Collection[str]) -> None:
         try:
             self._control(verb, *services)
         except commands.CommandError as error:
@@ -252,7 +252,7 @@ class Supervisor(Manager):
 
     def remove(self, services: Collection[str]) -> None:
         super().remove(services)
-        if self._runs():
+        if self._is_running():
             self._control("update")
 
 
@@ -277,10 +277,10 @@ VOLATILE_UNITS = Path("/run/systemd/system")
 
 
 def temporary_manager(paths: InstallationPaths) -> Manager:
-    """Return the manager of temporary services. Under systemd their definitions lie in a folder that a reboot empties."""
+    """Return the manager of temporary services. Under systemd, their definitions are in a folder that a reboot empties."""
     if paths.service_manager in SYSTEMD:
-        runtime = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
-        folder = Path(runtime, "systemd/user") if paths.scope == "user" else VOLATILE_UNITS
+        runtime_folder = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
+        folder = Path(runtime_folder, "systemd/user") if paths.scope == "user" else VOLATILE_UNITS
         paths = paths._replace(units=str(folder))
     return manager_of(paths)
 
@@ -291,7 +291,7 @@ class ServiceRequest(NamedTuple):
     run: Sequence[Service] = ()
     """Services to define and run."""
     restart: Collection[str] = ()
-    """Names of these that restart even if they run as defined."""
+    """Names of services in ``run`` that restart even if they already run as defined."""
     start: Sequence[str] = ()
     """Defined services to run."""
     stop: Sequence[str] = ()
@@ -301,7 +301,7 @@ class ServiceRequest(NamedTuple):
 
 
 class Change(NamedTuple):
-    """One service before and after; a text is its definition, empty without one."""
+    """States and definitions of a service before and after a request; the text of a missing definition is empty."""
 
     service: str
     before: str
@@ -315,7 +315,7 @@ def started_services(changes: Iterable[Change]) -> set[str]:
 
 
 def _stop_order(services: Iterable[str]) -> list[list[str]]:
-    """Return the head, then workers, each in this order; skip empty groups."""
+    """Return groups of services in the order in which they stop: the head, then workers. Omit empty groups."""
     unique_services = list(dict.fromkeys(services))
     groups = [[name for name in unique_services if names.is_head(name) == is_head] for is_head in (True, False)]
     return [group for group in groups if group]
@@ -330,19 +330,19 @@ class ServiceSteps(NamedTuple):
     start: list[str]
 
 
-def _steps(manager: Manager, request: ServiceRequest, states: dict[str, str]) -> ServiceSteps:
+def _plan_steps(manager: Manager, request: ServiceRequest, states: dict[str, str]) -> ServiceSteps:
     run_names = [service.name for service in request.run]
-    services_to_define = [service.name for service in request.run if not manager.is_defined(service)]
-    restart = [name for name in run_names if name in services_to_define or name in request.restart]
-    at_boot = [service.name for service in request.run if not service.temporary]
-    definitions = {*restart, *installation.disabled_services(manager.paths, at_boot)}
-    start = [name for name in dict.fromkeys([*run_names, *request.start]) if name in restart or states[name] != RUNNING]
-    services_to_stop = [*request.stop, *request.remove, *restart, *start]
+    undefined_names = [service.name for service in request.run if not manager.is_defined(service)]
+    restarts = [name for name in run_names if name in undefined_names or name in request.restart]
+    boot_names = [service.name for service in request.run if not service.temporary]
+    names_to_define = {*restarts, *installation.disabled_services(manager.paths, boot_names)}
+    all_names = dict.fromkeys([*run_names, *request.start])
+    names_to_start = [name for name in all_names if name in restarts or states[name] != RUNNING]
     return ServiceSteps(
-        stop=[name for name in services_to_stop if states[name] != STOPPED],
+        stop=[name for name in (*request.stop, *request.remove, *restarts, *names_to_start) if states[name] != STOPPED],
         remove=[name for name in request.remove if manager.path(name).exists()],
-        define=[name for name in run_names if name in definitions],
-        start=start,
+        define=[name for name in run_names if name in names_to_define],
+        start=names_to_start,
     )
 
 
@@ -378,7 +378,7 @@ def _carry_out(manager: Manager, request: ServiceRequest, steps: ServiceSteps) -
 def apply_request(manager: Manager, request: ServiceRequest, check: bool) -> list[Change]:
     """Bring services to the requested state; return the changes, or in check mode the changes to make.
 
-    :raises Refusal: with the last lines of the services' logs.
+    :raises Refusal: a command failed; the message contains the last lines of the services' logs.
     """
     service_names = dict.fromkeys(
         [*(service.name for service in request.run), *request.start, *request.stop, *request.remove]
@@ -386,7 +386,7 @@ def apply_request(manager: Manager, request: ServiceRequest, check: bool) -> lis
     starting_services: list[str] = []
     try:
         states = manager.state(list(service_names))
-        steps = _steps(manager, request, states)
+        steps = _plan_steps(manager, request, states)
         starting_services = steps.start
         changes = _changes(manager, request, states, steps)
         if not check:

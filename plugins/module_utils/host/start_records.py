@@ -15,12 +15,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_from_disk
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import read_json
 
-LARGE_BYTES = 64 * 1024 * 1024
-"""Size above which a service's files are compared by size and time."""
+LARGE_FILE_BYTES = 64 * 1024 * 1024
+"""Size above which a service's file is compared by size and modification time."""
 
 
 def digest_of(definition: str, paths: Iterable[str]) -> str:
-    """Return a digest of a service's definition and its files; large files, such as a model, count by size and time.
+    """Return a digest of a service's definition and its files; of large files, such as a model, it covers size and modification time.
 
     :raises Refusal: a disk does not answer.
     """
@@ -33,7 +33,7 @@ def digest_of(definition: str, paths: Iterable[str]) -> str:
 def _state_of(path: Path) -> str:
     try:
         status = path.stat()
-        is_large = status.st_size > LARGE_BYTES
+        is_large = status.st_size > LARGE_FILE_BYTES
         return f"{path} {status.st_size} {status.st_mtime_ns if is_large else sha256(path)}\n"
     except OSError:
         return f"{path} is missing\n"
@@ -47,8 +47,8 @@ def is_current(prefix: str, name: str, definition: str, paths: Iterable[str]) ->
 def write_digests(prefix: str, digests: Mapping[str, str]) -> None:
     """Record the digests of started services.
 
-    :param digests: service → digest from before the start; a file that changed meanwhile restarts it once more.
-    :raises OSError: names the file.
+    :param digests: service → digest from before its start. A file that changes during the start causes another restart.
+    :raises OSError: the file cannot be written; the exception names it.
     """
     if digests:
         replace_file(

@@ -27,9 +27,9 @@ class System:
         return commands.find(name)
 
     def run(self, argv: list[str], text: str = "", may_fail: bool = False, seconds: float = COMMAND_SECONDS) -> str:
-        """Return the output of a command with this input.
+        """Run a command with ``text`` as input, and return its output.
 
-        :raises CommandError: it fails.
+        :raises CommandError: the command fails.
         """
         return commands.run(argv, seconds, text, may_fail)
 

@@ -17,8 +17,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 FILE_MODE = 0o600
 IDENTITY_DIGITS = 16
 KEY_LINE = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
-MAX_BYTES = 64 * 1024
-"""Limit of a file of keys; the rest is ignored."""
+FILE_BYTES = 64 * 1024
+"""Maximum number of bytes that are read from a key file."""
 
 
 def identity_of(key: str) -> str:
@@ -31,15 +31,15 @@ def line_of(key: str) -> str:
 
 
 def identities(path: Path, account: str | None) -> tuple[str, ...]:
-    """Return the identities of the keys in a file, the head's key first. Return none if the file is missing, or others than its launcher may read it.
+    """Return the identities of the keys in a file, the head's key first. Return none if the file is missing, or if anyone but the services may read it.
 
-    :param account: account of the services; None for this account.
+    :param account: account of the services; None for the account of this process.
     """
     return tuple(line.split(":", 1)[0] for line in _lines(path, account))
 
 
-def put_first(path: Path, key: str, account: str | None, keep_others: bool, check: bool) -> bool:
-    """Put a key first, before the present ones if they are kept; return whether the file changes.
+def put_key_first(path: Path, key: str, account: str | None, keep_others: bool, check: bool) -> bool:
+    """Make a key the first in a file, before its present keys if they are kept; return whether the file changes.
 
     :raises OSError: the file cannot be written, or the account does not exist.
     """
@@ -60,7 +60,7 @@ def _lines(path: Path, account: str | None) -> list[str]:
             status = os.fstat(stream.fileno())
             if stat.S_IMODE(status.st_mode) != FILE_MODE or status.st_uid != owner:
                 return []
-            lines = stream.read(MAX_BYTES).decode("ascii", "replace").splitlines(keepends=True)
+            lines = stream.read(FILE_BYTES).decode("ascii", "replace").splitlines(keepends=True)
     except OSError:
         return []
     return [line for line in lines if KEY_LINE.fullmatch(line)]

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Inspects archives of llama.cpp, and extracts programs from archives like upstream's releases.
 
-The archive decides nothing: only planned programs and the libraries in their folder are extracted, under plain names into one folder, with links only
-between these.
+Archives are not trusted: only planned programs and the libraries next to them are extracted, under their base names and into a single folder. Links
+may only point to these files.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 SERVER_PROGRAM = "llama-server"
 LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
 HEADER_BYTES = 32 << 20
-"""Limit of all headers, which take several times as much memory; a quarter of it for a zip archive. The headers of llama.cpp's sources have 2 MB."""
+"""Limit for all headers together, which take several times as much memory; zip archives get a quarter. Headers of llama.cpp's sources take 2 MB."""
 MAX_GLOBAL_HEADERS = 64
-"""Maximum number of headers that tarfile copies to each file; git writes one header."""
-ZIP_END, LINK_BYTES = 20 + 22 + 0xFFFF, 4096
+"""Maximum number of global headers, which tarfile copies to each file; git writes one."""
+ZIP_END_BYTES, LINK_TARGET_BYTES = 20 + 22 + 0xFFFF, 4096
 """Size limits: the end of a zip archive, with its comment and zip64 locator, and the target of a symbolic link in the archive."""
 ARCHIVE_ERRORS = (
     *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, zipfile.BadZipFile),
     *(ValueError, LookupError, ArithmeticError, RuntimeError),
 )
-"""Exceptions raised while reading a damaged archive. Then an OSError has no number."""
+"""Exceptions raised while reading a damaged archive. The errno of such an OSError is None or EINVAL."""
 
 
 class DamagedError(Exception):
@@ -70,7 +70,7 @@ class _LimitedArchive(tarfile.TarFile):
         return member
 
     def extractfile(self, member: Any) -> Any:
-        if member.issparse():  # a header of 512 bytes would fill the disk
+        if member.issparse():  # a header of 512 bytes could fill the disk
             raise tarfile.ReadError(f"{member.name} is a sparse file: pack it without holes")
         self._limited_stream.remaining_bytes += member.size * member.isreg()
         return super().extractfile(member)
@@ -80,9 +80,9 @@ class _ZipArchive(zipfile.ZipFile):
     """Zip archive with the tar archive methods that this module uses."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        """:raises tarfile.ReadError: its directory, which zipfile reads at once, is missing or too long."""
+        """:raises tarfile.ReadError: the central directory, which zipfile loads into memory, is missing or too long."""
         end = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, end - ZIP_END))
+        stream.seek(max(0, end - ZIP_END_BYTES))
         tail = stream.read()
         end_offset = tail.rfind(b"PK\5\6")
         size, comment = (
@@ -102,7 +102,7 @@ class _ZipArchive(zipfile.ZipFile):
             elif stat.S_ISLNK(entry.external_attr >> 16):
                 member.type = tarfile.SYMTYPE
                 with self.open(entry) as content:
-                    member.linkname = content.read(LINK_BYTES).decode()
+                    member.linkname = content.read(LINK_TARGET_BYTES).decode()
             yield member
 
     def extractfile(self, member: tarfile.TarInfo) -> IO[bytes]:
@@ -111,7 +111,7 @@ class _ZipArchive(zipfile.ZipFile):
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[Any]:
-    """:raises DamagedError: the part of the archive that is read is incomplete."""
+    """:raises DamagedError: the archive is damaged, as far as it was read."""
     try:
         with path.open("rb") as stream:
             is_zip = stream.read(4) == b"PK\3\4"
@@ -125,7 +125,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
 
 
 def members(path: Path) -> Iterator[tarfile.TarInfo]:
-    """:raises DamagedError: the part of the archive that is read is incomplete."""
+    """:raises DamagedError: the archive is damaged, as far as it was read."""
     with _open_archive(path) as archive:
         yield from archive
 
@@ -135,7 +135,7 @@ def extract_members(path: Path, target_of: Callable[[PurePosixPath], Path | None
 
     :param target_of: returns the target of a file; None to skip it.
     :returns: skipped symbolic links and their targets.
-    :raises DamagedError: the archive is not complete.
+    :raises DamagedError: the archive is damaged.
     """
     links = {}
     with _open_archive(path) as archive:
@@ -167,8 +167,8 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
                 else None
             ),
         )
-        for libraries in library_archives:
-            extract_members(libraries, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
+        for archive in library_archives:
+            extract_members(archive, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
     except DamagedError as error:
         raise Refusal(
             f"the archive of llama_release cannot be read ({error}): use a complete tar or zip archive"
@@ -177,8 +177,8 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
         raise Refusal(
             "the archive of llama_release contains links instead of programs: use an archive that contains the programs"
         )
-    for entry in target.iterdir():
-        entry.chmod(0o755 if entry.name in programs else 0o644)
+    for file in target.iterdir():
+        file.chmod(0o755 if file.name in programs else 0o644)
     for link, name in links.items():
         if "/" not in name and not link.exists() and ((target / name).is_file() or target / name in links):
             link.symlink_to(name)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compiles a release from a source archive. An interrupted build resumes; a failed build starts over.
 
-An ordinary account does everything in the folder of a build, and hands the programs to root, so root follows no link there.
+An unprivileged account does all work in a build's folder and passes the programs to root, so root follows no link there.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ COMMIT_DIGITS = 8
 MIN_FREE_BYTES = 1 << 20
 """Free space below which a disk counts as full: not every program reports a failed write."""
 LOCK_SECONDS = 6 * 3600
-"""Time limit of another process that builds the same release. The action plugin gives up earlier if the log stops growing."""
-STEP_LINES = r"^(\[[0-9]+/[0-9]+\]|== )"
-"""Expression for grep -E: progress lines of ninja and of this module in a build's log."""
+"""Time to wait for another build on this host. The action plugin gives up earlier if the log stops growing."""
+STEP_LINE_PATTERN = r"^(\[[0-9]+/[0-9]+\]|== )"
+"""Extended regular expression for grep: progress lines of ninja and of this module in a build's log."""
 
 
 class Builder(installer.Installer):
@@ -47,7 +47,7 @@ class Builder(installer.Installer):
         super().__init__(prefix, build, account)
         self.cache_folder = Path(cache)
         self.source = source
-        self.number = release.build
+        self.build_number = release.build
         self.member = release.member or ""
         self.work_folder = self.cache_folder / "builds" / build.id
         self.log_path = Path(store.log_path(cache, build.id))
@@ -72,7 +72,7 @@ class Builder(installer.Installer):
             "CCACHE_NOHASHDIR": "true",
             **self.build.environment,
         }
-        self._log(step)
+        self._log_step(step)
         with self.log_path.open("ab") as log:
             start = log.tell()
             process = subprocess.run(
@@ -98,7 +98,7 @@ class Builder(installer.Installer):
         return process.returncode, printed_lines
 
     def _run(self, step: str, argv: list[str]) -> None:
-        """Fail if the step fails. Then the next run starts over: a power failure may have damaged the tree, and cmake caches wrong results."""
+        """Run a step. If it fails, the next run starts over, because a power failure may have damaged the tree, and cmake caches wrong results."""
         status, printed_lines = self._run_logged(step, argv)
         if status:
             self.unpacked_folder.unlink(missing_ok=True)
@@ -107,22 +107,22 @@ class Builder(installer.Installer):
                 + "\n".join(printed_lines[-MAX_LOG_LINES:])
             )
 
-    def _log(self, step: str) -> None:
-        """Add a step to the log, which the action plugin shows."""
+    def _log_step(self, step: str) -> None:
+        """Add a step to the log, from which the action plugin reports progress."""
         with self.log_path.open("a") as log:
             log.write(f"== {step}\n")
 
     def install(self) -> Manifest:
-        """Build and install the release if it is missing or damaged. The build of a killed playbook continues; the next playbook waits for it."""
+        """Build and install the release if it is missing or damaged. If the playbook is killed, the build continues, and the next playbook waits for it."""
         (self.cache_folder / "builds").mkdir(parents=True, exist_ok=True)
         lock = store.lock_path(self.cache_folder)
         if locks.is_held(lock):
-            self._log(f"waiting for {locks.holders_text(lock)}")
+            self._log_step(f"waiting for {locks.holders_text(lock)}")
         with locks.hold(lock, LOCK_SECONDS) as self._lock:
-            installed = manifest.installed_manifest(
+            current_manifest = manifest.installed_manifest(
                 self.release_folder, self.build.targets, self.build.trusted_builders
             )
-            return installed or self._build()
+            return current_manifest or self._build()
 
     def _build(self) -> Manifest:
         start_time = time.monotonic()
@@ -162,7 +162,7 @@ class Builder(installer.Installer):
         self._run("clean", ["mkdir", "source"])
         argv = ["tar", "-xmf", str(archive_path), "-C", "source", f"--strip-components={depth}", "--no-same-owner"]
         self._run("unpack", [*argv, *([self.member] if self.member else [])])
-        if self.source.page:  # a build embeds what is in this folder, and downloads nothing
+        if self.source.page:  # a build embeds the page in this folder instead of downloading one
             installer.check_sha256(Path(self.source.page.path), self.source.page.sha256)
             self._run("unpack", ["mkdir", "-p", "source/tools/ui/dist"])
             self._run("unpack", ["tar", "-xmf", self.source.page.path, "-C", "source/tools/ui/dist", "--no-same-owner"])
@@ -180,44 +180,44 @@ class Builder(installer.Installer):
             )
 
     def _write_build_info(self) -> None:
-        """Write build number and commit into a tree that can only get them from git, like that of ik_llama.cpp."""
-        replacements = {"NUMBER": str(self.number or 0), "COMMIT": self.source.commit[:COMMIT_DIGITS]}
-        scripts = [part for name, value in replacements.items() for part in ("-e", f"s/@BUILD_{name}@/{value}/")]
+        """Write build number and commit into a tree that otherwise reads them from git, such as the tree of ik_llama.cpp."""
+        replacements = {"NUMBER": str(self.build_number or 0), "COMMIT": self.source.commit[:COMMIT_DIGITS]}
+        script = [word for name, value in replacements.items() for word in ("-e", f"s/@BUILD_{name}@/{value}/")]
         template = "source/common/build-info.cpp.in"
         if (self.work_folder / template).is_file():
-            self._run("name", ["sed", "-i.before", *scripts, template])
+            self._run("set build number", ["sed", "-i.before", *script, template])
 
     def _configure(self) -> None:
         options = {
             **self.build.cmake_options,
             "LLAMA_BUILD_COMMIT": self.source.commit[:COMMIT_DIGITS],
-            "LLAMA_BUILD_NUMBER": str(self.number or 0),
+            "LLAMA_BUILD_NUMBER": str(self.build_number or 0),
         }
         definitions = [f"-D{name}={value}" for name, value in sorted(options.items())]
         self._run("configure", ["cmake", "-S", "source", "-B", "build", "-G", "Ninja", *definitions])
 
     def _install(self, seconds: int) -> Manifest:
-        with self._new_release() as partial_release:
+        with self._new_release() as partial_folder:
             for target in self.build.targets:
-                with (partial_release / "bin" / target).open("wb") as program:
+                with (partial_folder / "bin" / target).open("wb") as program:
                     argv = ["cat", str(self.work_folder / "build" / "bin" / target)]
-                    identity = commands.run_as_options(self.account)
-                    result = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **identity)
+                    run_as_options = commands.run_as_options(self.account)
+                    result = subprocess.run(argv, stdout=program, stderr=subprocess.PIPE, check=False, **run_as_options)
                 if result.returncode:
                     raise Refusal(f"{target} could not be copied: {result.stderr.decode(errors='replace').strip()}")
-                (partial_release / "bin" / target).chmod(0o755)
+                (partial_folder / "bin" / target).chmod(0o755)
             source = {
                 "sha256": self.source.sha256,
                 "member": self.member,
                 "commit": self.source.commit,
-                "number": self.number,
+                "number": self.build_number,
                 "patches": [patch.sha256 for patch in self.source.patches],
             }
-            return self._publish(partial_release, source, seconds)
+            return self._publish(partial_folder, source, seconds)
 
 
 def step_text(line: str) -> str:
-    """Describe the progress of a build from the last line of its log that matches STEP_LINES."""
+    """Describe the progress of a build from the last line of its log that matches STEP_LINE_PATTERN."""
     match = re.match(r"\[(\d+)/(\d+)\]", line)
     if match:
         return f"step {match[1]} of {match[2]}"

@@ -77,19 +77,19 @@ class ReleaseArguments(NamedTuple):
 
 
 def pack(prefix: str, cache: str, build: BuildPlan) -> str:
-    """Pack an installed release; return the path of the archive."""
+    """Pack an installed release, and return the path of its archive."""
     release_folder = Path(prefix) / "releases" / build.id
-    target = store.packed_path(cache, build.id)
-    Path(target).parent.mkdir(parents=True, exist_ok=True)
-    partial_file = Path(target + store.PARTIAL_SUFFIX)
+    archive_path = store.packed_path(cache, build.id)
+    Path(archive_path).parent.mkdir(parents=True, exist_ok=True)
+    partial_file = Path(archive_path + store.PARTIAL_SUFFIX)
     try:
         with tarfile.open(partial_file, "w:gz", compresslevel=1) as archive:
             for name in [manifest.FILE_NAME, *(f"bin/{target}" for target in build.targets)]:
                 archive.add(release_folder / name, name)
-        partial_file.replace(target)
+        partial_file.replace(archive_path)
     finally:
         partial_file.unlink(missing_ok=True)
-    return target
+    return archive_path
 
 
 def check_sha256(path: Path, digest: str) -> None:
@@ -134,26 +134,26 @@ class Installer:
         """Install a release that the build's builder has packed."""
         archive_path = Path(packed_archive.path)
         check_sha256(archive_path, packed_archive.sha256)
-        with self._new_release() as folder:
+        with self._new_release() as partial_folder:
             files = {
-                name: folder / name
+                name: partial_folder / name
                 for name in (manifest.FILE_NAME, *(f"bin/{target}" for target in self.build.targets))
             }
             try:
                 archives.extract_members(archive_path, lambda member: files.get(str(member)))
             except archives.DamagedError as error:
                 raise Refusal(f"{archive_path} cannot be unpacked ({error}): {CACHE_REMEDY}") from error
-            contents = manifest.installed_manifest(folder, self.build.targets)
-            if not contents or contents.id != self.build.id:
+            packed_manifest = manifest.installed_manifest(partial_folder, self.build.targets)
+            if not packed_manifest or packed_manifest.id != self.build.id:
                 raise Refusal(f"{archive_path} does not match {self.build.id} on its builder: {CACHE_REMEDY}")
             for target in self.build.targets:
-                (folder / "bin" / target).chmod(0o755)
-            (folder / manifest.FILE_NAME).unlink()
-            return self._publish(folder, contents.source, contents.seconds, self.build.builder)
+                (partial_folder / "bin" / target).chmod(0o755)
+            (partial_folder / manifest.FILE_NAME).unlink()
+            return self._publish(partial_folder, packed_manifest.source, packed_manifest.seconds, self.build.builder)
 
     @contextmanager
     def _new_release(self) -> Iterator[Path]:
-        """Yield a folder for an incomplete release, and remove it afterwards: after a failed installation, a full disk would stay full."""
+        """Yield a folder for an incomplete release, and remove it afterwards. Otherwise a failed installation would leave a full disk full."""
         partial_folder = self.release_folder.with_name("." + self.release_folder.name)
         shutil.rmtree(partial_folder, ignore_errors=True)
         try:
@@ -163,28 +163,28 @@ class Installer:
             shutil.rmtree(partial_folder, ignore_errors=True)
 
     def _publish(
-        self, partial_folder: Path, source: Mapping[str, Any], seconds: float = 0, received: Optional[str] = None
+        self, partial_folder: Path, source: Mapping[str, Any], seconds: float = 0, builder: Optional[str] = None
     ) -> Manifest:
-        page = self._test_programs(partial_folder)
-        if self.build.ui == "true" and not page:
+        has_page = self._test_programs(partial_folder)
+        if self.build.ui == "true" and not has_page:
             raise Refusal(
                 "llama_server_ui is true, but this release's llama-server has no chat page: set llama_server_ui to auto, or use a release that the hosts "
                 "compile (source: pypi or git). No running service was touched"
             )
-        record = Manifest(
+        release_manifest = Manifest(
             id=self.build.id,
             cmake_options=self.build.cmake_options,
             files={f"bin/{path.name}": sha256(path) for path in sorted((partial_folder / "bin").iterdir())},
             source=source,
             seconds=seconds,
-            received=received,
-            page=page,
+            received=builder,
+            page=has_page,
         )
-        manifest.write_manifest(partial_folder, record)
+        manifest.write_manifest(partial_folder, release_manifest)
         os.utime(partial_folder, NEVER_USED_TIMES)
         self._remove_build_files()
         self._move_into_place(partial_folder)
-        return record
+        return release_manifest
 
     def _move_into_place(self, partial_folder: Path) -> None:
         """Give a complete release its final name, safely even in case of a power failure."""
@@ -205,17 +205,17 @@ class Installer:
         folder = partial_folder / "trial"
         folder.mkdir()
         trial = smoke_test.TrialSettings(folder, self.build.environment, self.account)
-        page = smoke_test.test_programs(partial_folder / "bin", self.probe(partial_folder / "bin"), trial)
+        has_page = smoke_test.test_programs(partial_folder / "bin", self.read_help(partial_folder / "bin"), trial)
         shutil.rmtree(folder)
-        return page
+        return has_page
 
-    def probe(self, programs: Path) -> dict[str, dict[str, bool]]:
+    def read_help(self, folder: Path) -> dict[str, dict[str, bool]]:
         """Return the help options of each program; fail if a program does not start."""
-        return {target: capabilities.parse_help(self._help(programs / target)) for target in self.build.targets}
+        return {target: capabilities.parse_help(self._help_text(folder / target)) for target in self.build.targets}
 
-    def _help(self, program: Path) -> str:
-        """Return the help of a program. It runs in the root folder: old programs search for libraries in the current folder, and exit if their account
-        may not read it."""
+    def _help_text(self, program: Path) -> str:
+        """Return the help of a program, which runs in the root folder: an old program searches the current folder for libraries, and exits if its account
+        may not read that folder."""
         try:
             process = subprocess.run(
                 [str(program), "--help"],

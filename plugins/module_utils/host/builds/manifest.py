@@ -13,12 +13,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 
 FILE_NAME = "manifest.json"
-MAX_BYTES = 16 << 20
-FILE_PATTERN = r"bin/\w[\w.+-]*"
+FILE_BYTES = 16 << 20
+PROGRAM_PATTERN = r"bin/\w[\w.+-]*"
 
 
 class Manifest(NamedTuple):
-    """A manifest. A host that installs another host's release does not trust it, so these types are checked."""
+    """A manifest. Its types are checked, because hosts do not trust the manifests of releases that other hosts built."""
 
     id: str
     cmake_options: Mapping[str, str]
@@ -35,9 +35,9 @@ class Manifest(NamedTuple):
 
 def read_manifest(folder: Path) -> Optional[Manifest]:
     """Return the manifest of a folder; None without a valid one."""
-    manifest = typed_json.read_file(Manifest, folder / FILE_NAME, MAX_BYTES)
+    manifest = typed_json.read_file(Manifest, folder / FILE_NAME, FILE_BYTES)
     names = manifest.files if manifest else ()
-    return manifest if all(re.fullmatch(FILE_PATTERN, name, re.ASCII) for name in names) else None
+    return manifest if all(re.fullmatch(PROGRAM_PATTERN, name, re.ASCII) for name in names) else None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -47,7 +47,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def installed_manifest(folder: Path, targets: Iterable[str] = (), builders: Iterable[str] = ()) -> Optional[Manifest]:
     """Return the manifest of an installed release if its files match it, or None.
 
-    :param builders: hosts whose builds count; any does if empty.
+    :param builders: other hosts whose builds are accepted; if empty, any host's.
     """
     manifest = read_manifest(folder)
     if manifest is None or any(f"bin/{target}" not in manifest.files for target in targets):

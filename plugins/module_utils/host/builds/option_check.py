@@ -26,18 +26,18 @@ def check_options(
     release: ReleasePlan,
     host: str,
 ) -> tuple[list[str], list[str]]:
-    """Return refusals of planned options that a program does not support, and notes on options that the launcher translates or omits.
+    """Return an error for each planned option that a program does not support, and a note on each option that the launcher replaces or omits.
 
     :param programs_folder: folder of the installed programs.
     :param help_by_program: program → options in its help; a program without options is not checked.
     :param host: name for messages.
     """
     fork = release.fork
-    refusals, notes = [], []
+    errors, notes = [], []
     commands = [
         (argv, service.process) for service in services for argv in (service.process, *(service.children or ()))
     ]
-    for argv, server_argv in [pair for pair in commands if Path(pair[0][0]).parent == programs_folder]:
+    for argv, server_argv in [argvs for argvs in commands if Path(argvs[0][0]).parent == programs_folder]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
         help_options = help_by_program[name]
@@ -55,27 +55,27 @@ def check_options(
                     f"{text}{_similar_option(word, help_options)}: the launcher omits it, and llama-server's default applies"
                 )
             elif option or fork in options.COMPLETE_HELP:
-                refusals.append(f"{text}{_similar_option(word, help_options)}, {_remedy(option)}")
+                errors.append(f"{text}{_similar_option(word, help_options)}, {_origin_and_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs_folder, fork):
-            refusals.append(
+            errors.append(
                 f"{name} of {programs_folder.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
                 f"or compile with source: git. If it was compiled here, install OpenSSL's development files (3.0 or newer) and remove {programs_folder.parent}"
             )
-    return list(dict.fromkeys(refusals)), list(dict.fromkeys(notes))
+    return list(dict.fromkeys(errors)), list(dict.fromkeys(notes))
 
 
-def write_replacements(release: Path, help_options: Mapping[str, bool], fork: str) -> None:
-    """Write replacements for options that a build's llama-server does not know. The launcher reads the file.
-
-    :param release: folder of the build.
-    """
-    path, text = release / REPLACEMENTS_FILE, json.dumps(options.replacement_words(help_options, fork), sort_keys=True)
+def write_replacements(release_folder: Path, help_options: Mapping[str, bool], fork: str) -> None:
+    """Write replacements for options that a release's llama-server does not know. The launcher reads the file."""
+    path, text = (
+        release_folder / REPLACEMENTS_FILE,
+        json.dumps(options.replacement_words(help_options, fork), sort_keys=True),
+    )
     if text_of(path) != text:
         replace_file(path, text, 0o644)
 
 
 def _similar_option(word: str, help_options: Collection[str]) -> str:
-    """Describe the most similar option in a help text, among options that no known build uses otherwise."""
+    """Describe the most similar option in a help text, among options that the collection does not know."""
     unknown_options = [candidate for candidate in help_options if not options.is_known(candidate)]
     longer_options = [candidate for candidate in unknown_options if candidate.startswith(f"{word}-")]
     matches = longer_options or difflib.get_close_matches(word, unknown_options, 1, 0.7)
@@ -88,8 +88,8 @@ def _lacks_tls(programs_folder: Path, fork: str) -> bool:
     return TLS_MARK not in content if fork == IK_LLAMA else NO_TLS_MARK in content
 
 
-def _remedy(option: options.Option | None) -> str:
-    """Return the variable that sets an option, and a remedy."""
+def _origin_and_remedy(option: options.Option | None) -> str:
+    """Name the variable that sets an option, and what to do."""
     if option is None:
         return "which llama_server_extra_args sets: remove it, or use an option that --help lists"
     return (

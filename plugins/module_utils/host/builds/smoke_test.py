@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Tests the programs of a release on this host's processor before they may replace the serving programs.
 
-llama-server computes with a small quantised model and must give the right answer. A worker must shake hands; it computes nothing, because the form of
-a graph depends on the protocol. Accelerators are not tested: the serving programs may need all their memory.
+llama-server computes with a small quantised model and must give the right answer. A worker must complete a handshake; it computes nothing, because
+the format of a graph depends on the protocol. Accelerators are not tested: the serving programs may need all their memory.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 PROGRAM_SECONDS = 60
 """Time limit for testing a program, which usually takes one or two seconds."""
-PAUSE_SECONDS = 0.05
-MAX_LINES, MAX_BYTES = 8, 4096
+POLL_SECONDS = 0.05
+OUTPUT_LINES, OUTPUT_BYTES = 8, 4096
 HIDING_VARIABLES = {
-    record.visibility_variable.variable: record.visibility_variable.no_device
-    for record in backends.BY_NAME.values()
-    if record.visibility_variable and record.visibility_variable.no_device is not None
+    backend.visibility_variable.variable: backend.visibility_variable.no_device
+    for backend in backends.BY_NAME.values()
+    if backend.visibility_variable and backend.visibility_variable.no_device is not None
 }
 """Variables that hide all accelerators from programs."""
-INSTRUCTION_REMEDY = (
+SIGILL_REMEDY = (
     "The program contains an instruction that this host's processor or hypervisor does not support. Set GGML_NATIVE: 'OFF' in llama_build_cmake_options for "
     "this host. If the programs were compiled elsewhere (source: prebuilt, binary or package), compile them here with source: git"
 )
 GENERAL_REMEDY = "Set llama_release to another build, or fix the problem that the program reports"
 
 MODEL_SHAPE = (1, 128, "q8_0")
-"""Layers, width and type of the known-answer model, 210 kB. All special code for processors uses matrices of this type and shape (AMX, repacked
-weights), and several tokens at once use the code for prompts."""
+"""Layers, width and type of the known-answer model (210 kB). Code for particular processors (AMX, repacked weights) computes with matrices of this
+type and shape, and a question of several tokens tests the code for prompts."""
 QUESTION_PIECES, ANSWER_PIECES = 12, 8
-"""Pieces of the sentence in the question, and in the answer."""
+"""Numbers of tokens in the question and in the answer."""
 
 
 class TrialSettings(NamedTuple):
@@ -66,67 +66,67 @@ class _Program(NamedTuple):
         status = self.process.poll()
         if status is not None:
             exit_text = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
-            raise self.failure(exit_text, INSTRUCTION_REMEDY if status == -signal.SIGILL else GENERAL_REMEDY)
+            raise self.failure(exit_text, SIGILL_REMEDY if status == -signal.SIGILL else GENERAL_REMEDY)
         if time.monotonic() > self.deadline:
             raise self.failure(f"did not answer within {PROGRAM_SECONDS} s", GENERAL_REMEDY)
 
     def seconds_left(self) -> float:
-        return max(self.deadline - time.monotonic(), PAUSE_SECONDS)
+        return max(self.deadline - time.monotonic(), POLL_SECONDS)
 
     def failure(self, outcome: str, remedy: str) -> Refusal:
         descriptor = self.log.fileno()
-        start = max(os.fstat(descriptor).st_size - MAX_BYTES, 0)
-        output = os.pread(descriptor, MAX_BYTES, start).decode("utf-8", "replace").splitlines()[-MAX_LINES:]
+        start = max(os.fstat(descriptor).st_size - OUTPUT_BYTES, 0)
+        output = os.pread(descriptor, OUTPUT_BYTES, start).decode("utf-8", "replace").splitlines()[-OUTPUT_LINES:]
         return Refusal(
             f"{self.name} was tested on this host's processor and {outcome}. {remedy}. The release was not installed, and no running service was "
             "touched. Last output of the program:\n" + "\n".join(output)
         )
 
 
-def test_programs(folder: Path, help_options: Mapping[str, Collection[str]], trial: TrialSettings) -> bool | None:
-    """Test the programs of the release, except programs that only measure. Return whether llama-server has its chat page; None without llama-server.
+def test_programs(folder: Path, help_by_program: Mapping[str, Collection[str]], trial: TrialSettings) -> bool | None:
+    """Test the programs of the release, except benchmarks. Return whether llama-server has its chat page; None without llama-server.
 
-    :param help_options: program → options of its help.
+    :param help_by_program: program → options in its help.
     :raises Refusal: a program does not work on this host.
     """
     home_folder = trial.folder / "home"
     home_folder.mkdir()
-    account = commands.run_as_options(trial.account)
-    os.chown(home_folder, account.get("user", -1), account.get("group", -1))
-    page = None
-    for name, words in help_options.items():
+    run_as_options = commands.run_as_options(trial.account)
+    os.chown(home_folder, run_as_options.get("user", -1), run_as_options.get("group", -1))
+    has_page = None
+    for name, help_options in help_by_program.items():
         if name == options.SERVER:
-            page = _check_server(folder / name, words, trial)
-        elif name != options.BENCH and options.render_listed("worker-device", "CPU", words):
-            _check_worker(folder / name, words, trial)
-    return page
+            has_page = _check_server(folder / name, help_options, trial)
+        elif name != options.BENCH and options.render_listed("worker-device", "CPU", help_options):
+            _check_worker(folder / name, help_options, trial)
+    return has_page
 
 
-def _check_server(program: Path, words: Collection[str], trial: TrialSettings) -> bool:
+def _check_server(program: Path, help_options: Collection[str], trial: TrialSettings) -> bool:
     """Return whether llama-server has its chat page."""
     model_path = trial.folder / "small.gguf"
     known_answer_file.write_model(model_path, *MODEL_SHAPE)
     port = replies.find_free_port()
     settings = {"model": str(model_path), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
-    arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
+    arguments = [word for setting in settings.items() for word in options.render_listed(*setting, help_options)]
     with _start([str(program), *arguments], trial) as server:
-        _answer(server, port, "/health")
-        reply = _answer(
-            server, port, "/completion", {"prompt": question(), "n_predict": ANSWER_PIECES, "temperature": 0}
+        _wait_for_answer(server, port, "/health")
+        reply = _wait_for_answer(
+            server, port, "/completion", {"prompt": question_tokens(), "n_predict": ANSWER_PIECES, "temperature": 0}
         )
         text = str(reply.get("content", "")).strip()
-        if text != answer():
-            raise server.failure(f"computed a wrong answer: {text[:100]!r}, expected {answer()!r}", GENERAL_REMEDY)
+        if text != expected_answer():
+            raise server.failure(f"gave a wrong answer: {text[:100]!r}, expected {expected_answer()!r}", GENERAL_REMEDY)
         return replies.has_page(replies.ask(f"{LOOPBACK}:{port}", "/", server.seconds_left()))
 
 
-def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -> None:
+def _check_worker(program: Path, help_options: Collection[str], trial: TrialSettings) -> None:
     port = replies.find_free_port()
     settings = {"address": LOOPBACK, "worker-port": str(port), "worker-device": "CPU"}
-    arguments = [word for item in settings.items() for word in options.render_listed(*item, words)]
-    processor = options.render_listed("processor", "", words)[:1] if words else []
-    with _start([str(program), *arguments, *processor], trial) as worker:
+    arguments = [word for setting in settings.items() for word in options.render_listed(*setting, help_options)]
+    processor_option = options.render_listed("processor", "", help_options)[:1] if help_options else []
+    with _start([str(program), *arguments, *processor_option], trial) as worker:
         while True:
             answer = rpc.probe(LOOPBACK, port, worker.seconds_left())
             if answer.state == "ok":
@@ -134,7 +134,7 @@ def _check_worker(program: Path, words: Collection[str], trial: TrialSettings) -
             worker.check_running()
             if answer.state != "refused":
                 raise worker.failure(f"did not answer like a worker ({answer.state}: {answer.detail})", GENERAL_REMEDY)
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(POLL_SECONDS)
 
 
 @contextmanager
@@ -161,22 +161,22 @@ def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
             process.wait()
 
 
-def _answer(server: _Program, port: int, path: str, body: dict[str, Any] | None = None) -> Any:
-    """Return llama-server's answer as soon as there is one."""
+def _wait_for_answer(server: _Program, port: int, path: str, body: dict[str, Any] | None = None) -> Any:
+    """Return the answer of llama-server, which may still be starting."""
     while True:
         reply = replies.ask(f"{LOOPBACK}:{port}", path, server.seconds_left(), body)
         with suppress(ValueError):
             if reply.status == 200:
                 return reading.parse(reply.text)
         server.check_running()
-        time.sleep(PAUSE_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
-def question() -> list[int]:
+def question_tokens() -> list[int]:
     return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_PIECES)]
 
 
-def answer() -> str:
+def expected_answer() -> str:
     return (
         "".join(known_answer.pieces()[QUESTION_PIECES : QUESTION_PIECES + ANSWER_PIECES]).replace("\u2581", " ").strip()
     )

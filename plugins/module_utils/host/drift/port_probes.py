@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Checks whether ports that should be closed to this host are closed. It connects without sending anything."""
+"""Checks whether ports that should be closed to this host are closed. A probe connects without sending anything."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def probe_endpoints(
     """Probe all endpoints at once; skip addresses that may be unreachable. The host's own endpoints are probed from another of its addresses,
     if any; a refused connection to them proves nothing, because the program may not be running.
 
-    :param addresses: addresses of this host, without loopback. Without them, nothing is probed: a unit accepts its own host.
+    :param addresses: addresses of this host, without loopback. Without them, nothing is probed, because the packet filter of a unit accepts its own host.
     """
     targets = {*endpoints} if addresses else set()
     references = {f"{address_of(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}

@@ -29,9 +29,9 @@ def _uid(account: str | None) -> int | None:
     return None
 
 
-def _has_account(process_folder: Path, uid: int) -> bool:
-    """Check a process's account before reading anything else: it can forge its command line, and reading may block forever if its memory maps a FUSE
-    file."""
+def _runs_as(process_folder: Path, uid: int) -> bool:
+    """Return whether a process runs as an account. Check this before reading anything else: a foreign process can forge its command line, and
+    reading may block forever if its memory maps a FUSE file."""
     uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process_folder / "status"), re.MULTILINE)
     return bool(uids and uids.groups() == (str(uid), str(uid)))
 
@@ -54,7 +54,7 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
                 argv_by_pid[int(pid)] = command.split(" ")
         return argv_by_pid
     for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and _has_account(entry, uid):
+        if entry.name.isdigit() and _runs_as(entry, uid):
             try:
                 argv = (entry / "cmdline").read_bytes().decode("utf-8", "replace").split("\0")[:-1]
             except OSError:
@@ -127,9 +127,9 @@ def read_sockets() -> Sockets:
     return Sockets(list(_read("/proc/net/tcp", socket.AF_INET)), list(_read("/proc/net/tcp6", socket.AF_INET6)))
 
 
-def listener_pids(port: int, pids: Iterable[int], tables: Sockets) -> list[int]:
-    """Return the processes with readable descriptors that listen on the port (Linux)."""
-    listener_inodes = {entry.inode for entry in tables.ipv4 if entry.state == LISTENING and entry.port == port}
+def listener_pids(port: int, pids: Iterable[int], sockets: Sockets) -> list[int]:
+    """Return the ids of processes that listen on the port and whose descriptors are readable (Linux)."""
+    listener_inodes = {entry.inode for entry in sockets.ipv4 if entry.state == LISTENING and entry.port == port}
     return [pid for pid, inodes in _socket_inodes(pids).items() if listener_inodes & inodes]
 
 
@@ -160,30 +160,30 @@ def is_served(address: str, port: int, process_ids: Collection[int]) -> bool:
     return any(serving_inodes & inodes for inodes in _socket_inodes(process_ids).values())
 
 
-def is_only_listener(port: int) -> bool:
-    """Return whether processes of this account listen on the port, and no others."""
+def is_listening_alone(port: int) -> bool:
+    """Return whether the processes that listen on the port all belong to this account, and there is one."""
     if sys.platform == "darwin":
         return bool(output(["lsof", "-nP", "-t", "-sTCP:LISTEN", f"-iTCP:{port}"]))
     return {entry.uid for entry in read_sockets().listeners(port)} == {os.geteuid()}
 
 
-def listening_addresses(port: int, tables: Sockets) -> list[str]:
-    """Return addresses that listen on the port (Linux; empty elsewhere)."""
-    return sorted({entry.address for entry in tables.listeners(port)})
+def listening_addresses(port: int, sockets: Sockets) -> list[str]:
+    """Return the addresses at which processes listen on the port (Linux; empty elsewhere)."""
+    return sorted({entry.address for entry in sockets.listeners(port)})
 
 
-def client_addresses(port: int, tables: Sockets) -> list[str]:
+def client_addresses(port: int, sockets: Sockets) -> list[str]:
     """Return the addresses of clients of the port, including waiting ones (Linux; empty elsewhere)."""
-    return sorted({entry.remote for entry in tables.ipv4 if entry.state == ESTABLISHED and entry.port == port})
+    return sorted({entry.remote for entry in sockets.ipv4 if entry.state == ESTABLISHED and entry.port == port})
 
 
 def start_time(pid: int | None) -> float | None:
-    """Return a process's start in seconds since 1970 (Linux); None if unknown."""
+    """Return when a process started, in seconds since 1970 (Linux); None if unknown."""
     try:
         ticks = int(text_of(Path(f"/proc/{pid}/stat")).rsplit(")", 1)[1].split()[19])
     except (ValueError, IndexError):
         return None
-    boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime of /proc/stat has only whole seconds
+    boot_time = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)  # btime in /proc/stat is in whole seconds
     return boot_time + ticks / os.sysconf("SC_CLK_TCK")
 
 

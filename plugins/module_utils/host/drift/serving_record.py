@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record of llama-server by the head's launcher. The services' account owns the file, so it is not trusted, and may belong to another launcher."""
+"""The launcher's record of llama-server. The services' account owns the file, so the record is not trusted, and another launcher may have written it."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import RECORD_FILE, STATES
 
-FILE_BYTES = 256 * 1024
+RECORD_BYTES = 256 * 1024
 
 Name = Annotated[str, Text()]
 
@@ -48,12 +48,12 @@ class ServingRecord(NamedTuple):
 
 def read_record(folder: Path) -> Optional[ServingRecord]:
     """Return the record in the launcher's folder; None without a valid record."""
-    record = typed_json.read_file(ServingRecord, folder / RECORD_FILE, FILE_BYTES)
+    record = typed_json.read_file(ServingRecord, folder / RECORD_FILE, RECORD_BYTES)
     is_negative = record and record.load and min((record.load.read or 0, *record.load.sent.values())) < 0
     return None if is_negative else record
 
 
-def launcher_record(folder: Path, launchers: Collection[int]) -> Optional[ServingRecord]:
-    """Return the record if one of these processes has written it."""
+def launcher_record(folder: Path, launcher_pids: Collection[int]) -> Optional[ServingRecord]:
+    """Return the record if one of these launchers wrote it."""
     record = read_record(folder)
-    return record if record and record.process in launchers else None
+    return record if record and record.process in launcher_pids else None

@@ -33,9 +33,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import drift
 
 
 def served_fallback(service: host_types.ServicePlan, argv_by_pid: Mapping[int, list[str]]) -> tuple[str, int] | None:
-    """Return the name and the process of the fallback that the head serves on."""
+    """Return the name and the process id of the fallback that the head serves."""
     matches = (
-        (entry.name, pid) for entry in service.fallbacks or () for pid in _find_processes(entry.process, argv_by_pid)
+        (plan.name, pid) for plan in service.fallbacks or () for pid in _find_processes(plan.process, argv_by_pid)
     )
     return next(matches, None)
 
@@ -48,22 +48,22 @@ def _find_processes(argv: Sequence[str], argv_by_pid: Mapping[int, list[str]]) -
 def service_state(
     service: host_types.ServicePlan, argv_by_pid: Mapping[int, list[str]], sockets: processes.Sockets
 ) -> drift.ServiceState:
-    """Return the state of a planned service. A planned fallback counts as planned.
+    """Return the state of a planned service. A service that serves a planned fallback is as planned.
 
-    :param argv_by_pid: process → argv, from processes.account_processes.
+    :param argv_by_pid: process id → argv, from processes.account_processes.
     """
     address, port = service.listens.rsplit(":", 1)
     fallback = served_fallback(service, argv_by_pid)
-    programs = _find_processes(service.process, argv_by_pid)
-    programs += [fallback[1]] if fallback else []
-    launchers = [pid for pid, argv in argv_by_pid.items() if argv == list(service.argv)]
-    pids = programs or launchers or processes.listener_pids(int(port), argv_by_pid, sockets)
-    if launchers:
-        variables = processes.environment_of((programs or launchers)[0])
+    program_pids = _find_processes(service.process, argv_by_pid)
+    program_pids += [fallback[1]] if fallback else []
+    launcher_pids = [pid for pid, argv in argv_by_pid.items() if argv == list(service.argv)]
+    pids = program_pids or launcher_pids or processes.listener_pids(int(port), argv_by_pid, sockets)
+    if launcher_pids:
+        variables = processes.environment_of((program_pids or launcher_pids)[0])
         is_planned = variables is None or all(
             variables.get(name) == value for name, value in service.environment.items()
         )
-        state = (drift.RUNNING if programs else drift.WAITING) if is_planned else drift.DIFFERENT
+        state = (drift.RUNNING if program_pids else drift.WAITING) if is_planned else drift.DIFFERENT
     else:
         state = (
             drift.DIFFERENT if pids else drift.FOREIGN if processes.is_occupied(address, int(port)) else drift.STOPPED
@@ -78,7 +78,7 @@ def service_state(
 
 
 def port_conflicts(services: Iterable[host_types.ServicePlan], states: Mapping[str, drift.ServiceState]) -> str | None:
-    """Return a sentence about ports of planned services that other programs use, or None."""
+    """Return a sentence about planned ports that other programs use; None without such ports."""
     blocked_services = [service for service in services if states[service.name].state == drift.FOREIGN]
     if not blocked_services:
         return None
@@ -130,7 +130,7 @@ def _is_unchanged(file: host_types.FilePlan) -> bool:
 
 
 def _outdated_services(plan: host_types.HostPlan, states: Mapping[str, drift.ServiceState]) -> list[str]:
-    """Return services with a missing or different definition, or started with another definition or other files."""
+    """Return services whose definition is missing or different, or that started with another definition or other files."""
     outdated_services, manager = [], service_managers.MANAGERS[plan.service_manager]
     for service in plan.services:
         path = manager.definition(plan.units, service.name)
@@ -161,13 +161,13 @@ def running_releases(prefix: str, argv_by_pid: Mapping[int, list[str]]) -> list[
 
 
 def unneeded_releases(plan: host_types.HostPlan) -> list[str]:
-    """Return the releases to remove, excluding releases that are planned, in a kept plan, being built or running."""
+    """Return the releases to remove. Releases that are planned, in a kept plan or running stay, and all stay during a build."""
     folder = Path(plan.prefix) / "releases"
     entries = folder.iterdir() if folder.is_dir() else ()
     mtimes = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in plan.builds}
     argv_by_pid = processes.account_processes(plan.prefix, plan.account)
-    used_builds = {*planned_ids, *kept_plans.kept_builds(plan.prefix), *running_releases(plan.prefix, argv_by_pid)}
+    used_builds = {*planned_ids, *kept_plans.kept_build_ids(plan.prefix), *running_releases(plan.prefix, argv_by_pid)}
     is_building = locks.is_held(Path(plan.cache, names.BUILDS_LOCK))
     unused_releases = set() if is_building else {name for name in mtimes if name.lstrip(".") not in used_builds}
     return retention.unneeded_releases(planned_ids, mtimes, unused_releases)
@@ -206,10 +206,10 @@ def _model_differences(differences: model_files.Differences) -> Iterator[drift.D
     )
 
 
-def _record_difference(identity: str | None, last_record: kept_plan.LastPlan | None) -> Iterator[drift.Difference]:
-    """:param identity: id of the plan; None for a plan that is not kept."""
-    if identity and not (last_record and last_record.served and last_record.id == identity):
-        yield drift.Difference("record", identity, f"plan {identity} is not the last plan that served")
+def _record_difference(plan_id: str | None, last_plan: kept_plan.LastPlan | None) -> Iterator[drift.Difference]:
+    """:param plan_id: id of the plan; None for a plan that is not kept."""
+    if plan_id and not (last_plan and last_plan.served and last_plan.id == plan_id):
+        yield drift.Difference("record", plan_id, f"plan {plan_id} is not the last plan that served")
 
 
 def compare_host(plan: host_types.HostPlan) -> drift.Drift:
@@ -220,14 +220,14 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
     defined_services = installation.defined_services(plan.service_manager, plan.units)
     paths = installation.planned_paths(plan)
     installed_manifests = _installed_manifests(plan)
-    missing_builds = [build for build, entry in installed_manifests.items() if not entry]
+    missing_builds = [build_id for build_id, record in installed_manifests.items() if not record]
     unplanned_services = sorted(set(defined_services) - set(services))
     changed_files = [file.path for file in plan.files if not _is_unchanged(file)]
     outdated_services = _outdated_services(plan, services)
     first_path = plan.model[0].path if plan.model else ""
-    models = reading.read_from_disk(first_path, lambda: model_files.differences(plan.model))
-    last_record = kept_plans.last_plan(plan.prefix)
-    keys = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
+    model_differences = reading.read_from_disk(first_path, lambda: model_files.differences(plan.model))
+    last_plan = kept_plans.last_plan(plan.prefix)
+    key_ids = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
     return drift.Drift(
         services=services,
         defined=tuple(defined_services),
@@ -235,19 +235,19 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
         missing_builds=tuple(missing_builds),
         running_releases=tuple(running_releases(plan.prefix, argv_by_pid)),
         changed_files=tuple(changed_files),
-        model_files=tuple(models.missing_files),
+        model_files=tuple(model_differences.missing_files),
         redefined=tuple(outdated_services),
         port_probes=port_probes.probe_endpoints(plan.port_probes, interfaces.addresses() if plan.port_probes else ()),
-        last=last_record,
+        last=last_plan,
         differences=(
             *_account_differences(plan.accounts),
             *_folder_differences(plan.folders),
             *_differences("release", missing_builds, "release {} is not installed"),
             *_file_differences(changed_files),
-            *_model_differences(models),
+            *_model_differences(model_differences),
             *_differences("definition", outdated_services, "{} is not defined as planned"),
             *_differences("boot", sorted(installation.disabled_services(paths, services)), "{} does not start at boot"),
-            *(drift.Difference("manager", plan.service_manager, text) for text in installation.problems(paths)),
+            *(drift.Difference("manager", plan.service_manager, text) for text in installation.manager_problems(paths)),
             *_system_differences(plan),
             *(
                 drift.Difference("service", name, f"{name} is {service.state}")
@@ -256,17 +256,17 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
             ),
             *_differences("unplanned", unplanned_services, "{} is no longer planned"),
             *_differences("unneeded", unneeded_releases(plan), "release {} is no longer needed"),
-            *_record_difference(plan.id, last_record),
+            *_record_difference(plan.id, last_plan),
             *_differences(
                 "key",
-                [path for path, ids in keys.items() if not ids],
-                "{} holds no key that only the file's owner can read",
+                [path for path, ids in key_ids.items() if not ids],
+                "{} has no valid key, or a wrong owner or mode",
             ),
         ),
         archives={
-            build.id: str(entry.source.get("sha256"))
+            build.id: str(record.source.get("sha256"))
             for build in plan.builds
-            if build.archives and (entry := installed_manifests[build.id])
+            if build.archives and (record := installed_manifests[build.id])
         },
-        tunnel_keys=keys or None,
+        tunnel_keys=key_ids or None,
     )

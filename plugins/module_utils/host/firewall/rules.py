@@ -23,8 +23,8 @@ NFT_BOOT_LINK = f"/etc/systemd/system/nftables.service.wants/firewall-{names.PRE
 """Link that loads the table after each start of nftables."""
 NFT_COMMENT = re.compile(rf'comment "{names.PREFIX} ([^"]*)"')
 UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
-PARTIAL_NOTE = ", either now or after a restart"
-"""Note on a rule that is only present now, or only after a restart."""
+PARTIAL_NOTE = ", but only now or only after a restart"
+"""Note on a rule that is in effect only now, or only after a restart."""
 
 
 class Rule(NamedTuple):
@@ -35,7 +35,7 @@ class Rule(NamedTuple):
     port: int
 
 
-class State(NamedTuple):
+class RuleState(NamedTuple):
     """Present and planned rules of the cluster, in the manager's form."""
 
     present_rules: Sequence[str]
@@ -43,7 +43,7 @@ class State(NamedTuple):
     goals: Mapping[str, dict[str, Any]]
     """planned rules → arguments of the module that configures the manager; for each port, accepting rules come first"""
     partial_rules: frozenset[str] = frozenset()
-    """present rules that are missing at run time or permanently"""
+    """present rules that are missing either at run time or from the permanent configuration"""
 
     @property
     def missing_rules(self) -> list[str]:
@@ -63,21 +63,21 @@ def _rules(plans: Iterable[FirewallRule]) -> list[Rule]:
     return rules
 
 
-def _firewalld(rules: Sequence[Rule], system: System) -> State:
-    """Return the rich rules, which are the same in each zone in use, at run time and permanently."""
+def _firewalld(rules: Sequence[Rule], system: System) -> RuleState:
+    """Return the rich rules. Each zone in use needs all planned rules, both at run time and permanently."""
     zones = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
     zones |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
-    entry_sets: list[set[str]] = []
+    rule_sets: list[set[str]] = []
     for scope in ([], ["--permanent"]):
         lines, zone = set(), ""
         for line in system.run(["firewall-cmd", *scope, "--list-all-zones"]).splitlines():
             zone = line.split()[0] if line[:1].strip() else zone
             if re.search(r'rule priority="(-20050|-20049)" ', line):
                 lines.add(f"{zone}: {line.strip()}")
-        entry_sets.append(lines)
+        rule_sets.append(lines)
     texts = [f"{zone}: {_rich_rule(rule)}" for zone in sorted(zones) for rule in rules]
-    partial = frozenset(entry_sets[0] ^ entry_sets[1])
-    return State(sorted(entry_sets[0] | entry_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
+    partial = frozenset(rule_sets[0] ^ rule_sets[1])
+    return RuleState(sorted(rule_sets[0] | rule_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
 
 
 def _rich_rule(rule: Rule) -> str:
@@ -91,10 +91,10 @@ def firewalld_arguments(rule: str) -> dict[str, Any]:
     return dict(zip(("zone", "rich_rule"), rule.split(": ", 1)))
 
 
-def _ufw(rules: Sequence[Rule], system: System) -> State:
-    """Return the rules of ufw. Foreign rules stay: if a foreign rule accepts the head, no rule closes the port."""
+def _ufw(rules: Sequence[Rule], system: System) -> RuleState:
+    """Return the rules of ufw. Foreign rules stay: if a foreign rule already accepts the head, the port is not closed to others."""
     if not system.program("ufw"):
-        return State([], {})
+        return RuleState([], {})
     added_lines = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
     present_rules = [
         rule for rule, _word, comment in added_lines if comment == f"'{names.PREFIX}'" and UFW_RULE.fullmatch(rule)
@@ -102,7 +102,7 @@ def _ufw(rules: Sequence[Rule], system: System) -> State:
     foreign_rules = {rule for rule, _word, comment in added_lines if comment != f"'{names.PREFIX}'"}
     open_endpoints = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
     texts = [_ufw_command(rule) for rule in rules if rule.action == "accept" or rule[2:] not in open_endpoints]
-    return State(present_rules, {text: ufw_arguments(text) for text in texts if text not in foreign_rules})
+    return RuleState(present_rules, {text: ufw_arguments(text) for text in texts if text not in foreign_rules})
 
 
 def _ufw_command(rule: Rule) -> str:
@@ -119,16 +119,16 @@ def ufw_arguments(text: str) -> dict[str, Any]:
     return {"rule": action, **endpoints, "proto": "tcp"}
 
 
-def _nftables(rules: Sequence[Rule], system: System) -> State:
+def _nftables(rules: Sequence[Rule], system: System) -> RuleState:
     loaded = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
     file_rules = NFT_COMMENT.findall(system.text(NFT_FILE))
     if find_foreign_objects(system):
         if rules:
             raise Refusal(f"This host has {find_foreign_objects(system)[0]}{names.FOREIGN_REMEDY}.")
-        return State([], {})
+        return RuleState([], {})
     stored_rules = file_rules if system.path(NFT_BOOT_LINK).is_symlink() else []
     partial_rules = frozenset({*loaded, *file_rules} - set(loaded).intersection(stored_rules))
-    return State(
+    return RuleState(
         list(dict.fromkeys([*loaded, *file_rules])), {_comment(rule): rule._asdict() for rule in rules}, partial_rules
     )
 
@@ -137,7 +137,7 @@ def _comment(rule: Rule) -> str:
     return f"{rule.action} {rule.source} to {rule.address} port {rule.port}"
 
 
-MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], State]] = {
+MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], RuleState]] = {
     "firewalld": _firewalld,
     "ufw": _ufw,
     "nftables": _nftables,
@@ -153,7 +153,7 @@ def find_foreign_objects(system: System) -> list[str]:
     return files + [f"the nftables table {NFT_TABLE}"] * any("type filter hook" not in line for line in foreign_lines)
 
 
-def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> State:
+def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> RuleState:
     """Return the present and the planned rules of the active manager."""
     return MANAGERS[manager](_rules(plans), system)
 

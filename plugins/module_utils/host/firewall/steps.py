@@ -24,12 +24,12 @@ class Steps(NamedTuple):
     rules_to_remove: list[dict[str, Any]]
     text: str = ""
     """text of nftables' file"""
-    closing: tuple[str, ...] = ()
+    closing_chains: tuple[str, ...] = ()
     """foreign nftables chains that drop packets by default: our table cannot open a port in them"""
 
 
 def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep_obsolete_rules: bool, system: System) -> Steps:
-    """Return the steps to the planned rules. Something may still listen at the port of an obsolete rule, so such rules can be kept."""
+    """Return the steps to the planned rules. Obsolete rules can be kept while something may still listen on their ports."""
     if not manager:
         return Steps(False, [], [], [], [])
     state = rules.state_of(manager, plans, system)

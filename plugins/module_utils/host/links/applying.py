@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
 CONFIGURE_SECONDS = 15
-"""Time limit for an interface to get its settings."""
+"""Time limit for an interface to take its settings."""
 POLL_SECONDS = 0.3
 FILE_MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
 STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
@@ -26,13 +26,13 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
 
     :param check: change nothing.
     :returns: files and interfaces before and after, as text.
-    :raises Refusal: the links must not be configured (then nothing has changed), or an interface does not get its settings.
+    :raises Refusal: the links must not be configured (then nothing has changed), or an interface does not take its settings.
     """
     state = configuration.compare(links, system)
     text_before, text_after = state.texts()
     if check or text_before == text_after:
         return text_before, text_after
-    managed_links, files, goals = [*state.planned], dict(state.planned.values()), state.goals
+    managed_links, files, goals = [*state.planned_files], dict(state.planned_files.values()), state.goals
     for path in set(state.files) - set(files):
         system.path(path).unlink()
     for path, text in files.items():
@@ -40,7 +40,7 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
         replace_file(system.path(path), text, FILE_MODES[state.manager])
     changes = [
         link
-        for (link, (path, text)), line, goal in zip(state.planned.items(), state.lines, goals)
+        for (link, (path, text)), line, goal in zip(state.planned_files.items(), state.lines, goals)
         if line != goal or state.files.get(path) != text
     ]
     _reload(state.manager, changes, system)
@@ -49,12 +49,11 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
         {name: address for name, address in state.former.items() if (name, address) not in kept_addresses}, system
     )
     deadline = time.monotonic() + CONFIGURE_SECONDS
-    while (lines := configuration.state_lines(managed_links, inspection.inspect(system), system)) != goals:
+    while (lines := configuration.describe_interfaces(managed_links, inspection.inspect(system), system)) != goals:
         if time.monotonic() > deadline:
             raise Refusal(
-                f"llama_links: {CONFIGURE_SECONDS} seconds after the change, {'; '.join(lines)}. Check `{STATUS_COMMANDS[state.manager]}`, whether another "
-                "file "
-                "configures the interface, and whether it supports that MTU."
+                f"llama_links: {CONFIGURE_SECONDS} seconds after the change, {'; '.join(lines)}. Run `{STATUS_COMMANDS[state.manager]}`, and check "
+                "whether another file configures the interface and whether the interface supports its MTU."
             )
         time.sleep(POLL_SECONDS)
     return text_before, text_after
@@ -75,7 +74,7 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
 
 
 def _remove_addresses(former: Mapping[str, str], system: System) -> None:
-    """Remove addresses that the manager did not remove. An MTU stays until the next boot."""
+    """Remove former addresses that the manager has not removed. A former MTU stays until the next boot."""
     for name, interface in inspection.inspect(system).interfaces.items():
         if former.get(name) in interface.addresses:
             system.output("ip", "address", "del", former[name], "dev", name)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Compares managed links with their files for systemd-networkd or NetworkManager.
 
-A line of each file names its link, so that a link without a variable can be removed. Foreign files are left alone.
+A comment in each file names its link, so that a link can be removed after its variable is deleted. Foreign files are left alone.
 """
 
 from __future__ import annotations
@@ -77,20 +77,20 @@ class Comparison(NamedTuple):
 
     manager: str
     former: Mapping[str, str]
-    """interface → address, according to existing files"""
+    """interface → address that its existing file sets"""
     files: Mapping[str, str]
-    planned: Mapping[LinkPlan, tuple[str, str]]
-    """path and text of the file of each link"""
+    planned_files: Mapping[LinkPlan, tuple[str, str]]
+    """link → path and text of its file"""
     lines: Sequence[str]
     """actual state of each interface"""
 
     @property
     def goals(self) -> list[str]:
-        return [_interface_line(link) for link in self.planned]
+        return [_describe_interface(link) for link in self.planned_files]
 
     def texts(self) -> tuple[str, str]:
         """Return files and interfaces before and after, as text."""
-        return _text(self.files, self.lines), _text(dict(self.planned.values()), self.goals)
+        return _render(self.files, self.lines), _render(dict(self.planned_files.values()), self.goals)
 
 
 def links_to_manage(links: Sequence[LinkPlan]) -> list[LinkPlan]:
@@ -110,12 +110,12 @@ def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
         former,
         existing_files,
         {link: _planned_file(link, manager) for link in managed_links},
-        state_lines(managed_links, state, system),
+        describe_interfaces(managed_links, state, system),
     )
 
 
 def has_changes(links: Sequence[LinkPlan], system: System) -> bool:
-    """Return whether a file, an address or an MTU differs from the plan, or a file has no link.
+    """Return whether a file, an address or an MTU differs from the plan, or a file belongs to no planned link.
 
     :raises Refusal: the links must not be configured.
     """
@@ -153,20 +153,20 @@ def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
     return _path(link, manager), text
 
 
-def _interface_line(link: LinkPlan, actual_state: inspection.InterfaceState | None = None) -> str:
+def _describe_interface(link: LinkPlan, actual_state: inspection.InterfaceState | None = None) -> str:
     """Describe the actual or planned state of an interface."""
     addresses, mtu = (actual_state.addresses, actual_state.mtu) if actual_state else ((link.address,), link.mtu)
     return f"{link.interface} has {', '.join(addresses) or 'no address'}" + (f", mtu {mtu}" if link.mtu else "")
 
 
-def state_lines(links: Sequence[LinkPlan], state: Inspection, system: System) -> list[str]:
+def describe_interfaces(links: Sequence[LinkPlan], state: Inspection, system: System) -> list[str]:
     lines = []
     for link in links:
         actual_state = state.interfaces[str(link.interface)]
         is_configured = link.address in actual_state.addresses and link.mtu in (None, actual_state.mtu)
-        # NetworkManager sets the address as soon as the other end is connected.
+        # NetworkManager sets the address as soon as a cable is connected.
         awaits_cable = state.manager == NETWORK_MANAGER and is_unplugged(link, system)
-        lines.append(_interface_line(link, None if is_configured or awaits_cable else actual_state))
+        lines.append(_describe_interface(link, None if is_configured or awaits_cable else actual_state))
     return lines
 
 
@@ -174,13 +174,13 @@ def is_unplugged(link: LinkPlan, system: System) -> bool:
     return text_of(interface_folder(str(link.interface), system) / "carrier").strip() == "0"
 
 
-def _text(files: Mapping[str, str], lines: Sequence[str]) -> str:
+def _render(files: Mapping[str, str], lines: Sequence[str]) -> str:
     return "".join([*(f"{line}\n" for line in lines), *(f"--- {path}\n{files[path]}" for path in sorted(files))])
 
 
 def _removal_refusals(links: Sequence[LinkPlan], former: Mapping[str, str], state: Inspection) -> Iterator[str]:
     for name in sorted(set(former) - {str(link.interface) for link in links}):
-        if name in state.protected:
+        if name in state.protected_names:
             yield (
                 f"llama_links: {name} carries the connection that Ansible uses, and its address {former[name]} would be removed: connect to this host "
                 "through another network."
@@ -200,10 +200,10 @@ def _link_refusals(
     addresses_by_name = {name: interface.addresses for name, interface in state.interfaces.items()}
     for link in links:
         name = str(link.interface)
-        if name in state.protected:
+        if name in state.protected_names:
             yield (
-                f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and was not changed: name the interface of the "
-                f"direct cable, {alternative}."
+                f"llama_links: {name} carries the connection that Ansible uses or this host's default route, and was not changed: name the direct cable's "
+                f"interface, {alternative}."
             )
         elif name not in state.interfaces:
             yield (
@@ -216,12 +216,12 @@ def _link_refusals(
             yield f"llama_links: {name} already has the address {foreign_addresses[0]}: remove that address, {alternative}."
         else:
             network = ipaddress.IPv4Interface(link.address).network
-            for rival, addresses in addresses_by_name.items():
-                if rival != name and any(
+            for other_name, addresses in addresses_by_name.items():
+                if other_name != name and any(
                     network.overlaps(ipaddress.IPv4Interface(entry).network) for entry in addresses
                 ):
                     yield (
-                        f"llama_links: {link.address} on {name} is in the same network as {addresses[0]} on {rival}: give each link its own network."
+                        f"llama_links: {link.address} on {name} is in the same network as {addresses[0]} on {other_name}: give each link its own network."
                     )
             addresses_by_name[name] = (link.address,)
 

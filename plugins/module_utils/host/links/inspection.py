@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Interfaces of a host, those that must not be changed, and the service that configures them."""
+"""Inspects the interfaces of a host: which of them must not be changed, and which service configures them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class InterfaceState(NamedTuple):
 class Inspection(NamedTuple):
     manager: str | None
     interfaces: Mapping[str, InterfaceState]
-    protected: frozenset[str]
+    protected_names: frozenset[str]
     """names of interfaces that must not be changed"""
 
 
@@ -49,7 +49,7 @@ def inspect(system: System) -> Inspection:
     return Inspection(
         manager=next(active_manager, None),
         interfaces=_interfaces(addresses, system.root),
-        protected=_protected_interfaces(addresses, connection.ssh_addresses(os.environ, system.root), system),
+        protected_names=_protected_interfaces(addresses, connection.ssh_addresses(os.environ, system.root), system),
     )
 
 
@@ -65,7 +65,7 @@ def _addresses(system: System) -> dict[str, list[str]]:
 
 
 def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, InterfaceState]:
-    """Return interfaces that could be a link, without loopback and the ports of containers, which come and go."""
+    """Return interfaces that could belong to a link, without loopback and the ports of containers, which come and go."""
     interfaces = {}
     for folder in sorted((root / "sys/class/net").glob("*")):
         name = folder.name
@@ -99,9 +99,9 @@ def _protected_interfaces(addresses: Mapping[str, list[str]], ssh: tuple[str, ..
             names.update(str(route["dev"]) for route in routes)
     queue = list(names & {path.name for path in (system.root / "sys/class/net").glob("*")})
     while queue:
-        lower = {path.name.partition("_")[2] for path in interface_folder(queue.pop(), system).glob("lower_*")} - names
-        names |= lower
-        queue += lower
+        ports = {path.name.partition("_")[2] for path in interface_folder(queue.pop(), system).glob("lower_*")} - names
+        names |= ports
+        queue += ports
     return frozenset(names - {"", "lo"})
 
 
