@@ -353,13 +353,13 @@ CASES = [
         "model-unread",
         lambda: with_model(cluster_of(build=12300), architecture="not-yet"),
         {"check the release notes of build {build}": accepts("model-unread")},
-        ["has the architecture not-yet. Builds up to 12211 do not", "build 12300 has not been checked"],
+        ["has the architecture not-yet. No build up to 12211 supports", "build 12300 has not been checked"],
     ),
     (
         "model-unread",
         lambda: with_type("type 44", build=12300),
         {"check the release notes of build {build}": accepts("model-unread")},
-        ["has tensors of type 44. Builds up to 12211 do not support this"],
+        ["has tensors of type 44. No build up to 12211 supports this"],
     ),
     (
         "tensor-kernels",
@@ -455,10 +455,10 @@ CASES = [
         "worker-not-started",
         with_idle_worker,
         {
-            "remove the unused worker from the inv": lambda cluster: cluster.hosts.pop("worker1"),
+            "remove the unused workers from the inv": lambda cluster: cluster.hosts.pop("worker1"),
             "accept unprotected-worker": accepts("unprotected-worker"),
         },
-        ["other hosts away from its port: 192.0.2.11:50052 on worker1"],
+        ["other hosts away from their ports: 192.0.2.11:50052 on worker1"],
     ),
     (
         "vulkan-shared-memory",
@@ -550,7 +550,7 @@ CASES = [
         "auxiliary-not-counted",
         placing_a_draft,
         {
-            "remove {word}, so that": setting("head", llama_server_extra_args=["--metrics"]),
+            "remove {option}, so that": setting("head", llama_server_extra_args=["--metrics"]),
             "reserve memory with": accepts("auxiliary-not-counted"),
         },
         ["does not count the memory for llama_model_draft", "-ngld places it outside", "Remove -ngld, so that"],
@@ -569,7 +569,7 @@ CASES = [
             "add --rope-scaling": setting("head", llama_server_parallel=4),
         },
         [
-            "With llama_server_parallel: 2, llama-server is started with a context of 8192 tokens.",
+            "With llama_server_parallel: 2, llama-server starts with a context of 8192 tokens.",
             "Set llama_server_context to 8192",
         ],
     ),
@@ -612,7 +612,7 @@ CASES = [
         lambda: cluster_of(2),
         {
             "set llama_transport to": setting(llama_transport="stunnel"),
-            "name the other end": lambda cluster: [link_of(cluster, name) for name in ("worker1", "worker2")],
+            "for a cable, set peer": lambda cluster: [link_of(cluster, name) for name in ("worker1", "worker2")],
             "accept this advisory if you trust": accepts("rpc-in-clear"),
         },
         [

@@ -263,5 +263,5 @@ def test_a_header_of_a_projector(tmp_path):
 
 def test_a_summary_of_a_projector_that_cannot_be():
     summary, said = {**PROJECTOR, "tensors": 0}, "tensors is 0"
-    assert model_source.report_of({"auxiliary": {"mmproj": summary}}).problem == said
+    assert model_source.parse_model_report({"auxiliary": {"mmproj": summary}}).problem == said
     assert f"does not match this version's format ({said})" in with_both(cards_of(10), mmproj=summary).reason()

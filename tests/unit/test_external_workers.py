@@ -80,7 +80,7 @@ def test_several_on_one_host(mixed):
             for endpoint in ("pc.local:50052", "192.0.2.77:0", "224.0.0.1:50052")
         ],
         ({"memory_mib": 0}, "sets memory_mib to 0: use 1 or more"),
-        ({"protocol": "seven"}, "sets protocol to 'seven': use the version that its rpc-server prints"),
+        ({"protocol": "seven"}, "sets protocol to 'seven': use the version that the worker's rpc-server prints"),
         ({"protocol": "8.0.0"}, "sets protocol to 8.0.0, but pypi-0.3.36 speaks 7.0.0: run that worker with"),
         ({"protocol": "7.1.0"}, "sets protocol to 7.1.0, but pypi-0.3.36 speaks 7.0.0"),
         ({"backend": "opencl"}, "sets backend to 'opencl': use one of cpu, vulkan"),

@@ -60,7 +60,7 @@ def test_a_model_is_found_downloaded_and_then_found_without_a_server(server, rep
     prefix = str(tmp_path / "prefix")
     given = {"llama_model_huggingface": {"repo": REPO, "quantisation": "UD-Q2_K_XL"}}
     first, _action = run(call, given, prefix)
-    report = model_source.report_of(first)
+    report = model_source.parse_model_report(first)
     files = model_source.files_of(request_of(**given)._replace(report=report), prefix)
     arguments = {"files": [file._asdict() for file in files]}
     assert call(module=model, folder=f"{prefix}/models", **arguments)["changed"]
@@ -192,7 +192,7 @@ def test_headers_of_a_projector_and_of_a_draft_model_are_read_wherever_they_are(
     for where in ("", "file:"):
         found = find(llama_model_mmproj=where + projector, llama_model_draft=where + draft)
         assert {role: one["architecture"] for role, one in found.items()} == {"mmproj": "clip", "draft": "llama"}
-        assert not model_source.report_of({"auxiliary": found}).problem
+        assert not model_source.parse_model_report({"auxiliary": found}).problem
     assert find(llama_model_mmproj=draft, llama_model_draft=projector) == {}
     assert find(llama_model_mmproj=f"file:{draft}") == {}
     assert find() == {}

@@ -205,7 +205,7 @@ def test_quantised_values_without_flash_attention(local, release):
         llama_server_cache_type_v="q8_0",
         llama_accept_advisories=["rpc-remote-code-execution"],
     )
-    local.reason("llama_server_flash_attention is 'off': set it to 'on'")
+    local.reason("set llama_server_flash_attention to 'on' instead of 'off'")
     refused = local.hosts["here"]["variables"]
     attention = [{"llama_server_flash_attention": value} for value in ("on", "auto", None)]
     for remedy in (*attention, {"llama_server_cache_type_v": "f16"}):

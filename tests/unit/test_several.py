@@ -196,7 +196,7 @@ def test_devices_of_the_head_are_not_hidden_from_a_model_that_uses_them(pair):
 
     def environment(*wanted):
         heads = [plan.head._replace(backends=backends, environment=given) for backends, given in wanted]
-        return merging._environment([plan._replace(head=head) for head in heads])
+        return merging._merge_environments([plan._replace(head=head) for head in heads])
 
     assert environment(((), hidden), ((), hidden)) == hidden
     assert environment(((), hidden), (("cuda",), {"X": "1"})) == {"X": "1"}
@@ -224,7 +224,7 @@ def test_what_is_to_be_done_has_the_words_of_an_entry():
     assert met["remedy"].startswith("Set parallel to 1. Or add ")
     shared = "set llama_model_token_file, llama_server_port"
     assert (
-        turns.entry_keys(f"{shared}, llama_model_draft and llama_server_extra_args")
+        turns.with_entry_keys(f"{shared}, llama_model_draft and llama_server_extra_args")
         == f"{shared}, draft and extra_args"
     )
 

@@ -84,7 +84,7 @@ def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[host_
     if plan.head.fallback_after is not None:
         files.append(_file_plan(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
     if plan.head.models:
-        files.append(_file_plan(f"{prefix}/{names.PRESETS}", presets.presets(plan.head.models).encode()))
+        files.append(_file_plan(f"{prefix}/{names.PRESETS}", presets.presets_text(plan.head.models).encode()))
     known_answer_models = {
         entry.model.path: entry.model.known_answer for entry in plan.per_model() if entry.model.known_answer
     }

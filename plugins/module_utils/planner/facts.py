@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The facts of a host that planning reads, as facts/host.py returns them. A host may report anything. Facts that older versions of the collection do not
-report have a default."""
+"""The facts of a host that planning reads, as facts/host.py returns them. A host may report anything, so parse_facts checks them. Facts that older versions
+of the collection do not report have a default."""
 
 import functools
 from collections.abc import Mapping
@@ -23,10 +23,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import AMDGPU, BACKENDS
 
 MAX_MIB = 1 << 40
-OTHER_VENDORS = ("Intel", "NVIDIA")
-"""Prefixes of names of devices with a Vulkan driver other than Mesa's for AMD."""
+NON_AMD_PREFIXES = ("Intel", "NVIDIA")
+"""Prefixes of the names of devices whose Vulkan driver is not Mesa's for AMD."""
 UNNAMED_DEVICE = "declared"
-"""Name of a device in ``llama_hardware`` without a name. Two devices with this name may differ."""
+"""Default name of a declared device. Two devices with this name may differ."""
 DEFAULT_FACTS: dict[str, Any] = {
     "system": "Linux",
     "architecture": "x86_64",
@@ -49,14 +49,14 @@ DEFAULT_FACTS: dict[str, Any] = {
 Name = Annotated[str, Text()]
 Word = Annotated[str, Text("[A-Za-z0-9_.:+~-]*")]
 PathText = Annotated[str, Text(r"""[/~][^%$\\'"`;#]*""", 4096)]
-"""Path of a folder on a host. Some service managers have no quotes, so it contains no special characters."""
+"""Path on a host. It contains no special characters, because some service managers cannot quote them."""
 Mib = Annotated[int, Number(0, MAX_MIB)]
 Backend = Annotated[str, BACKENDS]
 Measurement = Annotated[Optional[float], Number(0, 1 << 30, allows_fractions=True)]
 
 
 class Accelerator(NamedTuple):
-    """A device as one backend drives it; facts/hardware.py says what the fields mean."""
+    """A device as one backend drives it; facts/hardware.py describes the fields."""
 
     backend: Backend
     name: Name
@@ -66,10 +66,10 @@ class Accelerator(NamedTuple):
 
     @property
     def has_amdgpu_limit(self) -> bool:
-        """Return whether parameters of AMD's kernel driver decide how much of the host's memory the device may use."""
+        """Return whether parameters of AMD's kernel driver limit how much of the host's memory the device may use."""
         backend = backends.BY_NAME[self.backend]
         is_amd = backend.is_vendor_neutral or backend.kernel_driver == AMDGPU
-        return self.unified and is_amd and not self.name.startswith(OTHER_VENDORS)
+        return self.unified and is_amd and not self.name.startswith(NON_AMD_PREFIXES)
 
 
 class Distribution(NamedTuple):
@@ -93,11 +93,11 @@ class MeasuredLink(NamedTuple):
     round_trip_ms: Measurement = None
     mbit_per_second: Measurement = None
     requested: bool = True
-    """Whether an operator requested it. Planning ignores other measurements, because the next run would change the services."""
+    """Whether an operator requested it. Planning ignores other measurements, because they would change services in the next run."""
 
 
 class Interface(NamedTuple):
-    """A network interface with hardware, as facts/interfaces.py finds it."""
+    """A hardware network interface, as facts/interfaces.py finds it."""
 
     name: Name
     kind: Annotated[str, names.LINK_KINDS]
@@ -147,9 +147,9 @@ class Facts(NamedTuple):
     packaged: Optional[PackagedRelease] = None
     python: Optional[PathText] = None
     accounts: Mapping[str, Name] = {}
-    """Account whose name starts like the collection's accounts → its home."""
+    """Account with the name prefix of the collection's accounts → its home folder."""
     rdma: Optional[tuple[Address, ...]] = None
-    """IPv4 addresses of RDMA devices; None if the host was not asked."""
+    """IPv4 addresses of RDMA devices; None if the host was not searched for them."""
     device_groups: tuple[Word, ...] = ()
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
     units_filter: Optional[bool] = None
@@ -181,7 +181,7 @@ class Facts(NamedTuple):
         return device_rates.is_board(self.system, self.architecture, self.memory_mib, self.cpu.model)
 
     def accelerators_of(self, backend: str) -> list[Accelerator]:
-        """Return the accelerators that this backend drives, in the order of their numbers."""
+        """Return the accelerators that this backend drives, in the order in which it numbers them."""
         return [accelerator for accelerator in self.accelerators if accelerator.backend == backend]
 
     def toolkits_of(self, backend: str) -> list[Toolchain]:
@@ -193,17 +193,17 @@ class Facts(NamedTuple):
         return max(self.toolkits_of(backend), key=lambda toolkit: versions.parse(toolkit.version), default=None)
 
     def lacks_tool(self, name: str) -> bool:
-        """Return whether the host lacks a tool or library. A host on paper has all that its facts do not list."""
+        """Return whether the host lacks a tool or library. A declared host has every tool that its facts do not list."""
         return self.toolchain.get(name, "") is None
 
     @property
     def named_accelerators(self) -> tuple[tuple[str, Accelerator], ...]:
         """Return the accelerators with their names in llama.cpp."""
-        return _with_names(self.accelerators)
+        return _named_accelerators(self.accelerators)
 
     @property
     def canonical_names(self) -> Mapping[str, str]:
-        """Return llama.cpp's name of each accelerator → canonical name of the device: Vulkan0 and CUDA0 may both be CUDA0."""
+        """Return the canonical device name for llama.cpp's name of each accelerator: it may be CUDA0 for both Vulkan0 and CUDA0."""
         return _canonical_names(self.accelerators)
 
     def accelerator_of(self, name: str) -> Optional[Accelerator]:
@@ -219,17 +219,17 @@ class Facts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _with_names(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accelerator], ...]:
+def _named_accelerators(accelerators: tuple[Accelerator, ...]) -> tuple[tuple[str, Accelerator], ...]:
     return tuple(
         (backends.device_name(backend, index), accelerator)
         for backend in BACKENDS[1:]
-        for index, accelerator in enumerate(item for item in accelerators if item.backend == backend)
+        for index, accelerator in enumerate(device for device in accelerators if device.backend == backend)
     )
 
 
 @functools.lru_cache(maxsize=64)
 def _canonical_names(accelerators: tuple[Accelerator, ...]) -> Mapping[str, str]:
-    named_devices = _with_names(accelerators)
+    named_devices = _named_accelerators(accelerators)
     vendor_devices = {
         name: device for name, device in named_devices if not backends.BY_NAME[device.backend].is_vendor_neutral
     }
@@ -246,14 +246,14 @@ def _canonical_names(accelerators: tuple[Accelerator, ...]) -> Mapping[str, str]
 
 
 def _match_score(first_device: Accelerator, second_device: Accelerator) -> int:
-    """Return how likely two backends drive the same device; 0 if they cannot. Detected devices have the same name and memory for both. Declared devices may
-    differ in one of them, and a host has integrated graphics only once."""
+    """Return how likely two backends drive the same device; 0 if they cannot. Both report the same name and memory for a detected device. For a declared
+    device, one of the two may differ, and a host has only one integrated GPU."""
     names_match = first_device.name == second_device.name != UNNAMED_DEVICE
     sizes_match = (first_device.memory_mib, first_device.unified) == (second_device.memory_mib, second_device.unified)
     return 4 * names_match + 2 * sizes_match + (first_device.unified and second_device.unified)
 
 
 def parse_facts(data: Any) -> Facts:
-    """:raises Mismatch: the reported or declared facts have another form."""
+    """:raises Mismatch: the reported or declared facts do not match the type."""
     facts: Facts = typed_json.parse(Facts, data)
     return facts

@@ -46,7 +46,7 @@ def make_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan |
     if not cluster.model_entries:
         plan = _plan_model(cluster, catalogue, runtime_id)
     else:
-        plans = [_plan_model(variant, catalogue, runtime_id) for variant in merging.variants(cluster)]
+        plans = [_plan_model(variant, catalogue, runtime_id) for variant in merging.single_model_clusters(cluster)]
         plan = merging.merge_plans(cluster, plans)
     return proof_plan.with_proof(services.with_services(plan)) if isinstance(plan, Plan) else plan
 

@@ -28,25 +28,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 ANY_MODEL = types.ModelRequest(None, None, None)
 """Placeholder for cluster_inputs.read_cluster if the cluster has no model yet."""
 GIB = 1024 * MIB
-CONTEXTS = (32768, 65536, 131072, 262144)
-"""Contexts that are tried beyond the requested context."""
+LONGER_CONTEXTS = (32768, 65536, 131072, 262144)
+"""Contexts in tokens that are tried if they are longer than the requested context."""
 ACCESS_ADVISORIES = {"rpc-remote-code-execution", "unprotected-worker", "external-worker"}
 ACCESS_ADVISORIES |= {"open-server", "server-for-everybody", "unlimited-server"}
 """Errors about access, which do not depend on the model."""
 SMALLEST_FOR_SPEED = "Q4_K_M"
-"""Smallest quantisation that is chosen only because it is faster."""
+"""Smallest quantisation that is chosen for speed alone."""
 SMALL_QUANTISATIONS = frozenset([*shapes.TYPE_MIXTURES][[*shapes.TYPE_MIXTURES].index(SMALLEST_FOR_SPEED) :])
 
 
 class FitQuery(NamedTuple):
-    """``llama_what_fits``."""
+    """The variable ``llama_what_fits``."""
 
     context: Annotated[int, Number(1, gguf.MAX_COUNT)] = 32768
-    """Tokens; a model gets at most those for which it was trained."""
+    """Tokens; a model gets at most as many as it was trained for."""
     speed: Annotated[float, Number(allows_fractions=True)] = 10.0
-    """Tokens of generation per second that are fast enough for each user."""
+    """Generated tokens per second and user that are fast enough."""
     models: tuple[Mapping[str, Any], ...] = ()
-    """Further models for offers_of, in addition to published models."""
+    """The operator's models for offers_of, in addition to published models."""
 
 
 class Offer(NamedTuple):
@@ -56,10 +56,10 @@ class Offer(NamedTuple):
     repo: str
     shape: shapes.Shape | None = None
     summary: ModelSummary | None = None
-    """Summary of its only file, in place of a shape."""
+    """Summary of the model's only quantisation, in place of a shape."""
 
     def quantisations(self) -> Iterator[tuple[str, ModelSummary]]:
-        """Yield each quantisation and its header, the largest first."""
+        """Yield the name and the summary of each quantisation, the largest first."""
         if self.summary:
             yield "as given", self.summary
         elif self.shape:
@@ -68,7 +68,7 @@ class Offer(NamedTuple):
 
 
 class FitResult(NamedTuple):
-    """The result for a model."""
+    """The quantisation, context and speed with which a cluster could serve a model."""
 
     model: str
     repo: str
@@ -80,10 +80,10 @@ class FitResult(NamedTuple):
     active: int
     """Parameters that a token uses."""
     why_not: str = ""
-    """Why it cannot be served; then nothing of the following is set."""
+    """Why the cluster cannot serve it; then the following fields are not set."""
     context: int = 0
     longest_context: int = 0
-    """Longest of CONTEXTS that also fits."""
+    """Longest of LONGER_CONTEXTS that also fits."""
     generation_tokens_per_s: float = 0.0
     generation_range: SpeedRange | None = None
     prompt_tokens_per_s: float = 0.0
@@ -94,7 +94,7 @@ class FitResult(NamedTuple):
 
     @property
     def user_speed(self) -> float:
-        """Return tokens of generation per second for each of the users."""
+        """Return generated tokens per second for each user."""
         users = self.users
         if users is None or users.users == 1:
             return self.generation_tokens_per_s
@@ -121,9 +121,9 @@ def parse_query(place: str, value: Any) -> FitQuery:
 def offers_of(models: Sequence[Mapping[str, Any]], own_models: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
     """Return the models to choose from. An operator's model replaces a published model with the same name.
 
-    :param models: each with the fields of shapes.Shape.
-    :param own_models: each with ``summary`` as model_info returns it, and maybe ``name`` and ``repo``.
-    :raises Refusal: one of these has no summary.
+    :param models: published models with the fields of shapes.Shape.
+    :param own_models: operator's models: ``summary`` as model_info returns it, and optionally ``name`` and ``repo``.
+    :raises Refusal: a summary is missing or invalid.
     """
     all_shapes = [typed_json.parse(shapes.Shape, entry) for entry in models]
     offers = {shape.name: Offer(shape.name, shape.repo, shape) for shape in all_shapes}
@@ -139,16 +139,16 @@ def fit_models(
 ) -> list[FitResult]:
     """Return the result for each model, in the order that ``ORDER_TEXT`` describes.
 
-    :param cluster: cluster with any model; restrictions on its layers do not count.
-    :raises Refusal: whatever the model is, this cluster cannot be planned.
+    :param cluster: cluster with any model; settings that restrict the placement of layers are ignored.
+    :raises Refusal: this cluster cannot be planned with any model.
     """
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)
-    open_cluster = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | ACCESS_ADVISORIES)
-    results = [_fit_model(open_cluster, offer, catalogue, query) for offer in offers]
-    reasons = {row.why_not for row in results}
+    test_cluster = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | ACCESS_ADVISORIES)
+    results = [_fit_model(test_cluster, offer, catalogue, query) for offer in offers]
+    reasons = {result.why_not for result in results}
     if len(results) > 1 and len(reasons) == 1 and reasons != {""}:
         raise Refusal(f"none of the models can be planned: {reasons.pop()}")
-    return sorted(results, key=lambda row: _sort_key(row, query.speed))
+    return sorted(results, key=lambda result: _sort_key(result, query.speed))
 
 
 ORDER_TEXT = (
@@ -157,33 +157,33 @@ ORDER_TEXT = (
 )
 
 
-def _sort_key(row: FitResult, tokens_per_s: float) -> tuple[float, ...]:
-    if row.why_not:
-        return (2, row.bytes)
-    is_fast = row.user_speed >= tokens_per_s
-    return (0, -row.parameters) if is_fast else (1, -row.user_speed)
+def _sort_key(result: FitResult, tokens_per_s: float) -> tuple[float, ...]:
+    if result.why_not:
+        return (2, result.bytes)
+    is_fast = result.user_speed >= tokens_per_s
+    return (0, -result.parameters) if is_fast else (1, -result.user_speed)
 
 
 def _fit_model(cluster: types.Cluster, offer: Offer, catalogue: types.Catalogue, query: FitQuery) -> FitResult:
     attempts = []
     for name, summary in offer.quantisations():
-        row = _fit_quantisation(cluster, offer, name, summary, catalogue, query.context)
-        attempts.append((row, summary))
-        if not row.why_not and (row.user_speed >= query.speed or name in SMALL_QUANTISATIONS):
+        result = _fit_quantisation(cluster, offer, name, summary, catalogue, query.context)
+        attempts.append((result, summary))
+        if not result.why_not and (result.user_speed >= query.speed or name in SMALL_QUANTISATIONS):
             break
-    attempt, summary = attempts[-1]
-    if attempt.why_not or attempt.user_speed < query.speed:
-        attempt, summary = next((result for result in attempts if not result[0].why_not), attempts[-1])
+    best_result, summary = attempts[-1]
+    if best_result.why_not or best_result.user_speed < query.speed:
+        best_result, summary = next((attempt for attempt in attempts if not attempt[0].why_not), attempts[-1])
     longest_context = summary.context * cluster.server.parallel
     contexts = sorted(
-        {min(context, longest_context) for context in CONTEXTS if context > attempt.context}, reverse=True
+        {min(context, longest_context) for context in LONGER_CONTEXTS if context > best_result.context}, reverse=True
     )
     longer_contexts = (
         context
         for context in contexts
-        if not attempt.why_not and not _plan_model(cluster, summary, context, catalogue).refused
+        if not best_result.why_not and not _plan_model(cluster, summary, context, catalogue).refused
     )
-    return attempt._replace(longest_context=next(longer_contexts, attempt.context))
+    return best_result._replace(longest_context=next(longer_contexts, best_result.context))
 
 
 def _fit_quantisation(
@@ -193,11 +193,11 @@ def _fit_quantisation(
         row.tensor_count * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name)
     )
     active_parameters = (summary.parameters or 0) - int(expert_parameters * (1 - summary.active_share))
-    row = FitResult(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
+    result = FitResult(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
     plan = _plan_model(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:
-        return row._replace(why_not=_reason(plan))
-    return row._replace(
+        return result._replace(why_not=_refusal_reason(plan))
+    return result._replace(
         context=plan.head.context,
         generation_tokens_per_s=plan.estimate.generation_tokens_per_s or 0.0,
         generation_range=plan.estimate.generation_range,
@@ -205,7 +205,7 @@ def _fit_quantisation(
         prompt_range=plan.estimate.prompt_range,
         users=plan.estimate.users,
         devices=len(plan.placement),
-        hosts=tuple(dict.fromkeys(entry.host for entry in plan.placement)) or (cluster.head,),
+        hosts=tuple(dict.fromkeys(share.host for share in plan.placement)) or (cluster.head,),
     )
 
 
@@ -218,10 +218,10 @@ def _plan_model(
     return planner.make_candidate(changed_cluster, catalogue, "")
 
 
-def _reason(plan: Plan | Refused) -> str:
-    """Return the reason in one short sentence."""
+def _refusal_reason(plan: Plan | Refused) -> str:
+    """Return why a plan is refused, in one short sentence."""
     if isinstance(plan, Plan):
-        missing_mib = sum(max(0, entry.weights_mib + entry.kv_mib - entry.capacity_mib) for entry in plan.placement)
+        missing_mib = sum(max(0, share.weights_mib + share.kv_mib - share.capacity_mib) for share in plan.placement)
         if not plan.fits and missing_mib:
             return f"needs {missing_mib * MIB / GIB:.1f} GiB more memory"
         errors = [advisory for advisory in plan.advisories if advisory.severity == "error" and not advisory.accepted]

@@ -242,4 +242,4 @@ def _description(model: Model, role: str) -> str:
     """Return the variable of an auxiliary model, and its size if it is known."""
     sizes = [file.bytes for file in model.files if file.role == role]
     mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
-    return f"{model_source.VARIABLES[role]}{mib}"
+    return f"{model_source.AUXILIARY_VARIABLES[role]}{mib}"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Types of advisories: the input of conditions, and their findings."""
+"""Types of advisories: the input of their conditions, and their findings."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Device, Host, Server
 
 Cases = list[tuple[Any, dict[str, Any]]]
-"""Host (or None) and values for message and remedies, for each case of a condition. ``where`` names the place if it is more than the host;
-cases with the same other values become one advisory."""
+"""Host (or None) and values for message and remedies, for each case that a condition finds. ``where`` is the place, if it is more than the host;
+cases whose other values are equal become one finding."""
 
 
 class AdvisoryContext(NamedTuple):
-    """A plan, its cluster, and a candidate: the planned one, or that of a fallback."""
+    """A plan, its cluster, and a candidate: the planned candidate, or that of a fallback."""
 
     plan: Plan
     cluster: Cluster
@@ -58,9 +58,9 @@ class AdvisoryContext(NamedTuple):
 
 
 class Advisory(NamedTuple):
-    """A known problem. Its severity is error if running would give no answer, a wrong answer or an open door, and warning otherwise.
+    """A known problem. Its severity is error if the server would give no answer, give wrong answers or let strangers in, and warning otherwise.
 
-    In a message, ``{where}`` lists the places and ``{hosts}`` the hosts of all cases with the same other values.
+    In message and remedies, ``{where}`` lists the places and ``{hosts}`` the hosts of all cases in a finding.
     """
 
     id: str
@@ -68,12 +68,12 @@ class Advisory(NamedTuple):
     condition: Callable[[AdvisoryContext], Cases]
     message: str
     remedies: tuple[str, ...]
-    """Alternatives. A remedy is left out if a value that it names is None."""
+    """Alternatives. A remedy is omitted if one of its placeholders has the value None."""
     reference: str
 
 
 class Finding(NamedTuple):
-    """An advisory that applies to a plan, with all its cases that differ only in the place."""
+    """An advisory that applies to a plan, with all its cases whose values are equal except for the place."""
 
     advisory: Advisory
     hosts: tuple[str, ...]

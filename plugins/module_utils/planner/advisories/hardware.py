@@ -17,11 +17,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 STRIX_HALO = "gfx1151"
 STRIX_HALO_KERNEL = (6, 18, 4)
-UNSUPPORTED_GFX = frozenset(("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036"))
-"""Architectures without rocBLAS kernels in any ROCm. Programs for gfx1030 run on them."""
+GFX_WITHOUT_ROCBLAS = frozenset(("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036"))
+"""Architectures for which no version of ROCm has rocBLAS kernels. Programs for gfx1030 run on them."""
 OVERRIDE_VARIABLE = "HSA_OVERRIDE_GFX_VERSION"
 FIRST_ROCM_WITHOUT_GFX906 = (6, 4)
-"""First ROCm whose rocBLAS has no kernels for this architecture."""
+"""First version of ROCm whose rocBLAS has no kernels for gfx906."""
 
 
 def user_scope(context: AdvisoryContext) -> Cases:
@@ -30,7 +30,7 @@ def user_scope(context: AdvisoryContext) -> Cases:
 
 
 def unused_accelerators(context: AdvisoryContext) -> Cases:
-    """Return hosts with unused devices. Hosts with equal builds and backends share their remedies."""
+    """Return hosts with unused devices. Hosts with the same builds and backends share a finding."""
     cases: Cases = []
     sources = releases.sources_of(context.cluster.releases)
     for name, host in context.plan.hosts.items():
@@ -39,8 +39,8 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             accelerator for accelerator in facts.accelerators if accelerator.name in host.unused_accelerators
         ]
         if unused_devices:
-            kinds = {accelerator.backend for accelerator in unused_devices}
-            backend = next(choice for choice in backends.PREFERRED_ORDER if choice in kinds)
+            unused_backends = {accelerator.backend for accelerator in unused_devices}
+            backend = next(name for name in backends.PREFERRED_ORDER if name in unused_backends)
             toolkit, built_backends = toolkits.TOOLKITS.get(backend), context.backends_of(name)
             gpu_backends = [gpu_backend for gpu_backend in built_backends if gpu_backend != backends.CPU.name]
             can_compile = sources[backend] in release_request.COMPILED_SOURCES and not gpu_backends
@@ -59,19 +59,19 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
 
 
 def _vulkan_alternative(context: AdvisoryContext, name: str) -> str | None:
-    """Return how to name Vulkan as the backend of the host's cards; None for a host with external workers."""
+    """Return the value that selects Vulkan in the host's llama_backend; None for a host with external workers."""
     host = context.cluster.hosts.get(name)
     return toolchains.vulkan_choice(host.facts) if host else None
 
 
 def broken_drivers(context: AdvisoryContext) -> Cases:
-    """Return hosts whose NVIDIA cards are unknown to ``auto``."""
+    """Return hosts with ``llama_backend: auto`` on which nvidia-smi fails."""
     hosts = context.cluster.hosts.items()
-    automatic_hosts = [(name, host.facts) for name, host in hosts if host.backends == ("auto",)]
-    return [(name, {"failure": facts.nvidia_smi}) for name, facts in automatic_hosts if facts.nvidia_smi]
+    auto_hosts = [(name, host.facts) for name, host in hosts if host.backends == ("auto",)]
+    return [(name, {"failure": facts.nvidia_smi}) for name, facts in auto_hosts if facts.nvidia_smi]
 
 
-def rocm_without_kernels(context: AdvisoryContext) -> Cases:
+def gfx906_without_kernels(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     gfx906_devices = [
         device for device in context.devices if (device.backend, device.architecture) == ("hip", "gfx906")
@@ -84,18 +84,18 @@ def rocm_without_kernels(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def rocblas_without_kernels(context: AdvisoryContext) -> Cases:
-    """Return hosts with cards that no rocBLAS supports, unless they pass for gfx1030."""
+def gpus_without_rocblas(context: AdvisoryContext) -> Cases:
+    """Return hosts with GPUs that no rocBLAS supports, unless an environment variable makes ROCm treat them as gfx1030."""
     cases: dict[str, dict[str, str | None]] = {}
     for device in context.candidate.layout.devices:
         host = context.cluster.hosts.get(device.host)
-        name = device.architecture.partition(":")[0] if host and device.backend == backends.HIP.name else ""
-        if name in UNSUPPORTED_GFX and OVERRIDE_VARIABLE not in device.environment:
+        architecture = device.architecture.partition(":")[0] if host and device.backend == backends.HIP.name else ""
+        if architecture in GFX_WITHOUT_ROCBLAS and OVERRIDE_VARIABLE not in device.environment:
             builds = context.plan.hosts[device.host].builds
             is_compiled = any(build.cmake_options for build in builds if build.backend == device.backend)
             targets = " and GPU_TARGETS to gfx1030 in llama_build_cmake_options" if is_compiled else ""
             values = {
-                "where": f"{device.host} ({name})",
+                "where": f"{device.host} ({architecture})",
                 "vulkan": _vulkan_alternative(context, device.host),
                 "targets": targets,
             }
@@ -120,14 +120,14 @@ def sycl_workers(context: AdvisoryContext) -> Cases:
     ]
 
 
-def metal_prediction(context: AdvisoryContext) -> Cases:
-    """Return workers with Metal if the model predicts several tokens at once."""
+def metal_mtp_workers(context: AdvisoryContext) -> Cases:
+    """Return hosts of Metal workers if llama-server uses multi-token prediction."""
     metal_devices = [device for device in context.devices if device.endpoint and device.backend == "metal"]
     return [(device.host, {}) for device in metal_devices if speculation.DRAFT_MTP in context.plan.head.argv]
 
 
 def _strix_halo_hosts(context: AdvisoryContext) -> list[tuple[str, Facts]]:
-    """Return name and facts of the hosts whose Strix Halo graphics get layers."""
+    """Return names and facts of the hosts whose Strix Halo GPUs get a part of the model."""
     names = dict.fromkeys(device.host for device in context.devices if device.architecture == STRIX_HALO)
     return [(name, context.cluster.hosts[name].facts) for name in names if name in context.cluster.hosts]
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Conditions of advisories about the way to workers: who can reach them, and the networks between hosts."""
+"""Conditions of advisories about connections to workers: who can reach them, and over which networks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 
 SHARED_LINKS = ("ethernet", "infiniband", "wireless")
-"""Kinds of links with more than two ends, unless llama_links declares a peer."""
+"""Kinds of links that other hosts may share, unless llama_links declares a peer."""
 
 
 def unfiltered_reason(context: AdvisoryContext, name: str) -> str:
@@ -40,34 +40,34 @@ def unprotected_workers(context: AdvisoryContext) -> Cases:
 
 
 def idle_workers(context: AdvisoryContext) -> Cases:
-    """Return the workers that hosts.without_exposed_workers left out."""
-    workers_left_out = context.candidate.idle_workers
-    return [(worker.host, {"where": f"{worker.listens} on {worker.host}"}) for worker in workers_left_out]
+    """Return the workers that stages.hosts.without_exposed_workers leaves out."""
+    workers = context.candidate.idle_workers
+    return [(worker.host, {"where": f"{worker.listens} on {worker.host}"}) for worker in workers]
 
 
 def external_workers(context: AdvisoryContext) -> Cases:
     """Return external workers that the head reaches over a network, not through a tunnel."""
-    ports: dict[str, list[str]] = {}
+    endpoints_by_host: dict[str, list[str]] = {}
     for worker in context.plan.external_workers:
         if not names.is_loopback(worker.endpoint):
-            ports.setdefault(worker.host, []).append(worker.endpoint)
+            endpoints_by_host.setdefault(worker.host, []).append(worker.endpoint)
     return [
         (name, {"where": f"{remedies.join_names(endpoints)} on {name}", "head": context.cluster.head})
-        for name, endpoints in ports.items()
+        for name, endpoints in endpoints_by_host.items()
     ]
 
 
 def unencrypted_rpc(context: AdvisoryContext) -> Cases:
-    """Return hosts whose workers the head reaches unencrypted over a shared network, not over a cable."""
+    """Return hosts whose workers the head reaches without encryption over a shared network, not over a cable."""
     can_encrypt = context.head.facts.system == service_managers.LINUX
     cases: Cases = []
-    for link in {link.host: link for link in context.plan.estimate.links}.values():
-        host = context.cluster.hosts.get(link.host)
-        if not host or host.is_head or host.transport == names.STUNNEL or link.kind not in SHARED_LINKS:
+    for planned_link in {link.host: link for link in context.plan.estimate.links}.values():
+        host = context.cluster.hosts.get(planned_link.host)
+        if not host or host.is_head or host.transport == names.STUNNEL or planned_link.kind not in SHARED_LINKS:
             continue
-        address = link.endpoint.split(":")[0]
-        if not any(entry.address.split("/")[0] == address and (entry.peer or entry.manage) for entry in host.links):
-            place = f"{host.name} over {link.kind}"
+        address = planned_link.endpoint.split(":")[0]
+        if not any(link.address.split("/")[0] == address and (link.peer or link.manage) for link in host.links):
+            place = f"{host.name} over {planned_link.kind}"
             transport = names.STUNNEL if can_encrypt else None
             cases.append((host.name, {"where": place, "head": context.cluster.head, "transport": transport}))
     return cases

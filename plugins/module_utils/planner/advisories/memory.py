@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Conditions of advisories about memory: how it is filled, who shares it, and how much there is."""
+"""Conditions of advisories about memory: how it is filled, who shares it, and how large it is."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 
 def _mapped_shares(context: AdvisoryContext) -> list[DeviceShare]:
-    """Return the shares of the head's devices whose weights come from mapped pages. By default ik_llama.cpp maps the file for all devices, llama.cpp for
-    those with their own memory. Workers on other hosts get their tensors by RPC and map nothing."""
+    """Return the shares of the head's devices whose weights come from mapped pages. By default ik_llama.cpp maps the file for all devices, and llama.cpp for
+    devices with their own memory. Workers on other hosts get their tensors by RPC and map nothing."""
     mode, mainline = context.candidate.layout.load_mode, context.release.mainline
     shares = [share for share in context.candidate.layout.shares() if share.device.host == context.cluster.head]
     if mode in ("mmap", "mmap+mlock"):
@@ -34,22 +34,22 @@ def _mapped_shares(context: AdvisoryContext) -> list[DeviceShare]:
 
 def mmap_hangs(context: AdvisoryContext) -> Cases:
     values = {"limit": devices.MMAP_LIMIT_MIB, "mode": devices.unmapped_mode(context.release)}
-    sizes = [(devices.weights_mib(program), program) for program in devices.hip_uploads(_mapped_shares(context))]
+    sizes = [(devices.weights_mib(shares), shares) for shares in devices.hip_uploads(_mapped_shares(context))]
     return [
         (
             context.cluster.head,
             {
                 **values,
-                "where": f"{round(size)} MiB for {remedies.join_names(share.device.name for share in program)} on {context.cluster.head}",
+                "where": f"{round(size)} MiB for {remedies.join_names(share.device.name for share in shares)} on {context.cluster.head}",
             },
         )
-        for size, program in sizes
+        for size, shares in sizes
         if size > devices.MMAP_LIMIT_MIB
     ]
 
 
 def metal_mappings(context: AdvisoryContext) -> Cases:
-    """Return a head with Metal and workers on which the operator turned mmap on."""
+    """Return a head with Metal and workers if the operator turned mmap on."""
     mapped_devices = [share.device for share in _mapped_shares(context)] if context.candidate.layout.endpoints else []
     return [
         (device.host, {"where": device.host})
@@ -58,8 +58,8 @@ def metal_mappings(context: AdvisoryContext) -> Cases:
     ]
 
 
-def split_cache(context: AdvisoryContext) -> Cases:
-    """Return devices whose KV cache llama-server cannot fetch, if the operator turned the prompt cache on."""
+def split_kv_caches(context: AdvisoryContext) -> Cases:
+    """Return devices whose KV cache llama-server cannot save, if the operator turned the prompt cache on."""
     split_cache_backends = context.candidate.layout.load.split_cache_backends
     split_cache_devices = [device for device in context.devices if device.backend in split_cache_backends]
     if not split_cache_devices or not prompt_cache.prompt_cache(context.candidate).mib:
@@ -67,13 +67,13 @@ def split_cache(context: AdvisoryContext) -> Cases:
     return [(device.host, {"where": f"{device.name} on {device.host}"}) for device in split_cache_devices]
 
 
-def displacing_cache(context: AdvisoryContext) -> Cases:
-    """Return the head if the operator's prompt cache moves layers from its memory to much slower devices."""
+def displacing_prompt_cache(context: AdvisoryContext) -> Cases:
+    """Return the head if the operator's prompt cache displaces layers from its memory to much slower devices."""
     candidate, size = context.candidate, context.server.prompt_cache_mib or 0
     if not size or not candidate.parts or not candidate.workload.generates_text:
         return []
 
-    def with_size(mib: int) -> Candidate:
+    def place_with_cache(mib: int) -> Candidate:
         server = context.server._replace(prompt_cache_mib=mib)
         return attempt_placement(candidate.workload._replace(server=server), candidate.site)
 
@@ -81,27 +81,27 @@ def displacing_cache(context: AdvisoryContext) -> Cases:
         head_shares = [share for share in variant.layout.shares() if share.device.host == candidate.site.head]
         return sum(share.layers + share.output for share in head_shares)
 
-    without_cache = with_size(0)
+    without_cache = place_with_cache(0)
     moved_layers = head_units(without_cache) - head_units(candidate)
     if moved_layers <= 0 or not cost_model.is_likely_faster(without_cache.parts, candidate.parts):
         return []
-    steps = remedies.largest_fitting(
+    steps = remedies.largest_fitting_count(
         size // prompt_cache.STEP_MIB,
-        lambda count: head_units(with_size(count * prompt_cache.STEP_MIB)) == head_units(without_cache),
+        lambda count: head_units(place_with_cache(count * prompt_cache.STEP_MIB)) == head_units(without_cache),
     )
     ranges = [str(generation_figures(variant)["generation_range"]) for variant in (candidate, without_cache)]
     values = {
         "size": size,
         "moved": moved_layers,
-        "now": ranges[0],
-        "without": ranges[1],
+        "with_cache": ranges[0],
+        "without_cache": ranges[1],
         "largest": steps * prompt_cache.STEP_MIB,
     }
     return [(context.cluster.head, values)]
 
 
 def vulkan_memory(context: AdvisoryContext) -> Cases:
-    """Return devices that get more memory than their driver reports, or could do so if the model does not fit."""
+    """Return devices that use more memory than their driver reports, or could use more if the model does not fit."""
     affected_devices: list[tuple[Device, str]] = []
     for share in context.candidate.layout.shares():
         device, limit_mib = share.device, devices.limit_mib(share.device)
@@ -124,16 +124,16 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
     ]
 
 
-def untuned_graphics(context: AdvisoryContext) -> Cases:
-    """Return graphics to which the kernel gives less memory than it could, if the model does not fit."""
+def untuned_integrated_gpus(context: AdvisoryContext) -> Cases:
+    """Return integrated GPUs whose memory limit kernel parameters could raise, if the model does not fit."""
     cases: Cases = []
     for name, host in context.cluster.hosts.items():
         memory_mib, can_tune = host.facts.memory_mib, context.plan.hosts[name].host_settings
         limit_mib = min(memory_mib * 3 // 4, memory_mib - kernel_parameters.RESERVED_MIB)
-        can_lend = limit_mib >= kernel_parameters.MIN_GTT_MIB and not context.plan.fits
-        for device in host.facts.accelerators if can_lend else ():
-            is_small = device.backend == backends.HIP.name and device.unified and device.memory_mib < limit_mib
-            if is_small and not (host.tuning.enabled and host.tuning.reboot):
+        can_raise_limit = limit_mib >= kernel_parameters.MIN_GTT_MIB and not context.plan.fits
+        for device in host.facts.accelerators if can_raise_limit else ():
+            is_limited = device.backend == backends.HIP.name and device.unified and device.memory_mib < limit_mib
+            if is_limited and not (host.tuning.enabled and host.tuning.reboot):
                 settings = kernel_parameters.graphics_parameters(memory_mib)
                 parameters = None if can_tune else " ".join(f"{key}={value}" for key, value in settings.items())
                 values = {"where": f"{device.name} on {name}", "mib": device.memory_mib, "memory": memory_mib}
@@ -141,16 +141,17 @@ def untuned_graphics(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def over_capacity(context: AdvisoryContext) -> Cases:
-    """Return devices whose weights, cache and upper bound of the compute buffer exceed their memory."""
-    overfull_entries = [entry for entry in context.plan.placement if entry.total_mib > entry.capacity_mib]
-    if not overfull_entries or not context.plan.fits:
+def overfull_devices(context: AdvisoryContext) -> Cases:
+    """Return devices whose memory is smaller than weights, KV cache and the upper bound of the compute buffer together."""
+    devices_over_capacity = [device for device in context.plan.placement if device.total_mib > device.capacity_mib]
+    if not devices_over_capacity or not context.plan.fits:
         return []
-    hosts = {entry.host for entry in overfull_entries}
+    hosts = {device.host for device in devices_over_capacity}
     sizes = [
-        f"{entry.device} on {entry.host} (≤ {entry.total_mib:.0f} of {entry.capacity_mib:.0f} MiB)"
-        for entry in overfull_entries
+        f"{device.device} on {device.host} (≤ {device.total_mib:.0f} of {device.capacity_mib:.0f} MiB)"
+        for device in devices_over_capacity
     ]
-    values = {"devices": ", ".join(sizes), "compute": round(max(entry.compute_mib for entry in overfull_entries))}
-    values["flash"] = "on" if context.server.flash_attention == "off" else None
+    compute_mib = round(max(device.compute_mib for device in devices_over_capacity))
+    flash = "on" if context.server.flash_attention == "off" else None
+    values = {"devices": ", ".join(sizes), "compute": compute_mib, "flash": flash}
     return [(hosts.pop() if len(hosts) == 1 else None, values)]

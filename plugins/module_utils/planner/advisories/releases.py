@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Conditions of advisories about releases, the models that they support, and names in the inventory."""
+"""Conditions of advisories about releases, the models that they support, and variables in the inventory."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 ARCHITECTURES_FILE = "src/llama-arch.cpp"
-"""File of llama.cpp that lists the architectures. A patch may add an architecture."""
+"""Source file of llama.cpp that lists the architectures. A patch may add an architecture to it."""
 OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllama", "nemotron_h_omni", "qwen25vl")
 """Architectures in Ollama's files that upstream lacks or names differently."""
 
 
 def remote_code(context: AdvisoryContext) -> Cases:
-    """Return a case for each commit of a fork."""
+    """Return a case for each release of a fork."""
     checked_build = capabilities.OLDEST_BUILDS[IK_LLAMA]
     cases: Cases = []
     for release in context.plan.releases.values():
@@ -49,18 +49,19 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
             if (option := backends.BY_NAME[build.backend].all_quants)
         }
         if not options or not all(map(backends.is_enabled, options.values())):
-            overridden = [option for option in options if option in context.cluster.all_hosts[name].cmake_options]
+            host_options = context.cluster.all_hosts[name].cmake_options
+            overridden_options = [option for option in options if option in host_options]
             values = {
                 "type_k": cache_types[0],
                 "type_v": cache_types[1],
-                "option": remedies.join_names(overridden) or None,
+                "option": remedies.join_names(overridden_options) or None,
             }
             cases.append((name, {**values, "variables": variables}))
     return cases
 
 
 def _missing_architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
-    """Return when the model's architecture appeared; None if the serving build certainly has it."""
+    """Return the appearance of the model's architecture; None if the serving build certainly has it."""
     release = context.release
     appearance = capabilities.appearance_of(context.summary.architecture, release.fork)
     is_patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
@@ -69,7 +70,7 @@ def _missing_architecture(context: AdvisoryContext) -> capabilities.Appearance |
 
 
 def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
-    """Return the name under which a release has an architecture that it spells with other punctuation."""
+    """Return the release's own name for an architecture, if that differs only in case or punctuation."""
 
     def normalize_name(name: str) -> str:
         return re.sub(r"[^a-z0-9]", "", name.lower())
@@ -83,14 +84,14 @@ def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
 
 
 def unknown_architecture(context: AdvisoryContext) -> Cases:
-    """Return the head if llama-server refuses the file when it starts, or may refuse it because the architecture is new."""
+    """Return the head if llama-server would refuse the file, or may refuse it because the architecture is new."""
     name, release, source = context.summary.architecture, context.release, context.cluster.model.source
     appearance = _missing_architecture(context)
     spelling = _other_spelling(name, release) if appearance else None
     if source and (spelling or name in OLLAMA_ARCHITECTURES):
         subject = f"build {release.build} knows {spelling} but not" if spelling else "only Ollama knows"
         removal = "" if source.variable == "llama_model_huggingface" else f", and remove {source.variable}"
-        values = {"would": "would", "who": subject, "and_remove": removal, "variables": None}
+        values = {"modal": "would", "subject": subject, "removal": removal, "variables": None}
     elif appearance and release.build < (appearance.oldest_build_with or appearance.newest_build_without + 1):
         modal, verb = ("would", "does") if release.build <= appearance.newest_build_without else ("may", "may")
         newer_build = (
@@ -99,7 +100,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
             else "a newer build that supports it"
         )
         variables = remedies.join_names(context.variables_of(release.id))
-        values = {"would": modal, "who": f"build {release.build} {verb} not know", "and_remove": None}
+        values = {"modal": modal, "subject": f"build {release.build} {verb} not know", "removal": None}
         values.update(newer_build=newer_build, variables=variables)
     else:
         return []
@@ -107,7 +108,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
 
 
 def untested_model(context: AdvisoryContext) -> Cases:
-    """Return the head if no checked build has the model's architecture or tensor types, and its build is newer than these."""
+    """Return the head if no reviewed build has the model's architecture or tensor types, and the serving build is newer."""
     unknown_types = tensor_types.unknown_types({row.type for row in context.summary.named_tensors})
     is_new = _missing_architecture(context) and not unknown_architecture(context)
     features = [f"the architecture {context.summary.architecture}"] * bool(is_new) + [
@@ -115,7 +116,7 @@ def untested_model(context: AdvisoryContext) -> Cases:
     ]
     release = context.release
     values = {
-        "what": remedies.join_names(features),
+        "features": remedies.join_names(features),
         "build": release.build,
         "newest": capabilities.REVIEWED_BUILDS[release.fork],
     }
@@ -123,7 +124,7 @@ def untested_model(context: AdvisoryContext) -> Cases:
 
 
 def missing_kernels(context: AdvisoryContext) -> Cases:
-    """Return devices whose backend cannot multiply the model's tensors: a worker crashes, the head falls back to its processor."""
+    """Return hosts with a backend that cannot multiply the model's tensors: a worker crashes, the head falls back to its CPU."""
     used_types = {row.type for row in context.summary.named_tensors}
     cases: Cases = []
     for name, backend in dict.fromkeys((device.host, device.backend) for device in context.devices):
@@ -132,17 +133,17 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
         if types and context.release.mainline:
             host_backends = {device.backend for device in host.facts.accelerators} if host else set()
             choices = sorted(
-                name for name in host_backends if not backends.BY_NAME[name].unsupported_types.intersection(types)
+                choice for choice in host_backends if not backends.BY_NAME[choice].unsupported_types.intersection(types)
             )
             if host and not choices and not backends.UNIVERSAL.unsupported_types.intersection(types):
                 choices = [*filter(None, [toolchains.vulkan_choice(host.facts)])]
-            choice = (*choices, "cpu")[0] if host else None
-            cases.append((name, {"backend": backend, "types": remedies.join_names(types), "instead": choice}))
+            alternative = (*choices, "cpu")[0] if host else None
+            cases.append((name, {"backend": backend, "types": remedies.join_names(types), "alternative": alternative}))
     return cases
 
 
 def _is_misspelt(name: str, known_name: str) -> bool:
-    """Return whether two letters, added, removed or changed, make one name the other."""
+    """Return whether adding, removing or changing at most two letters turns one name into the other."""
     row = list(range(len(known_name) + 1))
     for row_number, letter in enumerate(name, 1):
         previous_row, row = row, [row_number]
@@ -153,7 +154,7 @@ def _is_misspelt(name: str, known_name: str) -> bool:
 
 def unknown_variables(context: AdvisoryContext, misspelt: bool = False) -> Cases:
     return [
-        (name, {"variable": variable, "meant": similar_name or "none", "similar": similar_name or None})
+        (name, {"variable": variable, "suggestion": similar_name or "none", "similar": similar_name or None})
         for variable, similar_name in sorted(
             {pair for host in context.cluster.hosts.values() for pair in host.unknown_variables.items()}
         )

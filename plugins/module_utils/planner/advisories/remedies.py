@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Quantisation
 
 Change = Callable[[Cluster], Cluster]
-"""A function that takes the cluster and returns it as it would be after the operator has acted."""
+"""A function that returns the cluster as it would be after the operator applies a remedy."""
 Attempt = Callable[[Cluster], Union[Plan, Refused]]
 """A function that returns the plan of a changed cluster, without remedies."""
 
@@ -23,29 +23,29 @@ MIN_CONTEXT = 1024
 """Smallest number of tokens per slot that a remedy suggests."""
 
 
-def join_names(words: Iterable[str], last_separator: str = "and") -> str:
+def join_names(words: Iterable[str], conjunction: str = "and") -> str:
     """Return ``a, b and c``."""
-    *start, end = [*words] or [""]
-    return f"{', '.join(start)} {last_separator} {end}" if start else end
+    *first_words, last_word = [*words] or [""]
+    return f"{', '.join(first_words)} {conjunction} {last_word}" if first_words else last_word
 
 
 def join_words(words: Sequence[str]) -> str:
-    """Return words as an inventory holds them: one word, or a list."""
+    """Return words as the YAML value of a variable: one word, or a list."""
     return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 
 
 def join_sentences(alternatives: Sequence[str]) -> str:
-    """Return a sentence for each alternative."""
+    """Return the alternatives as sentences, joined by Or."""
     text = ". Or ".join(alternatives)
     return text[:1].upper() + text[1:] + "."
 
 
 def _error_ids(plan: Plan) -> set[str]:
-    return {entry.id for entry in plan.advisories if entry.severity == "error" and not entry.accepted}
+    return {advisory.id for advisory in plan.advisories if advisory.severity == "error" and not advisory.accepted}
 
 
 class Trial(NamedTuple):
-    """A cluster whose plan needs remedies, on which changes are tried."""
+    """A cluster whose plan needs remedies, and a function that plans changed copies of it."""
 
     cluster: Cluster
     plan: Plan
@@ -53,17 +53,17 @@ class Trial(NamedTuple):
     attempt: Attempt
 
     def fits(self, change: Change) -> bool:
-        """Return whether the model fits after a change, and no new error refuses the plan."""
+        """Return whether the model fits after a change that adds no error advisories."""
         plan = self.attempt(change(self.cluster))
         return isinstance(plan, Plan) and plan.fits and _error_ids(plan) <= _error_ids(self.plan)
 
 
-def _set_server(**fields: Any) -> Change:
+def _server_change(**fields: Any) -> Change:
     return lambda cluster: cluster._replace(server=cluster.server._replace(**fields))
 
 
-def _set_model_size(size: int) -> Change:
-    """Return a change to the same model in files of this many bytes."""
+def _size_change(size: int) -> Change:
+    """Return a change that scales the model's files to this number of bytes."""
 
     def change(cluster: Cluster) -> Cluster:
         summary = cluster.model.summary and model_source.scale_summary(cluster.model.summary, size)
@@ -82,37 +82,39 @@ def _shorter_contexts(context: int, parallel: int) -> Iterator[int]:
         yield context
 
 
-def largest_fitting(count: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number up to ``count`` that fits, if all smaller numbers fit too; 0 if none fits."""
+def largest_fitting_count(upper_bound: int, fits: Callable[[int], bool]) -> int:
+    """Return the largest number up to ``upper_bound`` that fits, if all smaller numbers fit too; 0 if none fits."""
     lower_bound = 0
-    while lower_bound < count:
-        midpoint = (lower_bound + count + 1) // 2
-        lower_bound, count = (midpoint, count) if fits(midpoint) else (lower_bound, midpoint - 1)
+    while lower_bound < upper_bound:
+        midpoint = (lower_bound + upper_bound + 1) // 2
+        lower_bound, upper_bound = (midpoint, upper_bound) if fits(midpoint) else (lower_bound, midpoint - 1)
     return lower_bound
 
 
-def _most_layers(trial: Trial) -> int | None:
-    """Return the largest number of offloaded layers that devices can hold, if necessary without the upper bound of the compute buffer.
-    None if the model fits with no number, because the head has to hold the rest."""
+def _max_gpu_layers(trial: Trial) -> int | None:
+    """Return the largest number of offloaded layers that the devices can hold, if necessary without counting compute buffers.
+    None if no such number makes the model fit, because the head has to hold the other layers."""
 
-    def fits_on_device(is_bounded: bool, layers: int) -> bool:
-        plan = trial.attempt(_set_server(gpu_layers=layers)(trial.cluster))
+    def fits_on_devices(counts_compute: bool, layers: int) -> bool:
+        plan = trial.attempt(_server_change(gpu_layers=layers)(trial.cluster))
         return isinstance(plan, Plan) and all(
-            entry.total_mib - (0 if is_bounded else entry.compute_mib) <= entry.capacity_mib for entry in plan.placement
+            share.total_mib - (0 if counts_compute else share.compute_mib) <= share.capacity_mib
+            for share in plan.placement
         )
 
-    layer_counts = (largest_fitting(trial.plan.model.layers, partial(fits_on_device, bound)) for bound in (True, False))
-    return next((layers for layers in layer_counts if trial.fits(_set_server(gpu_layers=layers))), None)
+    count = trial.plan.model.layers
+    layer_counts = (largest_fitting_count(count, partial(fits_on_devices, choice)) for choice in (True, False))
+    return next((layers for layers in layer_counts if trial.fits(_server_change(gpu_layers=layers))), None)
 
 
 def memory_remedies(trial: Trial) -> list[str]:
-    """Return changes to variables that make the model fit: each was tried."""
+    """Return changes to variables that make the model fit; each was tried."""
     server, clauses = trial.cluster.server, []
     shorter_contexts = [*_shorter_contexts(min(server.context, trial.plan.head.context), server.parallel)]
-    tokens = next((tokens for tokens in shorter_contexts if trial.fits(_set_server(context=tokens))), None)
+    tokens = next((tokens for tokens in shorter_contexts if trial.fits(_server_change(context=tokens))), None)
     if tokens:
         clauses.append(f"set llama_server_context to {tokens}")
-    if server.parallel > 1 and trial.fits(_set_server(parallel=1)):
+    if server.parallel > 1 and trial.fits(_server_change(parallel=1)):
         clauses.append("set llama_server_parallel to 1")
     defaults: dict[str, Any] = {
         "tensor_split": (),
@@ -124,41 +126,40 @@ def memory_remedies(trial: Trial) -> list[str]:
     }
     changed_names = [name for name, default in defaults.items() if getattr(server, name) != default]
     clauses += [
-        f"remove llama_server_{name}" for name in changed_names if trial.fits(_set_server(**{name: defaults[name]}))
+        f"remove llama_server_{name}" for name in changed_names if trial.fits(_server_change(**{name: defaults[name]}))
     ]
-    layers = _most_layers(trial)
+    layers = _max_gpu_layers(trial)
     if layers is not None:
         clauses.append(f"set llama_server_gpu_layers to {layers}")
-    return clauses or _context_with_layers(trial, shorter_contexts[::-1])
+    return clauses or _context_and_layers_remedies(trial, shorter_contexts[::-1])
 
 
-def _context_with_layers(trial: Trial, contexts: Sequence[int]) -> list[str]:
-    """Return a remedy with the longest of these contexts, the shortest first, for which a number of layers fits."""
+def _context_and_layers_remedies(trial: Trial, contexts: Sequence[int]) -> list[str]:
+    """Return a remedy with the longest of ``contexts`` (shortest first) for which the model fits with some number of layers."""
 
     def fitting_layers(context: int) -> int | None:
-        return _most_layers(trial._replace(cluster=_set_server(context=context)(trial.cluster)))
+        return _max_gpu_layers(trial._replace(cluster=_server_change(context=context)(trial.cluster)))
 
-    count = largest_fitting(len(contexts), lambda number: fitting_layers(contexts[number - 1]) is not None)
+    count = largest_fitting_count(len(contexts), lambda number: fitting_layers(contexts[number - 1]) is not None)
     context = contexts[count - 1] if count else 0
-    return [f"set llama_server_context to {context} and llama_server_gpu_layers to {fitting_layers(context)}"] * bool(
-        count
-    )
+    remedy = f"set llama_server_context to {context} and llama_server_gpu_layers to {fitting_layers(context)}"
+    return [remedy] * bool(count)
 
 
-def smaller_quantisation(trial: Trial, offers: Sequence[Quantisation]) -> list[str]:
-    """Return a remedy with the largest quantisation of the model's repository that fits, if any. Its layers are counted in proportion to its size.
+def quantisation_remedies(trial: Trial, quantisations: Sequence[Quantisation]) -> list[str]:
+    """Return a remedy with the largest quantisation of the model's repository that fits, if any. Layer sizes are assumed to be in proportion to the file size.
 
-    :param offers: quantisations of the repository, the smallest first.
+    :param quantisations: quantisations in the repository, the smallest first.
     """
     source = trial.cluster.model.source
     size = sum(file.bytes or 0 for file in trial.plan.model.files if file.role == host_types.MODEL)
-    choices = [quantisation for quantisation in offers if quantisation.bytes < size] if source else []
-    count = largest_fitting(len(choices), lambda number: trial.fits(_set_model_size(choices[number - 1].bytes)))
+    choices = [quantisation for quantisation in quantisations if quantisation.bytes < size] if source else []
+    count = largest_fitting_count(len(choices), lambda number: trial.fits(_size_change(choices[number - 1].bytes)))
     if not source or not count:
         return []
     largest_quantisation = choices[count - 1]
-    remove = " (and remove its files key)" if source.huggingface and source.huggingface.files else ""
+    removal = " (and remove its files key)" if source.huggingface and source.huggingface.files else ""
     return [
-        f"set quantisation in {source.variable} to {largest_quantisation.name}{remove}, the largest in its repository that fits "
+        f"set quantisation in {source.variable} to {largest_quantisation.name}{removal}, the largest in its repository that fits "
         f"({largest_quantisation.bytes / (1024 * MIB):.2f} GiB; layer sizes are assumed to shrink in proportion)"
     ]

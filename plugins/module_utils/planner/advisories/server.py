@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Conditions of advisories about llama-server: who can use it, its options, its speed."""
+"""Conditions of advisories about llama-server: its clients, options and speed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import prompt_cache
 
 SLOW_LOAD_S = 60
-"""Predicted seconds of a load from which the advisory applies; assumed."""
+"""Shortest predicted load to which slow-load applies; an assumption."""
 RPC_LIMIT_PREFIX = "RPC on "
-"""Beginning of the estimate's name for a limit by RPC."""
+"""Prefix of ``load_limited_by`` if RPC limits the load."""
 DEFAULT_CONTEXT = 8192
-"""Default of llama_server_context. It asks for no more than the model has."""
+"""Default of llama_server_context. The plan may reduce it without an advisory."""
 
 
 def open_server(context: AdvisoryContext) -> Cases:
@@ -35,7 +35,7 @@ def unrestricted_server(context: AdvisoryContext) -> Cases:
     return [(head.host, {"address": f"{head.address}:{head.port}"})]
 
 
-def unlimited_server(context: AdvisoryContext) -> Cases:
+def unfiltered_server(context: AdvisoryContext) -> Cases:
     head = context.plan.head
     host = context.plan.head_host
     is_restricted = host.unit_closes or host.firewall_manager or names.ANY_NETWORK in head.allowed
@@ -48,7 +48,7 @@ def unlimited_server(context: AdvisoryContext) -> Cases:
 
 
 def slower_than_one_host(context: AdvisoryContext) -> Cases:
-    """Return the host that is faster for all users, unless the model only tries the workers (known answer) or the operator asks for all workers."""
+    """Return the host that is faster alone, unless the model only tests the workers (known answer) or the operator asks for all workers."""
     estimate, server = context.plan.estimate, context.server
     best_host, cluster_speed = estimate.best_single_host, estimate.users
     is_intended = context.plan.model.known_answer or context.cluster.placement == workload.ALL
@@ -61,8 +61,8 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     steps = [f"replace {head} with {host} in llama_head (move the model's files too)"] if host != head else []
     if any(member.is_worker for member in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
-    sizes = () if host == head else ("memory_mib", "reserve_mib")
-    removals = [f"llama_server_{key}" for key in ("tensor_split", "override_tensor", *sizes) if getattr(server, key)]
+    keys = ("tensor_split", "override_tensor", *(() if host == head else ("memory_mib", "reserve_mib")))
+    removals = [f"llama_server_{key}" for key in keys if getattr(server, key)]
     if best_host.override_tensor:
         steps.append(f"set llama_server_override_tensor to ['{best_host.override_tensor}']")
         removals = [name for name in removals if name != "llama_server_override_tensor"]
@@ -72,14 +72,14 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
         removals.append("llama_server_gpu_layers")
     removals += ["llama_external_workers"] if context.cluster.external else []
     steps += [f"remove {name}" for name in removals]
-    estimates = {"together": cluster_speed, "alone": host_speed}
+    estimates = {"cluster_speed": cluster_speed, "host_speed": host_speed}
     speeds = {name: str(value.generation_range or value.prompt_range) for name, value in estimates.items() if value}
     users = f" for {cluster_speed.users} users" if cluster_speed.users > 1 else ""
     return [(host, {**speeds, "users": users, "steps": remedies.join_names(steps)})]
 
 
 def slow_load(context: AdvisoryContext) -> Cases:
-    """Return a case if hashing and copying in llama.cpp limits the load, and the collection has a patch for that."""
+    """Return a case if hashing and copying in llama.cpp limit the load, and the collection has a patch against that."""
     estimate, release = context.plan.estimate, context.release
     patch = (
         fast_load.patch_of(release.protocol, release.mainline) and release.source in release_request.COMPILED_SOURCES
@@ -95,19 +95,19 @@ def slow_load(context: AdvisoryContext) -> Cases:
 
 
 def missing_fallbacks(context: AdvisoryContext) -> Cases:
-    """Return the workers without which the model cannot be served, if the operator asks for fallbacks."""
+    """Return the workers whose absence no fallback can cover, if the operator asks for fallbacks."""
     failures = context.plan.no_fallback if context.server.fallback else ()
-    return [(None, {"where": f"{entry.without} ({entry.reason})"}) for entry in failures]
+    return [(None, {"where": f"{failure.without} ({failure.reason})"}) for failure in failures]
 
 
 def uncounted_models(context: AdvisoryContext) -> Cases:
     """Return auxiliary models whose devices or sizes are unknown."""
     cases: Cases = []
     for auxiliary in context.plan.auxiliary_uncounted:
-        placing_options = [options.by_name(name) for name in workload.PLACEMENT_OPTIONS[auxiliary.role]]
-        words = [word for word in context.server.extra_args if options.by_word(word) in placing_options]
-        word = " and ".join(words) or None
-        values = {"variable": f"llama_model_{auxiliary.role}", "why": auxiliary.reason, "word": word}
+        placement_options = [options.by_name(name) for name in workload.PLACEMENT_OPTIONS[auxiliary.role]]
+        words = [word for word in context.server.extra_args if options.by_word(word) in placement_options]
+        option = " and ".join(words) or None
+        values = {"variable": f"llama_model_{auxiliary.role}", "reason": auxiliary.reason, "option": option}
         cases.append((context.cluster.head, values))
     return cases
 
@@ -122,7 +122,7 @@ def missing_chat_template(context: AdvisoryContext) -> Cases:
 
 
 def reduced_context(context: AdvisoryContext) -> Cases:
-    """Return the head if the operator asks for a longer context than requests can use."""
+    """Return the head if the operator's llama_server_context is longer than requests can use."""
     head, server = context.plan.head, context.server
     if server.context <= head.context or server.context == DEFAULT_CONTEXT:
         return []
@@ -138,15 +138,16 @@ def lost_conversations(context: AdvisoryContext) -> Cases:
 
 
 def slow_conversations(context: AdvisoryContext) -> Cases:
-    """Return the head if restoring a conversation takes longer than computing it."""
+    """Return the head if restoring a conversation takes at least as long as computing it."""
     disk_plan = context.plan.head.conversations
     if not disk_plan or disk_plan.move_s < disk_plan.computing_s:
         return []
-    return [(context.plan.head.host, {"move": f"{disk_plan.move_s:g}", "computing": f"{disk_plan.computing_s:g}"})]
+    values = {"restore_time": f"{disk_plan.move_s:g}", "compute_time": f"{disk_plan.computing_s:g}"}
+    return [(context.plan.head.host, values)]
 
 
 def shared_context(context: AdvisoryContext) -> Cases:
-    """Return the head if parallel requests divide the context, so that each gets less than it could use."""
+    """Return the head if parallel requests divide the context, and each gets less than it could use."""
     head = context.plan.head
     if head.context_per_request == min(head.context, workload.trained_context(context.server, context.summary)):
         return []

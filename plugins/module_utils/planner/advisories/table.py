@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Known problems of a plan. An error whose id the operator has not accepted stops the run.
 
-ADVISORIES is the table; server.py, links.py, memory.py, hardware.py and releases.py hold its conditions. Problems that planning avoids have no
-entry: docs/plan.md lists every known symptom and its remedy.
+ADVISORIES is the table; server.py, links.py, memory.py, hardware.py and releases.py contain its conditions. Problems that planning avoids have no
+advisory: docs/plan.md lists every known symptom and its remedy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import VULKAN_MEMORY
 
-ISSUE = "ggml-org/llama.cpp#{}"
+LLAMA_CPP_ISSUE = "ggml-org/llama.cpp#{}"
 
 
 ADVISORIES = (
@@ -56,8 +56,8 @@ ADVISORIES = (
         "worker-not-started",
         "warning",
         links.idle_workers,
-        "An unused worker is not started if nothing would keep other hosts away from its port: {where}.",
-        ("remove the unused worker from the inventory", "accept unprotected-worker to start it anyway"),
+        "These unused workers are not started, because nothing would keep other hosts away from their ports: {where}.",
+        ("remove the unused workers from the inventory", "accept unprotected-worker to start them anyway"),
         "docs/security.md",
     ),
     Advisory(
@@ -93,7 +93,7 @@ ADVISORIES = (
     Advisory(
         "unlimited-server",
         "error",
-        server.unlimited_server,
+        server.unfiltered_server,
         "llama_server_allowed is {networks}, but nothing on {host} enforces it. {reason}.",
         (
             "restrict the port with your own firewall, then accept this advisory",
@@ -107,7 +107,7 @@ ADVISORIES = (
         memory.mmap_hangs,
         "HIP copies weights from memory-mapped files: {where}. Copying about {limit} MiB or more this way has hung or crashed.",
         ("remove llama_server_load_mode", "set llama_server_load_mode to {mode}"),
-        ISSUE.format(19745),
+        LLAMA_CPP_ISSUE.format(19745),
     ),
     Advisory(
         VULKAN_MEMORY,
@@ -119,23 +119,23 @@ ADVISORIES = (
             "set llama_backend to {hip} for {hosts}, and llama_server_backend too if the head is affected",
             f"add {backends.UNIFIED_HEAP}: 'true' under environment in llama_worker_endpoints for {{hosts}}, and in llama_server_environment for the head",
         ),
-        ISSUE.format(28571),
+        LLAMA_CPP_ISSUE.format(28571),
     ),
     Advisory(
         "vulkan-prompt-cache",
         "error",
-        memory.split_cache,
+        memory.split_kv_caches,
         "llama-server crashes when it saves a conversation, because a layer's KV cache (over 1 GiB) spans several buffers: {where}.",
         ("remove llama_server_prompt_cache_mib", "reduce llama_server_context"),
-        ISSUE.format(25584),
+        LLAMA_CPP_ISSUE.format(25584),
     ),
     Advisory(
         "prompt-cache-memory",
         "warning",
-        memory.displacing_cache,
+        memory.displacing_prompt_cache,
         "llama_server_prompt_cache_mib: {size} moves {moved} layers from {host} to slower devices. "
-        "Predicted: {now} tokens/s with it, {without} tokens/s without it.",
-        ("set llama_server_prompt_cache_mib to {largest} or less", "accept this advisory if that is intended"),
+        "Predicted: {with_cache} tokens/s with it, {without_cache} tokens/s without it.",
+        ("set llama_server_prompt_cache_mib to {largest} or less", "accept this advisory if this is intended"),
         "docs/plan.md",
     ),
     Advisory(
@@ -149,16 +149,16 @@ ADVISORIES = (
             "set {variables} to a release that the hosts compile (source: git, pypi or archive)",
             "remove {option} from llama_build_cmake_options for {hosts}",
         ),
-        ISSUE.format(27905),
+        LLAMA_CPP_ISSUE.format(27905),
     ),
     Advisory(
         "architecture-unknown",
         "error",
         releases.unknown_architecture,
-        "llama-server {would} refuse the model: {who} its architecture, {architecture}.",
+        "llama-server {modal} refuse the model: {subject} its architecture, {architecture}.",
         (
             "set {variables} to {newer_build}",
-            "set llama_model_huggingface to a repository with this model in llama.cpp's format{and_remove}",
+            "set llama_model_huggingface to a repository with this model in llama.cpp's format{removal}",
         ),
         "docs/models.md",
     ),
@@ -168,14 +168,14 @@ ADVISORIES = (
         releases.missing_kernels,
         "Backend {backend} on {hosts} has no known kernels for the model's {types} tensors. A worker crashes at the first token; the head falls back "
         "to its CPU.",
-        ("set llama_backend to {instead} for {hosts}", "use a model file with other tensor types, like Q4_K"),
+        ("set llama_backend to {alternative} for {hosts}", "use a model file with other tensor types, like Q4_K"),
         "docs/models.md",
     ),
     Advisory(
         "model-unread",
         "warning",
         releases.untested_model,
-        "The model has {what}. Builds up to {newest} do not support this, and build {build} has not been checked.",
+        "The model has {features}. No build up to {newest} supports this, and build {build} has not been checked.",
         ("check the release notes of build {build} before a long download, then accept this advisory",),
         "docs/models.md",
     ),
@@ -186,7 +186,7 @@ ADVISORIES = (
         "Weights and activations (in effect, the conversation) travel unencrypted between {head} and its workers: {where}.",
         (
             "set llama_transport to {transport} for {hosts}",
-            "name the other end of a cable as peer in llama_links",
+            "for a cable, set peer in llama_links to its other end",
             "accept this advisory if you trust that network",
         ),
         "docs/security.md",
@@ -194,7 +194,7 @@ ADVISORIES = (
     Advisory(
         "graphics-memory-limit",
         "warning",
-        memory.untuned_graphics,
+        memory.untuned_integrated_gpus,
         "The model does not fit, and the kernel lets {where} use only {mib} of {memory} MiB.",
         (
             "set llama_host_tuning and llama_host_reboot to {tuning} for {hosts}",
@@ -221,7 +221,7 @@ ADVISORIES = (
     Advisory(
         "rocm-gfx906",
         "warning",
-        hardware.rocm_without_kernels,
+        hardware.gfx906_without_kernels,
         "ROCm 6.4 and newer have no rocBLAS kernels for gfx906: {where}.",
         (
             "install ROCm 6.3 on {hosts}",
@@ -233,14 +233,14 @@ ADVISORIES = (
     Advisory(
         "rocblas-kernels",
         "warning",
-        hardware.rocblas_without_kernels,
+        hardware.gpus_without_rocblas,
         "ROCm has no rocBLAS kernels for these GPUs: {where}.",
         (
             "set llama_backend to {vulkan} for {hosts}",
             "set HSA_OVERRIDE_GFX_VERSION to 10.3.0 under environment in llama_worker_endpoints (llama_server_environment for the head){targets}",
             "install rocBLAS kernels for these GPUs, then accept this advisory",
         ),
-        ISSUE.format(26610),
+        LLAMA_CPP_ISSUE.format(26610),
     ),
     Advisory(
         "sycl-worker",
@@ -252,15 +252,15 @@ ADVISORIES = (
             "set llama_server_backend to {sycl}",
             "accept this advisory if these devices work for you",
         ),
-        ISSUE.format(21837),
+        LLAMA_CPP_ISSUE.format(21837),
     ),
     Advisory(
         "metal-mtp",
         "warning",
-        hardware.metal_prediction,
+        hardware.metal_mtp_workers,
         "Metal workers are known to crash with llama_server_speculation: mtp. Affected hosts: {where}.",
         ("set llama_server_speculation to ngram", "accept this advisory if these devices work for you"),
-        ISSUE.format(27801),
+        LLAMA_CPP_ISSUE.format(27801),
     ),
     Advisory(
         "metal-mmap",
@@ -268,7 +268,7 @@ ADVISORIES = (
         memory.metal_mappings,
         "On {where}, Metal maps almost the whole file, including layers that belong to workers.",
         ("remove llama_server_load_mode",),
-        ISSUE.format(27667),
+        LLAMA_CPP_ISSUE.format(27667),
     ),
     Advisory(
         "user-scope",
@@ -297,7 +297,7 @@ ADVISORIES = (
         "slower-than-one-host",
         "warning",
         server.slower_than_one_host,
-        "Predicted speed{users}, without measurements: {together} tokens/s for the cluster, {alone} for {host} alone.",
+        "Predicted speed{users}, without measurements: {cluster_speed} tokens/s for the cluster, {host_speed} for {host} alone.",
         ("{steps}", "set llama_placement to all to use all workers anyway"),
         "docs/plan.md",
     ),
@@ -312,7 +312,7 @@ ADVISORIES = (
     Advisory(
         "compute-over-capacity",
         "warning",
-        memory.over_capacity,
+        memory.overfull_devices,
         "Weights, KV cache and compute buffers may exceed the memory of these devices: {devices}. Compute buffers are planned with an upper bound, {compute} "
         "MiB. If actual use approaches this bound, llama-server runs out of memory on start-up.",
         ("set llama_server_flash_attention to '{flash}'", "reduce llama_server_micro_batch or llama_server_context"),
@@ -322,9 +322,9 @@ ADVISORIES = (
         "auxiliary-not-counted",
         "warning",
         server.uncounted_models,
-        "The plan does not count the memory for {variable}: {why}. llama-server places this model itself, possibly on workers.",
+        "The plan does not count the memory for {variable}: {reason}. llama-server places this model itself, possibly on workers.",
         (
-            "remove {word}, so that the plan places the model",
+            "remove {option}, so that the plan places the model",
             "reserve memory with llama_server_reserve_mib and memory_mib in llama_worker_endpoints, then accept this advisory",
         ),
         "docs/models.md",
@@ -346,7 +346,7 @@ ADVISORIES = (
         "warning",
         server.reduced_context,
         "llama_server_context is {requested}, but {model} was trained for {trained} tokens per request. With llama_server_parallel: "
-        "{parallel}, llama-server is started with a context of {context} tokens.",
+        "{parallel}, llama-server starts with a context of {context} tokens.",
         (
             "set llama_server_context to {context} or less",
             "add --rope-scaling and --override-kv (for the header's context length) to llama_server_extra_args, then accept this advisory",
@@ -377,7 +377,7 @@ ADVISORIES = (
         "conversations-slow",
         "warning",
         server.slow_conversations,
-        "Restoring a conversation with a full context takes {move} s; computing it again takes {computing} s.",
+        "Restoring a conversation with a full context takes {restore_time} s; computing it again takes {compute_time} s.",
         ("remove llama_server_keep_conversations", "accept this advisory if the links are faster than planned"),
         "docs/operating.md",
     ),
@@ -385,7 +385,7 @@ ADVISORIES = (
         "variable-misspelt",
         "error",
         functools.partial(releases.unknown_variables, misspelt=True),
-        "{variable} is set for {where} but has no effect. Correct name: {meant}.",
+        "{variable} is set for {where} but has no effect. Correct name: {suggestion}.",
         ("rename {variable} to {similar}", "accept this advisory if the variable is your own"),
         "docs/variables.md",
     ),
@@ -393,7 +393,7 @@ ADVISORIES = (
         "variable-unknown",
         "warning",
         releases.unknown_variables,
-        "{variable} is set for {where} but has no effect, because the collection has no such variable. Similar name: {meant}.",
+        "{variable} is set for {where} but has no effect, because the collection has no such variable. Similar name: {suggestion}.",
         ("rename {variable} to {similar}", "use a name from docs/variables.md, unless the variable is your own"),
         "docs/variables.md",
     ),
@@ -408,7 +408,7 @@ ADVISORIES = (
 )
 
 
-def _as_plan(finding: Finding) -> AdvisoryPlan:
+def _advisory_plan(finding: Finding) -> AdvisoryPlan:
     advisory, hosts = finding.advisory, finding.hosts
     return AdvisoryPlan(
         id=advisory.id,
@@ -416,26 +416,26 @@ def _as_plan(finding: Finding) -> AdvisoryPlan:
         host=hosts[0] if len(hosts) == 1 else None,
         hosts=hosts,
         message=finding.message,
-        remedy=remedies.join_sentences(_clauses(finding)),
+        remedy=remedies.join_sentences(_remedy_clauses(finding)),
         reference=advisory.reference,
         accepted=False,
     )
 
 
-def _clauses(finding: Finding) -> list[str]:
-    """Return the remedies whose values all exist."""
+def _remedy_clauses(finding: Finding) -> list[str]:
+    """Return the remedies whose placeholders all have values."""
     missing_placeholders = [f"{{{name}}}" for name, value in finding.values.items() if value is None]
     clauses = [text for text in finding.advisory.remedies if not any(name in text for name in missing_placeholders)]
     return [text.format(**finding.values) for text in clauses]
 
 
 def with_advisories(context: AdvisoryContext) -> Plan:
-    """Return the plan with the advisories that it meets, not accepted yet."""
-    return context.plan._replace(advisories=tuple(map(_as_plan, evaluate_advisories(context))))
+    """Return the plan with the advisories that apply to it, none of them accepted yet."""
+    return context.plan._replace(advisories=tuple(map(_advisory_plan, evaluate_advisories(context))))
 
 
 def evaluate_advisories(context: AdvisoryContext) -> list[Finding]:
-    """Return the advisories that apply to a plan, with one finding for all hosts that share its values."""
+    """Return a finding for each advisory that applies to a plan, and for each set of values that hosts share."""
     findings = []
     for advisory in ADVISORIES:
         grouped_cases: dict[str, Cases] = {}

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""At which addresses hosts reach each other."""
+"""The addresses at which hosts reach each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ UNUSABLE_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 
 
 def _common_prefix_length(first_address: str, second_address: str) -> int:
-    """With how many bits both addresses begin; -1 where one is the name of a host."""
+    """Return the number of leading bits that both addresses share; -1 if one is a host name."""
     try:
         first_ip, second_ip = (ipaddress.IPv4Interface(text).ip for text in (first_address, second_address))
     except ValueError:
@@ -23,10 +23,9 @@ def _common_prefix_length(first_address: str, second_address: str) -> int:
 
 
 def common_address(host: Host, peer: str, target: str | None = None) -> str:
-    """Return the numeric address of the host on the network that joins it with its peer: that of the link whose ``peer`` that is, or of the
-    first link without a peer, or where the host is reached.
+    """Return the numeric address at which a peer reaches the host: of the link to this peer, else of the first link without a peer, else ``ansible_host``.
 
-    :param target: address of the peer, where it is known: of the links without a peer and where the host is reached, the address that begins most like it.
+    :param target: address of the peer, if known. Without a link to the peer, the address that shares the longest prefix with it wins.
     """
     peer_links = [index for index, link in enumerate(host.links) if link.peer == peer]
     other_links = [index for index, link in enumerate(host.links) if not link.peer]

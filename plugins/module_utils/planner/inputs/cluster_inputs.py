@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Inventory and facts become values here, once. Only variables of the model are converted in model_inputs.py, and facts in facts.py. Defaults of variables
-are in the roles' argument_specs.yml, and those of a declared host here (DECLARED)."""
+"""Conversion of inventory and facts into a Cluster. model_inputs.py converts the variables of the model, and facts.py the facts. Defaults of variables are
+in the roles' argument_specs.yml, and those of a declared host in facts.py (DEFAULT_FACTS)."""
 
 from __future__ import annotations
 
@@ -34,31 +34,30 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 MAX_THREADS = 4096
 
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
-"""Form of the name of a variable of a process."""
+"""Form of the name of an environment variable or a CMake option."""
 SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
-"""Form of the name of a variable of a process whose value is a secret."""
+"""Form of the name of an environment variable whose value is a secret."""
 
 PLANNING_FACTS = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
 """Facts that a plan depends on."""
 
-SUBSTITUTE_FACTS = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
-"""Facts that ``llama_hardware`` may set for a host that is not contacted. An apply needs the reported ones."""
+DECLARATION_KEYS = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
+"""Keys of ``llama_hardware`` that only count for a host without reported facts."""
 
 
 def check_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Check the hosts of a cluster, and return them with facts for parse_facts: the reported facts, overridden by ``llama_hardware``.
 
-    :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` (with their defaults), ``unknown_variables`` and ``facts``, what
-        host_info returned, or None.
-    :returns: the same; ``facts`` are None where nothing is known.
+    :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` with defaults, ``unknown_variables``, and ``facts`` of host_info or None.
+    :returns: the same; ``facts`` are None if nothing is known.
     :raises Refusal: the inventory or a host has values that no plan can hold.
     """
     for host, entry in hosts.items():
-        # After types were converted: a text may have become a mapping, and that has texts of its own.
+        # Types are converted by now: a text may have become a mapping, which has texts of its own.
         check_variables(host, {"ansible_host": entry["ansible_host"], **entry["variables"]})
         check_variables(host, {"a variable": entry["unknown_variables"]})
     _check_name("the cluster", cluster)
-    return {name: {**entry, "facts": _merged_facts(cluster, name, entry)} for name, entry in hosts.items()}
+    return {name: {**entry, "facts": _merge_facts(cluster, name, entry)} for name, entry in hosts.items()}
 
 
 def read_cluster(
@@ -120,10 +119,10 @@ def check_variables(host: str, values: Mapping[str, Any]) -> None:
 
 
 def _check_name(subject: str, name: str) -> None:
-    problem = external_workers.host_name_problem(name)
-    if problem:
+    remedy = external_workers.host_name_remedy(name)
+    if remedy:
         raise Refusal(
-            f"{subject} has the name {validation.quote(name)} in the inventory: {problem}; put an address like ::1 into ansible_host"
+            f"{subject} has the name {validation.quote(name)} in the inventory: {remedy}, and put an address like ::1 into ansible_host"
         )
 
 
@@ -132,7 +131,7 @@ def make_catalogue(packages: Mapping[str, Any]) -> types.Catalogue:
     return types.Catalogue(packages["tools"], packages["llama"])
 
 
-def _merged_facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+def _merge_facts(cluster: str, name: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
     variables = entry["variables"]
     if entry["facts"]:
         typed_json.parse_report(name, "itself", Facts, entry["facts"])
@@ -193,13 +192,13 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> types.
     )
 
 
-FOLDER_PATH = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
-"""Form of a path that a unit takes as it is."""
+UNQUOTED_PATH = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
+"""Form of a path that needs no quotes in a unit."""
 
 
 def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
     folder = str(variables["llama_metrics_folder"])
-    if not re.fullmatch(FOLDER_PATH, folder):
+    if not re.fullmatch(UNQUOTED_PATH, folder):
         raise Refusal(
             f"llama_metrics_folder for {name} is {folder!r}: use an absolute path with only letters, digits and . _ @ + -"
         )
@@ -207,7 +206,7 @@ def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
 
 
 def is_ipv4_address(address: str) -> bool:
-    """Whether this is an IPv4 address, and not the name of a host."""
+    """Return whether this is an IPv4 address, not a host name."""
     return bool(re.fullmatch(validation.IPV4, address))
 
 
@@ -241,9 +240,9 @@ def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str |
 
 
 def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
-    limit = validation.limit(values.get("mtu"), names.MTU[0], names.MTU[-1])
-    if limit:
-        raise Refusal(f"{place}.mtu for {host} is {values['mtu']}: {limit}, or remove it")
+    remedy = validation.limit(values.get("mtu"), names.MTU[0], names.MTU[-1])
+    if remedy:
+        raise Refusal(f"{place}.mtu for {host} is {values['mtu']}: {remedy}, or remove it")
     address = str(values.get("address"))
     try:
         ipaddress.IPv4Interface(address if "/" in address or not values.get("manage") else "without a prefix")
@@ -270,14 +269,14 @@ def _worker_request(place: str, values: Mapping[str, Any]) -> types.WorkerReques
 
 
 def read_environment(place: str, variables: Mapping[str, Any] | None) -> dict[str, str]:
-    """Variables of a process as text: true and false as programs read them, not as Python writes them."""
+    """Return environment variables as text. A Boolean becomes true or false."""
     values = {}
     for name, value in (variables or {}).items():
         if not re.fullmatch(VARIABLE_NAME, str(name), re.ASCII):
             raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, with no digit first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{place} has {name}: {value!r}: use text, a number, true or false, or remove it")
-        _check_no_secret(place, str(name), str(value))
+        _refuse_secret(place, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
 
@@ -285,18 +284,16 @@ def read_environment(place: str, variables: Mapping[str, Any] | None) -> dict[st
 def _networks(place: str, values: Sequence[str] | None) -> tuple[str, ...]:
     try:
         networks = [ipaddress.IPv4Network(value) for value in values or ()]
-        faults = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
-        if faults:
-            raise ValueError(f"{faults[0]} contains no client; 0.0.0.0/0 contains all clients")
+        empty_networks = [str(network) for network in networks if network.is_multicast or str(network) == "0.0.0.0/32"]
+        if empty_networks:
+            raise ValueError(f"{empty_networks[0]} contains no client; 0.0.0.0/0 contains all clients")
         return tuple(map(str, networks))
     except ValueError as error:
-        raise Refusal(
-            f"{place} has a value that is not an IPv4 network ({error}): use a value like 192.168.1.0/24"
-        ) from None
+        raise Refusal(f"{place} has an invalid network ({error}): use an IPv4 network like 192.168.1.0/24") from None
 
 
-def _check_no_secret(place: str, name: str, value: str) -> None:
-    """Refuses a variable of a process that holds a secret: service managers show it, and definitions may be read by everybody."""
+def _refuse_secret(place: str, name: str, value: str) -> None:
+    """Refuse an environment variable with a secret: service managers show it, and every account may read service definitions."""
     if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
         raise Refusal(f"{place} has the secret {name}, which would be visible to every account on the host: remove it")
 
@@ -306,13 +303,13 @@ def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, st
     values = {}
     for option, value in (options or {}).items():
         if not re.fullmatch(VARIABLE_NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
-            raise Refusal(f"{place} has {option!r}: {value!r}: use the name of a cmake option and a text value")
+            raise Refusal(f"{place} has {option!r}: {value!r}: use the name of a CMake option and a text value")
         values[str(option)] = str(value)
     return values
 
 
 def server_of(variables: Mapping[str, Any]) -> types.Server:
-    """:param variables: ``llama_server_…``, with their defaults."""
+    """:param variables: variables of the head, with their defaults."""
     fields = {name: variables[f"llama_server_{name}"] for name in types.Server._fields}
     return types.Server(**fields)._replace(
         allowed=_networks("llama_server_allowed", fields["allowed"]),
@@ -332,7 +329,7 @@ def _memory_sizes(variable: str, entries: Mapping[str, Any]) -> dict[str, int]:
 
 
 def planning_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a host's facts that a plan depends on. Tools that only make builds faster come and go without changing it."""
+    """Return the facts that a plan depends on. They exclude tools that only make builds faster, so these never change a plan."""
     toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in toolkits.OPTIONAL_TOOLS}
     return {**{key: value for key, value in facts.items() if key in PLANNING_FACTS}, "toolchain": toolchain}
 
@@ -340,10 +337,10 @@ def planning_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
 def merge_hardware(
     name: str, facts: Mapping[str, Any] | None, hardware: Mapping[str, Any] | None, scope: str = "auto"
 ) -> dict[str, Any] | None:
-    """Facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
+    """Return the facts of a host, overridden by ``llama_hardware``. A declared toolchain replaces the whole toolchain.
 
-    :param facts: from host_info; None where the host was not contacted.
-    :param scope: ``llama_host_scope``; ``auto`` of a host that is not contacted is ``system``.
+    :param facts: facts from host_info; None if the host was not contacted.
+    :param scope: ``llama_host_scope``; for a host that is not contacted, ``auto`` means ``system``.
     """
     if hardware is None:
         return dict(facts) if facts else None
@@ -374,11 +371,11 @@ def merge_hardware(
         facts = _declared_facts(name, declared_values, "user" if scope == "user" else "system")
     elif "toolchain" in declared_values:
         facts = {**facts, "toolchains": None}
-    return {**facts, **{key: value for key, value in declared_values.items() if key not in SUBSTITUTE_FACTS}}
+    return {**facts, **{key: value for key, value in declared_values.items() if key not in DECLARATION_KEYS}}
 
 
 def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
-    """Facts of a host of which nothing but ``llama_hardware`` is known."""
+    """Return the facts of a host that is known only from ``llama_hardware``."""
     system = hardware.get("system", "Linux")
     possible_managers = service_managers.usable_managers(system, scope)
     manager = hardware.get("service_manager", possible_managers[0])

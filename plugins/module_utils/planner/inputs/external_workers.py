@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Workers that others run: Windows, a container, another person's host. They are planned with and shaken hands with, and never changed."""
+"""Workers that others run: on Windows, in a container, or on another person's host. The head uses them, and the collection never changes them."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ExternalWorker, Host, Worker
 
 VARIABLE = "llama_external_workers"
-PROTOCOL = r"\d{1,3}(\.\d{1,3}){1,2}"
+PROTOCOL_FORM = r"\d{1,3}(\.\d{1,3}){1,2}"
 
-HOST_NAME = r"\w[\w.:@+-]*"
-"""Form of the name of a host or a cluster: it is used in names of files, in definitions and in commands."""
+HOST_NAME_FORM = r"\w[\w.:@+-]*"
+"""Form of the name of a host or a cluster, which is part of file names, service definitions and commands."""
 
 
-def host_name_problem(name: str) -> str | None:
-    """Return the remedy for an impossible name of a host; None for a possible one."""
-    if validation.is_plain(name) and re.fullmatch(HOST_NAME, name) and len(name) <= validation.NAME_LIMIT:
+def host_name_remedy(name: str) -> str | None:
+    """Return the remedy for an invalid name of a host or a cluster; None for a valid name."""
+    if validation.is_plain(name) and re.fullmatch(HOST_NAME_FORM, name) and len(name) <= validation.NAME_LIMIT:
         return None
     return f"use at most {validation.NAME_LIMIT} letters, digits and . : @ + - _, with a letter, digit or _ first"
 
 
 def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -> tuple[ExternalWorker, ...]:
-    """Return the workers of ``llama_external_workers``. Nothing is known of their ports, their caches and their threads.
+    """Return the workers of ``llama_external_workers``. Their ports on the host, caches and threads are unknown.
 
     :param hosts: hosts of the cluster.
-    :raises Refusal: an entry is not possible.
+    :raises Refusal: an entry is invalid.
     """
     workers: list[ExternalWorker] = []
     for index, values in enumerate(entries):
@@ -49,11 +49,11 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
         endpoint, backend = _endpoint(place, values.get("endpoint")), _backend(place, values)
         host = str(values.get("host") or names.address_of(endpoint))
         _check_entry(place, host, values, hosts)
-        if any(endpoint == other.worker.endpoint for other in workers):
+        if any(endpoint == external.worker.endpoint for external in workers):
             raise Refusal(
                 f"{place} sets endpoint to {endpoint}, which another entry already has: remove one of the two entries"
             )
-        device_number = sum((other.worker.host, other.worker.backend) == (host, backend) for other in workers)
+        device_index = sum((external.worker.host, external.worker.backend) == (host, backend) for external in workers)
         worker = Worker(
             name=f"external{index}",
             host=host,
@@ -62,7 +62,7 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
             open=endpoint,
             backend=backend,
             build="",
-            device=backends.device_name(backend, device_number),
+            device=backends.device_name(backend, device_index),
             capacity_mib=values["memory_mib"],
         )
         name, architecture = values.get("device") or UNNAMED_DEVICE, values.get("architecture") or ""
@@ -94,26 +94,26 @@ def _backend(place: str, values: Mapping[str, Any]) -> str:
 
 
 def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collection[str]) -> None:
-    limit = validation.limit(values["memory_mib"], 1, MAX_MIB)
-    if limit:
-        raise Refusal(f"{place} sets memory_mib to {values['memory_mib']}: {limit}")
+    remedy = validation.limit(values["memory_mib"], 1, MAX_MIB)
+    if remedy:
+        raise Refusal(f"{place} sets memory_mib to {values['memory_mib']}: {remedy}")
     protocol = values.get("protocol")
-    if protocol is not None and not re.fullmatch(PROTOCOL, protocol, re.ASCII):
+    if protocol is not None and not re.fullmatch(PROTOCOL_FORM, protocol, re.ASCII):
         raise Refusal(
-            f"{place} sets protocol to {protocol!r}: use the version that its rpc-server prints when it starts, like 7.0.0"
+            f"{place} sets protocol to {protocol!r}: use the version that the worker's rpc-server prints when it starts, like 7.0.0"
         )
-    problem = host_name_problem(host)
-    if problem:
-        raise Refusal(f"{place} sets host to {validation.quote(host)}: {problem}")
+    host_remedy = host_name_remedy(host)
+    if host_remedy:
+        raise Refusal(f"{place} sets host to {validation.quote(host)}: {host_remedy}")
     if host in hosts:
         raise Refusal(
-            f"{place} is on {host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {host}, or use another name"
+            f"{place} is on {host}, which belongs to this cluster: declare the worker in llama_worker_endpoints for {host}, or set host to another name"
         )
 
 
 def check_workers(externals: Sequence[ExternalWorker], hosts: Mapping[str, Host], release: ReleasePlan) -> None:
-    """Refuse a worker whose protocol the head does not accept, and one at an address of a host of the cluster, whose memory is counted already. An unknown
-    protocol is judged when they shake hands. A tunnel ends on loopback."""
+    """Refuse a worker whose protocol the head does not accept, or whose address is that of a host of the cluster, whose memory the plan already counts.
+    The head checks an unknown protocol in the handshake. An address on loopback is the end of a tunnel."""
     owners = {address: name for name, host in hosts.items() for address in _addresses(host)}
     for index, external in enumerate(externals):
         if external.protocol and release.protocol and not rpc.is_compatible(release.protocol, external.protocol):

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Limits of the values of variables, whatever they mean: no control characters, no secrets, numbers that JSON can hold, and a limited depth."""
+"""Limits for the values of all variables: no control characters, no secrets, numbers that JSON can represent, and a limited depth."""
 
 from __future__ import annotations
 
@@ -9,43 +9,43 @@ from typing import Any, NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import redaction, validation
 
-MAX_LEVELS = 32
-"""Levels of a value."""
+MAX_DEPTH = 32
+"""Maximum number of nested levels in a value."""
 
 
-class Problem(NamedTuple):
-    """A value that no plan can hold: its place, and what is wrong, as the end of a sentence."""
+class ValueProblem(NamedTuple):
+    """A value that no plan can contain: its place, and the problem as the end of a sentence."""
 
     place: str
     text: str
 
 
-def find_problem(variable: str, value: Any, level: int = 0) -> Problem | None:
-    """The first part of a value that cannot be planned with, however the value is nested; None where there is none."""
-    text = _value_problem(value) if level <= MAX_LEVELS else f"is nested more than {MAX_LEVELS} levels deep: flatten it"
-    parts: Iterable[tuple[str, Any]] = ()
+def find_problem(variable: str, value: Any, depth: int = 0) -> ValueProblem | None:
+    """Return the first problem in a value, however deep the value is nested; None without a problem."""
+    text = _value_problem(value) if depth <= MAX_DEPTH else f"is nested more than {MAX_DEPTH} levels deep: flatten it"
+    children: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
-        text = text or next(filter(None, map(_name_problem, value)), "")
-        parts = ((f"{variable}.{name}", part) for name, part in value.items())
+        text = text or next(filter(None, map(_key_problem, value)), "")
+        children = ((f"{variable}.{key}", child) for key, child in value.items())
     elif isinstance(value, (list, tuple)):
-        parts = ((f"{variable}[{index}]", part) for index, part in enumerate(value))
+        children = ((f"{variable}[{index}]", child) for index, child in enumerate(value))
     if text:
-        return Problem(variable, text)
-    return next(filter(None, (find_problem(place, part, level + 1) for place, part in parts)), None)
+        return ValueProblem(variable, text)
+    return next(filter(None, (find_problem(place, child, depth + 1) for place, child in children)), None)
 
 
-def _name_problem(name: Any) -> str:
-    """Return what is wrong with a name in a mapping; nothing if it is right."""
-    if isinstance(name, str) and len(name) > validation.NAME_LIMIT:
-        return f"has a name of {len(name)} characters: use {validation.NAME_LIMIT} or fewer"
-    if isinstance(name, str) and not _value_problem(name):
+def _key_problem(key: Any) -> str:
+    """Return the problem of a key in a mapping; empty for a valid key."""
+    if isinstance(key, str) and len(key) > validation.NAME_LIMIT:
+        return f"has a name of {len(key)} characters: use {validation.NAME_LIMIT} or fewer"
+    if isinstance(key, str) and not _value_problem(key):
         return ""
-    text = validation.quote(name) if isinstance(name, str) else repr(validation.quote(name))
+    text = validation.quote(key) if isinstance(key, str) else repr(validation.quote(key))
     return f"has the name {text}: use letters, digits and _, and quotes around a number"
 
 
 def _value_problem(value: Any) -> str:
-    """Return what is wrong with a value, whatever it contains; nothing if it is right."""
+    """Return the problem of a value itself, not of its children; empty for a valid value."""
     if isinstance(value, str):
         if len(value) > validation.TEXT_LIMIT:
             return f"has {len(value)} characters: use {validation.TEXT_LIMIT} or fewer"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The variables ``llama_model_…`` become values here."""
+"""Conversion of the variables ``llama_model_…`` into a ModelRequest."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 SOURCE_KINDS = ("path", "huggingface", "url", "ollama", "copy")
-"""Kinds of sources; each is a variable ``llama_model_KIND``."""
-KNOWN_ANSWER = "llama_model_known_answer"
-REPOSITORY = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-REVISION = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
-QUANTISATION = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+"""Kinds of sources; each has a variable ``llama_model_KIND``."""
+KNOWN_ANSWER_VARIABLE = "llama_model_known_answer"
+REPOSITORY_FORM = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+REVISION_FORM = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
+QUANTISATION_FORM = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
 AUXILIARY_FORM = re.compile(
     r"(?P<path>/.*)|(?P<url>https?://.*)|file:(?P<copy>.+)|ollama:(?P<ollama>.+)"
     r"|(?P<huggingface>[^/:]+/[^/:]+)(?::(?P<quantisation>[^/:]+)|/(?P<file>.+))?"
@@ -45,37 +45,37 @@ OLLAMA_NAME = re.compile(
     re.ASCII,
 )
 OLLAMA_REGISTRY = "registry.ollama.ai"
-OLLAMA_OF_HUGGING_FACE = ("hf.co", "huggingface.co")
+HUGGING_FACE_HOSTS = ("hf.co", "huggingface.co")
 
 
 def request_of(variables: Mapping[str, Any]) -> ModelRequest:
-    """:raises Refusal: not exactly one source is set, or one of them is not possible."""
-    size = variables[KNOWN_ANSWER]
+    """:raises Refusal: the variables set no source or several sources, or a value is invalid."""
+    shape = variables[KNOWN_ANSWER_VARIABLE]
     sources = [f"llama_model_{kind}" for kind in SOURCE_KINDS if _is_set(variables[f"llama_model_{kind}"])]
-    sources += [KNOWN_ANSWER] * (size is not None)
+    sources += [KNOWN_ANSWER_VARIABLE] * (shape is not None)
     if len(sources) != 1:
         raise Refusal(
             f"{' and '.join(sources)} are set: keep only the variable of the model to serve"
             if sources
-            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in SOURCE_KINDS)} or {KNOWN_ANSWER}, "
+            else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in SOURCE_KINDS)} or {KNOWN_ANSWER_VARIABLE}, "
             "for example llama_model_huggingface: unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"
         )
     header = variables["llama_model_gguf_summary"]
-    known_model = None if size is None else KnownAnswerPlan(size["layers"], size["width"], size["type"])
+    known_model = None if shape is None else KnownAnswerPlan(shape["layers"], shape["width"], shape["type"])
     summary = None if header is None else summary_of("llama_model_gguf_summary", header)
     return ModelRequest(
         source=None if known_model else _model_source(variables),
         known_answer=known_model,
         summary=_known_answer_summary(known_model) if known_model else summary,
-        mmproj=_auxiliary(host_types.MMPROJ, variables["llama_model_mmproj"]),
-        draft=_auxiliary(host_types.DRAFT, variables["llama_model_draft"]),
+        mmproj=_auxiliary_source(host_types.MMPROJ, variables["llama_model_mmproj"]),
+        draft=_auxiliary_source(host_types.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
         alias=_checked_alias(variables[turns.ALIAS_VARIABLE]),
     )
 
 
 def _checked_alias(alias: str | None) -> str | None:
-    if alias and not re.fullmatch(turns.ALIAS, alias, re.ASCII):
+    if alias and not re.fullmatch(turns.ALIAS_FORM, alias, re.ASCII):
         raise Refusal(
             f"{turns.ALIAS_VARIABLE} is {validation.quote(alias)}: use at most 128 letters, digits and . _ / - : @ +, with a letter or digit first"
         )
@@ -83,7 +83,7 @@ def _checked_alias(alias: str | None) -> str | None:
 
 
 def summary_of(place: str, header: Any) -> ModelSummary:
-    """:raises Refusal: this is not what model_info returns."""
+    """:raises Refusal: the header does not match the format that model_info returns."""
     try:
         return header_summary.parse(header)
     except typed_json.Mismatch as error:
@@ -91,9 +91,9 @@ def summary_of(place: str, header: Any) -> ModelSummary:
 
 
 @functools.lru_cache(maxsize=16)
-def _known_answer_summary(size: KnownAnswerPlan) -> ModelSummary | None:
+def _known_answer_summary(shape: KnownAnswerPlan) -> ModelSummary | None:
     """Return the summary of the known-answer model; None if there is no such model."""
-    return None if known_answer.problem(*size) else header_summary.parse(known_answer.summary(*size))
+    return None if known_answer.problem(*shape) else header_summary.parse(known_answer.summary(*shape))
 
 
 def _is_set(value: Any) -> bool:
@@ -110,7 +110,7 @@ def _model_source(variables: Mapping[str, Any]) -> ModelSource:
     return _source(host_types.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
 
 
-def _auxiliary(role: str, text: str | None) -> ModelSource | None:
+def _auxiliary_source(role: str, text: str | None) -> ModelSource | None:
     if text is None:
         return None
     variable, match = f"llama_model_{role}", AUXILIARY_FORM.fullmatch(text)
@@ -128,13 +128,13 @@ def _auxiliary(role: str, text: str | None) -> ModelSource | None:
 
 
 def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[str] = ()) -> ModelSource:
-    """:param checksum: of files of ``url`` and ``copy``."""
+    """:param checksum: checksums of the parts of ``url`` or ``copy``."""
     if kind == "huggingface":
         return ModelSource(role, variable, huggingface=_huggingface(variable, value))
     if kind == "url":
-        return ModelSource(role, variable, url=_url(variable, value), checksum=_checksums(checksum))
+        return ModelSource(role, variable, url=_checked_url(variable, value), checksum=_checksums(checksum))
     if kind == "ollama":
-        return ModelSource(role, variable, ollama=_ollama(variable, value))
+        return ModelSource(role, variable, ollama=_full_ollama_name(variable, value))
     if kind == "path" and not str(value).startswith("/"):
         raise Refusal(f"{variable} is {value!r}: use the absolute path of a file on the head")
     if kind == "copy" and not str(value):
@@ -151,7 +151,7 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
 
 def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
     repo, files = str(settings["repo"]), tuple(settings.get("files") or ())
-    if not re.fullmatch(REPOSITORY, repo):
+    if not re.fullmatch(REPOSITORY_FORM, repo):
         raise Refusal(
             f"{variable} sets repo to {validation.quote(repo)}: use OWNER/NAME, as in the address of its page"
         )
@@ -159,8 +159,8 @@ def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
         raise Refusal(f"{variable} has both quantisation and files: remove one of them")
     revision = settings.get("revision") or "main"
     for key, value, form in (
-        ("quantisation", settings.get("quantisation"), QUANTISATION),
-        ("revision", revision, REVISION),
+        ("quantisation", settings.get("quantisation"), QUANTISATION_FORM),
+        ("revision", revision, REVISION_FORM),
     ):
         if value is not None and not re.fullmatch(form, str(value)):
             raise Refusal(f"{variable} sets {key} to {validation.quote(value)}: use its name in the repository")
@@ -171,9 +171,9 @@ def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
 
 
 def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
-    """Names of files as a whole model has them, its parts in their order.
+    """Return the names of all parts of the model that these files belong to, in order.
 
-    :raises Refusal: they are not of one model.
+    :raises Refusal: the files belong to several models.
     """
     parts = split_files.siblings(names[0]) if names else []
     if not set(names) <= set(parts):
@@ -183,7 +183,7 @@ def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
     return tuple(parts)
 
 
-def _url(variable: str, url: str) -> str:
+def _checked_url(variable: str, url: str) -> str:
     try:
         address = urlsplit(url)
         is_valid = address.scheme in ("http", "https") and address.hostname and address.port != 0
@@ -195,7 +195,7 @@ def _url(variable: str, url: str) -> str:
 
 
 def _checksums(checksums: Sequence[str]) -> tuple[str, ...]:
-    """Digits of each checksum, one for each part."""
+    """Return the digits of each checksum; a split model has one for each part."""
     values = []
     for checksum in checksums:
         match = re.fullmatch(rf"sha256:({download_record.SHA256})", str(checksum).lower())
@@ -207,15 +207,15 @@ def _checksums(checksums: Sequence[str]) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _ollama(variable: str, name: str) -> str:
-    """The whole name of a model, as Ollama itself completes it."""
+def _full_ollama_name(variable: str, name: str) -> str:
+    """Return the full name of a model, completed as by Ollama itself."""
     match = OLLAMA_NAME.fullmatch(name)
     if not match:
         raise Refusal(
             f"{variable} is {validation.quote(name)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"
         )
     host = match["host"] or OLLAMA_REGISTRY
-    if host in OLLAMA_OF_HUGGING_FACE:
+    if host in HUGGING_FACE_HOSTS:
         raise Refusal(
             f"{variable} is {name!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
         )

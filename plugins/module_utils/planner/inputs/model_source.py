@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Where the files of a model lie on the head, and what is said of their source."""
+"""The files of a model on the head, and reports and messages about their source."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 )
 
 PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
-"""Folders that the unit has for itself (PrivateTmp)."""
+"""Folders of the host that a unit cannot see, because it has private ones (PrivateTmp)."""
 AUXILIARY_OPTIONS = {host_types.MMPROJ: "projector", host_types.DRAFT: "draft"}
-"""Role of a file → the option of llama-server that names it."""
-MAX_FOLDER = 80
-"""Characters of a folder's name, before its digest."""
-VARIABLES = {role: f"llama_model_{role}" for role in (host_types.MMPROJ, host_types.DRAFT)}
+"""Role of a file → llama-server's option for it."""
+MAX_NAME_LENGTH = 80
+"""Characters of an alias, or of a folder's name before its digest."""
+AUXILIARY_VARIABLES = {role: f"llama_model_{role}" for role in (host_types.MMPROJ, host_types.DRAFT)}
 """Role of an auxiliary model → its variable."""
 
 
 def is_fetched(source: ModelSource) -> bool:
-    """Return whether its files are downloaded or copied; others are used in place on the head."""
+    """Return whether the files of a source are downloaded or copied to the head; other files are used in place."""
     return bool(source.huggingface or source.url or source.copy)
 
 
 def model_folder(prefix: str, source: ModelSource) -> str:
-    """Return the folder on the head for the files of a source: it follows from the variables, and no other source has it."""
+    """Return the folder on the head for the files of a source. It depends only on the variables, and each source has a folder of its own."""
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
     name = re.sub("[/:]", "--", _readable_name(source))
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:MAX_FOLDER]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:MAX_NAME_LENGTH]
     return f"{prefix}/{names.MODELS}/{name}-{digest}"
 
 
 def _readable_name(source: ModelSource) -> str:
-    """Return the name that a person would use."""
+    """Return the name that a person would use for the model."""
     if source.huggingface:
         return ":".join(filter(None, (source.huggingface.repo, source.huggingface.quantisation)))
     if source.ollama:
@@ -80,7 +80,7 @@ def alias_of(request: ModelRequest) -> str:
     if not request.source:
         return "known-answer"
     name = re.sub(r"-00001-of-\d{5}$", "", _readable_name(request.source))
-    return re.sub(r"[^A-Za-z0-9._/:@+-]+", "-", name).strip("-.")[:MAX_FOLDER] or "model"
+    return re.sub(r"[^A-Za-z0-9._/:@+-]+", "-", name).strip("-.")[:MAX_NAME_LENGTH] or "model"
 
 
 class RawReport(NamedTuple):
@@ -97,7 +97,7 @@ class RawReport(NamedTuple):
 def with_reports(cluster: Cluster, data: Mapping[str, Any]) -> Cluster:
     """Return the cluster with the report of the module model_info about its model, or about each of several models.
 
-    :param data: result of the module; empty if nothing was looked for. For several models ``models``: name → report.
+    :param data: result of the module; empty if it did not run. For several models it has ``models``: name → report.
     """
     models = tuple(
         entry._replace(model=_with_report(entry.model, turns.report_of(data, entry.name)))
@@ -109,13 +109,13 @@ def with_reports(cluster: Cluster, data: Mapping[str, Any]) -> Cluster:
 
 
 def _with_report(request: ModelRequest, data: Mapping[str, Any]) -> ModelRequest:
-    report = report_of(data)
+    report = parse_model_report(data)
     summary = request.summary if request.known_answer else report.summary or request.summary
     return request._replace(report=report, summary=summary)
 
 
-def report_of(data: Any) -> ModelReport:
-    """Read a report of the module model_info; one that is impossible has a problem."""
+def parse_model_report(data: Any) -> ModelReport:
+    """Parse a report of the module model_info. If it is invalid, the result has only ``problem``."""
     try:
         raw_report = typed_json.parse(RawReport, data)
         draft, projector = (raw_report.auxiliary.get(role) for role in (host_types.DRAFT, host_types.MMPROJ))
@@ -137,9 +137,9 @@ def report_of(data: Any) -> ModelReport:
 
 
 def files_of(request: ModelRequest, prefix: str) -> tuple[ModelFilePlan, ...]:
-    """Return the files of a model, from what was found, or from the variables alone where nothing was looked for.
+    """Return the files of a model: the reported files of each source, or without a report the files that the variables name.
 
-    :raises Refusal: the names of its files are not known.
+    :raises Refusal: the names of its files are unknown.
     """
     files: list[ModelFilePlan] = []
     for source in request.sources():
@@ -163,11 +163,11 @@ def source_text(source: ModelSource, revision: str | None = None) -> str:
 
 
 def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
-    """Return the model as if its files had this number of bytes: every tensor in proportion."""
+    """Return the summary as if the files had this number of bytes, with every tensor scaled in proportion."""
     ratio = size / summary.size
 
-    def scale(size: int) -> int:
-        return int(size * ratio)
+    def scale(count: int) -> int:
+        return int(count * ratio)
 
     largest_bytes, tensors = summary.largest_tensor_bytes, summary.tensors
     return summary._replace(
@@ -200,7 +200,7 @@ def as_plan(model: Model) -> ModelPlan:
 
 
 def _files_from_variables(source: ModelSource, summary: ModelSummary | None) -> list[ModelFilePlan]:
-    """The files of a source that nobody looked for, without their sizes."""
+    """Return the files of a source that was not looked up. Their sizes come from the summary, if at all."""
     files = summary.files if summary else ()
     if source.path:
         parent, name = posixpath.split(source.path)
@@ -229,7 +229,7 @@ def _files_from_variables(source: ModelSource, summary: ModelSummary | None) -> 
 def model_of(request: ModelRequest, facts: Facts) -> Model:
     """Return the model that the head serves.
 
-    :raises Refusal: its files or its header are unknown, or services cannot read them.
+    :raises Refusal: the files or the header are unknown, or services cannot read the files.
     """
     source, report, summary = next(iter(request.sources()), None), request.report, request.summary
     if source and report.problem:
@@ -274,12 +274,12 @@ def _check_readable(source: ModelSource, model: Model, report: ModelReport, fact
         )
     for file in model.files:
         if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
-            variable = source.variable if file.role == source.role else VARIABLES[file.role]
+            variable = source.variable if file.role == source.role else AUXILIARY_VARIABLES[file.role]
             raise Refusal(
                 f"{variable} names {file.path!r}, but services cannot see the host's /{file.path.split('/')[1]}: move the model to /srv"
             )
 
 
 def _subject(source: ModelSource) -> str:
-    """The beginning of a sentence about a model."""
+    """Return the beginning of a sentence about a model."""
     return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {source_text(source)}"

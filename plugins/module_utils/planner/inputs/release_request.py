@@ -26,19 +26,19 @@ SOURCE_KEYS = {
     "package": {"source", "build"},
     "auto": {"source", "url"},
 }
-"""Source of a release → what ``llama_release`` may say of it."""
+"""Source of a release → keys that ``llama_release`` accepts for it."""
 DEFAULT_RELEASE = {
     "source": "pypi",
     "version": "0.3.36",
     "checksum": "sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
 }
 """Default of ``llama_release``, and the release that ``auto`` compiles."""
-SHA256 = r"sha256:[0-9a-f]{64}"
-"""In capitals, too: some programs print them so."""
-WHOLE_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
+CHECKSUM_FORM = r"sha256:[0-9a-f]{64}"
+"""Form of a checksum. KEY_FORMS accepts upper case, too, because some programs print it."""
+FULL_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
 BUILD_TAG = r"b\d{3,6}"
 VERSION_TAG = r"v\d+\.\d+\.\d+"
-"""Upstream's tags besides those of builds, from v0.1.0 of August 2026 on."""
+"""Form of upstream's version tags, which exist since v0.1.0 (August 2026) in addition to build tags."""
 
 
 def _key_form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
@@ -46,10 +46,10 @@ def _key_form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
 
 
 KEY_FORMS = {
-    "checksum": _key_form(f"(?i:{SHA256})", "sha256: and the 64 hexadecimal digits of the archive's hash"),
+    "checksum": _key_form(f"(?i:{CHECKSUM_FORM})", "sha256: and the 64 hexadecimal digits of the archive's hash"),
     "version": _key_form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
     "commit": _key_form(r"[0-9a-f]{7,64}", "at least the first 7 digits, in quotes"),
-    "git commit": _key_form(WHOLE_COMMIT, "all 40 digits, in quotes"),
+    "git commit": _key_form(FULL_COMMIT, "all 40 digits, in quotes"),
     "repository": _key_form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
     "ref": _key_form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
@@ -70,15 +70,14 @@ KEY_FORMS = {
         f"one of {', '.join(capabilities.FORKS)}; use llama.cpp for other forks that kept its options",
     ),
 }
-"""Words of ``llama_release``, of one source or of all → its form, and what to use."""
+"""Key of ``llama_release``, after the name of a source if only that source has this form → form, and what to use."""
 REQUIRED_KEYS = {"git": ["ref"], "pypi": ["version", "checksum"], "archive": ["checksum"], "binary": ["checksum"]}
 
 
 def request_of(value: Any) -> ReleaseRequest:
-    """Return the release that ``llama_release`` requests, checked as far as possible without looking anything up.
+    """Return the release that ``llama_release`` requests, checked as far as possible without lookups.
 
-    The controller looks up what is missing (plugin_utils/sources/sources.py): ``commit`` and ``build`` of a branch or commit, and for each
-    of the ``patches`` sha256 and files.
+    The controller (plugin_utils/sources/sources.py) looks up ``commit`` and ``build`` of a branch or commit, and sha256 and files of each patch.
     """
     if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
         value = {"source": "git", "ref": value}
@@ -92,7 +91,7 @@ def request_of(value: Any) -> ReleaseRequest:
         if re.fullmatch(r"\d{3,6}", str(value)):
             remedy = f"use b{value}"
         raise Refusal(f"llama_release is {value!r}, which is not valid: {remedy}")
-    fields = {str(key): item for key, item in value.items() if item is not None}
+    fields = {str(key): field for key, field in value.items() if field is not None}
     source, known_keys = fields["source"], SOURCE_KEYS[fields["source"]]
     unknown_keys = set(fields) - known_keys
     if unknown_keys:
@@ -144,14 +143,13 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
 
 
 def _git_request(fields: dict[str, Any]) -> dict[str, Any]:
-    """With the repository, what its name says (the fork), and what the form of the ref does: a whole commit is one, and b11434 is the tag
-    of build 11434."""
+    """Return the fields with the repository, the fork that its name implies, and the commit or build that the ref implies (b11434: build 11434)."""
     fork, ref = fields.get("fork", MAINLINE), fields["ref"]
     repository = fields.get("repository", capabilities.FORKS[fork])
     if "fork" not in fields and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
         fork = IK_LLAMA
     defaults: dict[str, Any] = {"repository": repository, "fork": fork}
-    if re.fullmatch(WHOLE_COMMIT, ref):
+    if re.fullmatch(FULL_COMMIT, ref):
         defaults["commit"] = ref
     elif re.fullmatch(BUILD_TAG, ref):
         defaults["build"] = int(ref[1:])
@@ -163,7 +161,7 @@ def name_variable(refusal: Refusal, variable: str) -> Refusal:
 
 
 def declaration(release: ReleasePlan) -> str:
-    """Return the ``llama_release`` for a release of a plan, as JSON, which YAML reads too."""
+    """Return the ``llama_release`` for a release of a plan, as JSON, which is also valid YAML."""
     fields: dict[str, Any] = {
         key: getattr(release, key, None) for key in sorted(SOURCE_KEYS[release.source]) if key != "commit"
     }

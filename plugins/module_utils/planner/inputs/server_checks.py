@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Refusals of what llama-server of a release does not accept, before anything is placed."""
+"""Refusals of settings and models that a release's llama-server does not accept, before layers are placed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ FIELD_LIMITS = {
     "start_timeout": (1, 7 * 86400),
     "fallback_after": (1, 7 * 86400),
 }
-"""Field of Server → its smallest and its largest value."""
+"""Field of Server → its smallest and largest value."""
 
 
 def _check_auxiliary(server: Server, request: ModelRequest) -> None:
-    """Refuse options for an auxiliary model that a variable already names."""
+    """Refuse options that name an auxiliary model if a variable sets it, too."""
     for source in filter(None, (request.mmproj, request.draft)):
         argument = server.argument(model_source.AUXILIARY_OPTIONS[source.role])
         if argument:
@@ -47,26 +47,26 @@ def _check_auxiliary(server: Server, request: ModelRequest) -> None:
 
 
 def check_server(head: EquippedHost, server: Server, request: ModelRequest, release: ReleasePlan) -> None:
-    """Refuse what no llama-server of this release accepts on this head."""
+    """Refuse settings that llama-server of this release does not accept on this head."""
     _check_auxiliary(server, request)
     for field, (minimum, maximum) in FIELD_LIMITS.items():
-        limit = validation.limit(getattr(server, field), minimum, maximum)
-        if limit:
-            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {limit}, or remove it")
+        remedy = validation.limit(getattr(server, field), minimum, maximum)
+        if remedy:
+            raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {remedy}, or remove it")
     if server.batch and (server.micro_batch or 0) > server.batch:
         raise Refusal(
-            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, which is {server.batch}, so llama-server processes only "
+            f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, so llama-server processes only "
             f"{server.batch} tokens at a time: use {server.batch} or less, or a larger llama_server_batch"
         )
     _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
-    _check_files(server)
+    _check_credential_paths(server)
     for field in ("cache_type_k", "cache_type_v"):
         if getattr(server, field) not in kv_cache.CACHE_TYPES:
             raise Refusal(
                 f"llama_server_{field} is {getattr(server, field)!r}: use one of {', '.join(kv_cache.CACHE_TYPES)}"
             )
-    _check_flash(server)
+    _check_flash_attention(server)
     try:
         ipaddress.IPv4Address(server.host)
     except ValueError:
@@ -74,22 +74,20 @@ def check_server(head: EquippedHost, server: Server, request: ModelRequest, rele
     _check_ports(head, server)
 
 
-def _check_flash(server: Server) -> None:
-    """Refuse quantised values without flash attention: neither llama-server makes a context of them."""
+def _check_flash_attention(server: Server) -> None:
+    """Refuse a quantised V cache without flash attention: neither fork's llama-server creates a context with it."""
     if server.cache_type_v in kv_cache.UNQUANTISED_TYPES or server.flash_attention != "off":
         return
     raise Refusal(
-        f"llama_server_cache_type_v is {server.cache_type_v}, which needs flash attention, and llama_server_flash_attention is 'off': set it to 'on', or "
+        f"llama_server_cache_type_v is {server.cache_type_v}, which needs flash attention: set llama_server_flash_attention to 'on' instead of 'off', or "
         "llama_server_cache_type_v to f16"
     )
 
 
-def _check_files(server: Server) -> None:
+def _check_credential_paths(server: Server) -> None:
     for field in services.CREDENTIALS.values():
         path = getattr(server, field)
-        if path and not path.startswith(
-            "/"
-        ):  # ~ and relative paths mean other places to Ansible's account and to the service's
+        if path and not path.startswith("/"):  # the service's account resolves ~ and relative paths differently
             raise Refusal(f"llama_server_{field} is {path!r}: use an absolute path on the head")
     present_files = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
     if len(present_files) == 1:
@@ -116,15 +114,15 @@ def _check_ports(head: EquippedHost, server: Server) -> None:
 
 
 def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> None:
-    """Refuse, all together, options that the plan decides and options that llama-server of this release does not have: it would not start."""
+    """Refuse, in one message, options that the plan decides and options with which llama-server of this release would not start."""
     joined_arguments = [word for word in arguments if re.match(r"--?\w[\w-]*\s", word)]
     words = [part for word in arguments for part in (word.split() if word in joined_arguments else [word])]
     known_options = {word.split("=", 1)[0]: option for word in words if (option := options.by_word(word))}
-    refusals: dict[str, list[str]] = {}
+    words_by_remedy: dict[str, list[str]] = {}
     for word, option in known_options.items():
         if option.is_exclusive:
-            refusals.setdefault(option.alternative(), []).append(word)
-    problems = [f"{', '.join(group)}, which cannot be set there: {remedy}" for remedy, group in refusals.items()]
+            words_by_remedy.setdefault(option.alternative(), []).append(word)
+    problems = [f"{', '.join(group)}, which cannot be set there: {remedy}" for remedy, group in words_by_remedy.items()]
     if joined_arguments and not any(option.secret for option in known_options.values()):
         text = "as one argument: use a list with option and value as separate entries"
         problems.append(f"{', '.join(map(repr, joined_arguments))} {text}")
@@ -144,7 +142,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
 
 
 def _check_environment(environment: Mapping[str, str]) -> None:
-    """Refuse variables that stand for an option: the plan counts options as variables and as extra args."""
+    """Refuse environment variables that set an option: the plan reads options only from variables of the collection."""
     variables = [name for name in environment if options.is_variable(name)]
     if variables:
         raise Refusal(
@@ -154,15 +152,15 @@ def _check_environment(environment: Mapping[str, str]) -> None:
 
 
 def check_model(request: ModelRequest, summary: ModelSummary, release: ReleasePlan, variable: str) -> None:
-    """Refuse a model that llama-server does not serve, or with tensor types that llama-server of this release does not have: it would not load it.
+    """Refuse a model that llama-server cannot serve, or whose tensor types llama-server of this release cannot load.
 
     :param variable: variable that requests the release.
     """
     if summary.architecture in UNSUPPORTED and request.source:
         raise Refusal(f"{request.source.variable} is {summary.name}, {UNSUPPORTED[summary.architecture]}")
     subject = request.source.variable if request.source else "the model"
-    kinds = {row.type for row in summary.named_tensors}
-    foreign_types = tensor_types.types_of_other_forks(kinds, release.fork)
+    used_types = {row.type for row in summary.named_tensors}
+    foreign_types = tensor_types.types_of_other_forks(used_types, release.fork)
     if foreign_types:
         owner = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"set {variable} to a release of {owner}, or " if release.mainline else ""
@@ -170,11 +168,13 @@ def check_model(request: ModelRequest, summary: ModelSummary, release: ReleasePl
             f"{subject} is {summary.name}, whose tensors have types that only {owner} supports ({', '.join(foreign_types)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a model file without these types"
         )
-    untested_types = dict.fromkeys(tensor_types.unknown_types(kinds), capabilities.REVIEWED_BUILDS[release.fork] + 1)
+    untested_types = dict.fromkeys(
+        tensor_types.unknown_types(used_types), capabilities.REVIEWED_BUILDS[release.fork] + 1
+    )
     newer_types = {
         kind: build
         for kind, build in {**tensor_types.FIRST_BUILDS, **untested_types}.items()
-        if kind in kinds and release.build < build
+        if kind in used_types and release.build < build
     }
     if newer_types:
         raise Refusal(

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How the head and workers of other hosts are joined (``llama_transport``): the head's ends of tunnels, and RDMA.
+"""How the head connects to workers on other hosts (``llama_transport``): the head's ends of tunnels, and RDMA.
 
-transport.cpp of 0.3.36: after the handshake over TCP each end looks for a device whose port 1 has the connection's own address, locks
+transport.cpp of 0.3.36: after the handshake over TCP, each end looks for an RDMA device whose port 1 has the end's address, locks
 6.25 MiB of memory for each connection, and silently continues over TCP if something is missing.
 """
 
@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 
 def with_transport(cluster: Cluster) -> Cluster:
-    """Return the cluster whose head has ends of tunnels if another host has them, and whose hosts have RDMA if both ends can have it.
+    """Return the cluster with the head's ends of tunnels, and with RDMA on both ends, if hosts of workers request them.
 
     :raises Refusal: a host cannot use its llama_transport.
     """
@@ -37,9 +37,9 @@ def with_transport(cluster: Cluster) -> Cluster:
 
 
 def _with_rdma(cluster: Cluster) -> Cluster:
-    """Return the cluster whose hosts compile and open what RDMA needs, where a worker's host asks for it.
+    """Return the cluster with RDMA on the hosts of workers that request it, and on the head.
 
-    :raises Refusal: a host cannot have it.
+    :raises Refusal: a host cannot use it.
     """
     hosts, head = dict(cluster.hosts), cluster.head
     for name, host in cluster.hosts.items():
@@ -48,28 +48,28 @@ def _with_rdma(cluster: Cluster) -> Cluster:
         address = addresses.common_address(host, head)
         _check_rdma(name, host, address)
         _check_rdma(name, hosts[head], addresses.common_address(hosts[head], name, address))
-        for end in (name, head):
-            options = {**hosts[end].cmake_options, backends.RDMA: "ON"}
-            hosts[end] = hosts[end]._replace(rdma=True, cmake_options=options)
+        for host_name in (name, head):
+            options = {**hosts[host_name].cmake_options, backends.RDMA: "ON"}
+            hosts[host_name] = hosts[host_name]._replace(rdma=True, cmake_options=options)
     return cluster._replace(hosts=hosts)
 
 
 def _check_rdma(worker: str, host: Host, address: str) -> None:
-    """:param address: of the host, on the network that it shares with the other end."""
-    refusal_start, facts = f"llama_transport for {worker} is {names.RDMA}, but", host.facts
+    """:param address: address of the host on the network that it shares with the other end."""
+    subject, facts = f"llama_transport for {worker} is {names.RDMA}, but", host.facts
     if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].port_filter:
         raise Refusal(
-            f"{refusal_start} {host.name} has no systemd system units, which RDMA needs to lock memory: set llama_host_scope to system for {host.name}, or "
+            f"{subject} {host.name} has no systemd system units, which RDMA needs to lock memory: set llama_host_scope to system for {host.name}, or "
             f"llama_transport to {names.PLAIN}"
         )
     if facts.rdma is not None and address not in facts.rdma:
         address_text = f"found: {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband lists no addresses"
         raise Refusal(
-            f"{refusal_start} no RDMA device on {host.name} has the host's address {address} ({address_text}): set the device's interface in llama_links, "
+            f"{subject} no RDMA device on {host.name} has the host's address {address} ({address_text}): set the device's interface in llama_links, "
             f"or set llama_transport to {names.PLAIN}"
         )
-    tunnels = [entry.tunnel for entry in host.worker_requests if entry.tunnel]
+    tunnels = [request.tunnel for request in host.worker_requests if request.tunnel]
     if tunnels:
         raise Refusal(
-            f"{refusal_start} llama_worker_endpoints for {host.name} has a tunnel, which RDMA cannot use: remove one of the two"
+            f"{subject} llama_worker_endpoints for {host.name} has a tunnel, which RDMA cannot use: remove the tunnel or llama_transport"
         )

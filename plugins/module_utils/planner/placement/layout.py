@@ -52,7 +52,7 @@ def lay_out(workload: Workload, site: Site) -> Layout:
         failures.append(layout)
     closest_layout = min(failures, key=lambda layout: layout.missing_mib)
     reasons = (
-        f"{model_source.VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
+        f"{model_source.AUXILIARY_VARIABLES[model.role]} needs {-(-(model.weights + model.kv) // MIB)} MiB of "
         f"{model.device.name if model.device else 'the memory'} on {site.head}, which leaves too little for the model"
         for model in closest_layout.auxiliary
     )

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan of several models, from the plans of each as if it were alone."""
+"""The plan of several models, merged from separate plans of each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, ModelEntry
 
 CACHE_VARIABLE = "LLAMA_CACHE"
-"""Variable with the folder whose models the router also offers. Nobody planned those models."""
+"""Environment variable with a folder whose models the router also offers. The plan does not cover these models."""
 
 
-def variants(cluster: Cluster) -> list[Cluster]:
-    """Return for each of several models the cluster as if it served that model only, with caches of workers for all of them."""
+def single_model_clusters(cluster: Cluster) -> list[Cluster]:
+    """Return the cluster once for each model, as if it served only this model, but with worker caches for all models."""
     return [
         cluster._replace(
             server=entry.server,
@@ -37,9 +37,9 @@ def variants(cluster: Cluster) -> list[Cluster]:
 
 
 def merge_plans(cluster: Cluster, plans: Sequence[types.Plan | types.Refused]) -> types.Plan | types.Refused:
-    """Return the plan of all, without services.
+    """Return the plan of all models, without services.
 
-    :param plans: of each of ``cluster.turns``. They differ in what their models need, and in nothing else.
+    :param plans: plan of each of ``cluster.model_entries``. The plans differ only in what their models need.
     """
     model_names = [entry.name for entry in cluster.model_entries]
     own_variables = {name for entry in cluster.model_entries for name in entry.server_variables}
@@ -56,27 +56,26 @@ def merge_plans(cluster: Cluster, plans: Sequence[types.Plan | types.Refused]) -
             refused=any(plan.refused for plan in valid_plans),
             reasons=reasons,
             fits=all(plan.fits for plan in valid_plans),
-            advisories=_advisories(model_names, valid_plans, own_variables),
+            advisories=_merge_advisories(model_names, valid_plans, own_variables),
             external_workers=tuple(
                 worker._replace(used=any(plan.external_workers[index].used for plan in valid_plans))
                 for index, worker in enumerate(first_plan.external_workers)
             ),
-            hosts={name: _host(name, valid_plans) for name in first_plan.hosts},
-            head=_head(valid_plans, tuple(map(_model, cluster.model_entries, valid_plans))),
+            hosts={name: _merge_host(name, valid_plans) for name in first_plan.hosts},
+            head=_merge_heads(valid_plans, tuple(map(_served_model, cluster.model_entries, valid_plans))),
         )
     except Refusal as refusal:
         return types.Refused(types.SCHEMA, cluster.name, True, False, (str(refusal),))
 
 
-def _host(name: str, plans: Sequence[types.Plan]) -> HostPlan:
-    """A host whose workers serve whichever model uses them."""
+def _merge_host(name: str, plans: Sequence[types.Plan]) -> HostPlan:
+    """Return a host whose workers are used if any model uses them."""
     host = plans[0].hosts[name]
-    by_worker = zip(*(plan.hosts[name].workers for plan in plans))
     workers = tuple(
-        entries[0]._replace(
-            used=any(worker.used for worker in entries), prefill=_merge_prefills([worker.prefill for worker in entries])
+        group[0]._replace(
+            used=any(worker.used for worker in group), prefill=_merge_prefills([worker.prefill for worker in group])
         )
-        for entries in by_worker
+        for group in zip(*(plan.hosts[name].workers for plan in plans))
     )
     return host._replace(workers=workers)
 
@@ -84,7 +83,7 @@ def _host(name: str, plans: Sequence[types.Plan]) -> HostPlan:
 def _merge_prefills(prefills: Sequence[CachePrefill | None]) -> CachePrefill | None:
     """Return how the cache of a worker that several models use is filled.
 
-    :param prefills: prefill in the separate plan of each model.
+    :param prefills: prefill in the plan of each model.
     """
     existing_prefills = [prefill for prefill in prefills if prefill]
     tensors = dict.fromkeys(row for prefill in existing_prefills for row in prefill.tensors)
@@ -99,7 +98,7 @@ def _merge_texts(
 ) -> list[tuple[Text, str]]:
     """Return each text once with the names of its models, first the texts about all models, without names.
 
-    :param own_variables: variables in entries: texts about them always have names.
+    :param own_variables: variables that entries set: texts about these always have names.
     """
     models: dict[Text, list[str]] = {}
     for name, model_texts in zip(model_names, texts):
@@ -107,40 +106,40 @@ def _merge_texts(
             models.setdefault(text, []).append(name)
 
     def concerns_all(text: Text, group: Sequence[str]) -> bool:
-        words = text if isinstance(text, str) else f"{text.message} {text.remedy}"
-        return len(group) == len(model_names) and not any(name in words for name in own_variables)
+        sentences = text if isinstance(text, str) else f"{text.message} {text.remedy}"
+        return len(group) == len(model_names) and not any(name in sentences for name in own_variables)
 
-    pairs = [(text, "" if concerns_all(text, group) else remedies.join_names(group)) for text, group in models.items()]
-    return sorted(pairs, key=lambda pair: bool(pair[1]))
+    rows = [(text, "" if concerns_all(text, group) else remedies.join_names(group)) for text, group in models.items()]
+    return sorted(rows, key=lambda row: bool(row[1]))
 
 
 def _sentence(model: str, text: str) -> str:
     return turns.entry_sentence(model, text) if model else text
 
 
-def _advisories(
+def _merge_advisories(
     model_names: Sequence[str], plans: Sequence[types.Plan], own_variables: Collection[str] = ()
 ) -> tuple[types.AdvisoryPlan, ...]:
     return tuple(
         advisory._replace(
             message=_sentence(model, advisory.message),
-            remedy=turns.entry_keys(advisory.remedy) if model else advisory.remedy,
+            remedy=turns.with_entry_keys(advisory.remedy) if model else advisory.remedy,
         )
         for advisory, model in _merge_texts(model_names, [plan.advisories for plan in plans], own_variables)
     )
 
 
-def _model(entry: ModelEntry, plan: types.Plan) -> types.ServedModel:
+def _served_model(entry: ModelEntry, plan: types.Plan) -> types.ServedModel:
     argv = presets.model_argv(plan.head.argv)
     values = {**plan._asdict(), **plan.head._asdict(), **entry._asdict(), "model": plan.model, "argv": argv}
     return types.ServedModel(**{field: values[field] for field in types.ServedModel._fields})
 
 
-def _head(plans: Sequence[types.Plan], models: tuple[types.ServedModel, ...]) -> types.HeadPlan:
-    """:raises Refusal: models cannot be served together."""
+def _merge_heads(plans: Sequence[types.Plan], models: tuple[types.ServedModel, ...]) -> types.HeadPlan:
+    """:raises Refusal: the router cannot serve these models together."""
     head = plans[0].head
     presets.check_release(plans[0].release)
-    presets.presets(models)
+    presets.presets_text(models)
     known_endpoints = dict.fromkeys(
         endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker"
     )
@@ -150,7 +149,7 @@ def _head(plans: Sequence[types.Plan], models: tuple[types.ServedModel, ...]) ->
     return head._replace(
         argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
         launcher=(*head.launcher, *arguments, "--router"),
-        environment={**_environment(plans), CACHE_VARIABLE: f"{prefix}/{names.MODELS}/none"},
+        environment={**_merge_environments(plans), CACHE_VARIABLE: f"{prefix}/{names.MODELS}/none"},
         start_timeout=max(plan.head.start_timeout for plan in plans),
         devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
         backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),
@@ -158,10 +157,10 @@ def _head(plans: Sequence[types.Plan], models: tuple[types.ServedModel, ...]) ->
     )
 
 
-def _environment(plans: Sequence[types.Plan]) -> Mapping[str, str]:
-    """The router's, which its children have too: what hides devices of the head from a model that uses none would hide them from others.
+def _merge_environments(plans: Sequence[types.Plan]) -> Mapping[str, str]:
+    """Return the environment of the router and its children. A model without devices of the head would hide them from all models, so it does not count.
 
-    :raises Refusal: models need different values.
+    :raises Refusal: models need different values of a variable.
     """
     merged_environment: dict[str, str] = {}
     for plan in [plan for plan in plans if plan.head.backends] or plans[:1]:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""llama-server as the router of several models: its command line, and the file of presets with that of each model."""
+"""llama-server as the router of several models: its command line, and the presets file with each model's options."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import turns
 
 ROUTER_OPTIONS = ("host", "port", "api-key-file", "tls-certificate", "tls-key", "ui")
-"""Options that the router has in place of its children. What stands on its line replaces what a preset says."""
+"""Options that the router gets instead of its children. Options on its command line override presets."""
 CLIENT_OPTIONS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
-"""Options about clients, beside those that the plan decides: clients reach the router, and not the server of a model."""
+"""Options about clients that the plan does not decide. They belong to the router, because clients never reach a model's server."""
 VALUE_END = re.compile(r"[;#\r\n]")
-KEY_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
+PRESET_KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
 def check_release(release: ReleasePlan) -> None:
-    """:raises Refusal: this release has no router."""
+    """:raises Refusal: the release has no router."""
     if not release.mainline:
         raise Refusal(
             f"{turns.VARIABLE} needs llama.cpp's own router, but llama_release is {release.ref}: use an upstream build of llama.cpp, or serve one model"
@@ -34,13 +34,12 @@ def _is_router_option(word: str) -> bool:
 
 
 def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
-    """The router's command line.
+    """Return the router's command line.
 
-    :param path: of the presets.
+    :param path: path of the presets file.
     """
     program, *words = plan.head.argv
-
-    router_words = [word for pair in options.group_words(words) if _is_router_option(pair[0]) for word in pair]
+    router_words = [word for group in options.group_words(words) if _is_router_option(group[0]) for word in group]
     return (
         program,
         *options.render_option("models-preset", path),
@@ -51,15 +50,16 @@ def router_argv(plan: Plan, path: str) -> tuple[str, ...]:
 
 
 def model_argv(argv: Sequence[str]) -> tuple[str, ...]:
-    """The command line of a model alone without what is the router's."""
+    """Return a model's command line without the router's options."""
     program, *words = argv
-    return (program, *(word for pair in options.group_words(words) if not _is_router_option(pair[0]) for word in pair))
+    groups = [group for group in options.group_words(words) if not _is_router_option(group[0])]
+    return (program, *(word for group in groups for word in group))
 
 
-def presets(models: Sequence[ServedModel]) -> str:
-    """The file of presets.
+def presets_text(models: Sequence[ServedModel]) -> str:
+    """Return the text of the presets file.
 
-    :raises Refusal: it cannot say what a model's command line says.
+    :raises Refusal: it cannot express a model's command line.
     """
     return "\n".join("".join(f"{line}\n" for line in _section(model)) for model in models)
 
@@ -72,7 +72,7 @@ def _section(model: ServedModel) -> Iterator[str]:
         option = options.identity(word)
         repetition_problem = f"a second time, after {words_by_option[option]}" if option in words_by_option else ""
         count_problem = "with several values" if len(values) > 1 else ""
-        form_problem = "" if re.fullmatch(KEY_PATTERN, key) else "as one word"
+        form_problem = "" if re.fullmatch(PRESET_KEY, key) else "as one word"
         content_problem = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
         if CLIENT_OPTIONS.fullmatch(key):
             raise Refusal(

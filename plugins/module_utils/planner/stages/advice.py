@@ -20,7 +20,7 @@ def with_remedies(plan: Plan, choices: Sequence[Quantisation], cluster: Cluster,
     if plan.fits:
         return plan
     trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted), attempt)
-    clauses = [*remedies.memory_remedies(trial), *remedies.smaller_quantisation(trial, choices)]
+    clauses = [*remedies.memory_remedies(trial), *remedies.quantisation_remedies(trial, choices)]
     fit_text = [f"To make the model fit, {', or '.join(clauses)}"] if clauses else []
     return plan._replace(reasons=(*plan.reasons, *fit_text))
 
