@@ -56,7 +56,7 @@ def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | 
         yield f"{interfaces} are connected directly ({link.kind}, {link.gbit:g} Gbit/s): the head uses this link."
     yield from (f"{name} is left out: {reason}" for name, reason in omitted_hosts.items())
     package_versions = {machine.facts.packaged and machine.facts.packaged.version for machine in proposal.machines}
-    if len(package_versions) == 1 and package_versions & capabilities.PACKAGED_TREES.keys():
+    if len(package_versions) == 1 and package_versions & capabilities.PACKAGED_BUILDS.keys():
         yield "The hosts' distribution has a llama.cpp package. To install it instead of compiling, set:"
         yield "llama_release: {source: package}"
     if not proposal.model:

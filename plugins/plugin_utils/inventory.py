@@ -34,7 +34,7 @@ PREFIX = "llama_"
 VARIABLE_OF_OPTION = {
     "projector": "llama_model_mmproj",
     "draft": "llama_model_draft",
-    "token-of-a-registry": "llama_model_token_file",
+    "registry-token": "llama_model_token_file",
     options.SPECULATION: "llama_server_speculation",
 }
 """Option → variable that sets it, if the option's remedy does not name the variable."""

@@ -72,7 +72,7 @@ def _moved(work: cost_model.ModelPart, family: str, fitted: Fitted) -> cost_mode
     bandwidth, nodes, prompts = map(math.exp, fitted.get(family, (0.0, 0.0, 0.0)))
     return work._replace(
         rate=rate._replace(
-            gb_per_s=rate.gb_per_s / known.share * GENERIC.share * bandwidth,
+            gb_per_s=rate.gb_per_s / known.generation_share * GENERIC.generation_share * bandwidth,
             node_us=GENERIC.node_us * nodes,
             prompt_gflops=rate.prompt_gflops / known.prompt_share * GENERIC.prompt_share * prompts,
         )

@@ -57,7 +57,7 @@ def connection(program, folder, *words):
 
 def ask(worker, command, number, reply_size):
     """:param number: what follows the tensor and its offset: a hash, or how much is read."""
-    head = rpc_upload.set_tensor_head(worker.buffer, worker.base, len(DATA))
+    head = rpc_upload.pack_set_tensor_header(worker.buffer, worker.base, len(DATA))
     tensor = head[9 : len(head) - len(rpc_upload.CACHE_FLAG) - 8]
     return worker.connection.ask(command, tensor + struct.pack("<QQ", 0, number), (reply_size,))
 
@@ -65,7 +65,7 @@ def ask(worker, command, number, reply_size):
 def test_a_worker_keeps_what_it_gets_and_has_it_when_it_is_asked(program, tmp_path, name):
     with connection(program, tmp_path, "-c") as worker:
         assert ask(worker, SET_TENSOR_HASH, name, 1) == b"\0"
-        worker.send_part(io.BytesIO(b"before" + DATA), 6, len(DATA))
+        worker.upload_tensor(io.BytesIO(b"before" + DATA), 6, len(DATA))
         assert {file.name: file.read_bytes() for file in (tmp_path / "rpc").iterdir()} == {f"{name:016x}": DATA}
     with connection(program, tmp_path, "-c") as worker:
         assert ask(worker, SET_TENSOR_HASH, name, 1) == b"\1"
@@ -75,7 +75,7 @@ def test_a_worker_keeps_what_it_gets_and_has_it_when_it_is_asked(program, tmp_pa
 
 def test_a_worker_without_a_cache_takes_tensors_and_keeps_none(program, tmp_path, name):
     with connection(program, tmp_path) as worker:
-        worker.send_part(io.BytesIO(DATA), 0, len(DATA))
+        worker.upload_tensor(io.BytesIO(DATA), 0, len(DATA))
         assert ask(worker, SET_TENSOR_HASH, name, 1) == b"\0"
         assert ask(worker, GET_TENSOR, len(DATA), len(DATA)) == DATA
     assert list(tmp_path.iterdir()) == []
@@ -85,5 +85,5 @@ def test_a_message_of_another_form_is_refused(program, tmp_path, monkeypatch):
     with connection(program, tmp_path, "-c") as worker:
         monkeypatch.setattr(rpc_upload, "MAX_SOURCES", rpc_upload.MAX_SOURCES + 1)
         with pytest.raises(rpc_upload.TransferError, match="closed the connection"):
-            worker.send_part(io.BytesIO(DATA), 0, len(DATA))
+            worker.upload_tensor(io.BytesIO(DATA), 0, len(DATA))
     assert not list((tmp_path / "rpc").iterdir())

@@ -27,16 +27,16 @@ def test_a_record_is_of_a_form(record):
     assert record is backends.CPU or record.device.format(0) != record.device.format(1)
     assert record is backends.CPU or record.options
     if record.architecture:
-        assert re.fullmatch(record.architecture.expression, record.architecture.example)
+        assert re.fullmatch(record.architecture.pattern, record.architecture.example)
         assert record.architecture.option
 
 
 @pytest.mark.parametrize("toolkit", toolkits.TOOLKITS.values(), ids=lambda toolkit: toolkit.command)
 def test_a_toolkit_is_found_named_and_declared(toolkit):
-    assert DEFAULT_FACTS["toolchain"][toolkit.command] == toolkit.declared
-    assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.patterns)
-    if toolkit.patterns:
-        assert toolkit.vendor
+    assert DEFAULT_FACTS["toolchain"][toolkit.command] == toolkit.declared_version
+    assert all(place.endswith(f"/bin/{toolkit.command}") for place in toolkit.command_patterns)
+    if toolkit.command_patterns:
+        assert toolkit.repository
         assert toolkit.compilers
         assert toolkit.environment
     assert {*toolkit.prefix_variables, *toolkit.runtime_variables} <= set(toolkit.environment)

@@ -29,8 +29,8 @@ def test_protocol_by_build_is_said_only_where_it_is_known(build, protocol):
     ],
 )
 def test_between_which_builds_an_architecture_appeared(architecture, fork, lacking, having):
-    assert capabilities.appearance_of(architecture, fork) == (lacking, having)
-    assert capabilities.appearance_of("llama", fork) is None
+    assert capabilities.support_of(architecture, fork) == (lacking, having)
+    assert capabilities.support_of("llama", fork) is None
 
 
 @pytest.mark.parametrize("fork, build", [(MAINLINE, 11062), (IK_LLAMA, 4839)])

@@ -30,7 +30,7 @@ def rate(pair, device, accelerators=(), model="test"):
 def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):
     given = rate(pair, "Vulkan0", [STRIX])
     assert given.source == rates.TABLE
-    assert given.gb_per_s == pytest.approx(256 * rates.FAMILIES["strix"].share, abs=0.1)
+    assert given.gb_per_s == pytest.approx(256 * rates.FAMILIES["strix"].generation_share, abs=0.1)
     assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == rates.TABLE
 
 
@@ -39,7 +39,7 @@ def test_what_no_table_knows_is_assumed_by_its_kind(pair, unified, kind):
     given = rate(pair, "Vulkan0", [{**STRIX, "name": "Other", "architecture": "gfx9999", "unified": unified}])
     row = rates.ASSUMED_RATES[kind]
     assert given.source == rates.ASSUMED_SOURCE
-    assert given.gb_per_s == pytest.approx(row.gb_per_s * rates.FAMILIES[row.family].share)
+    assert given.gb_per_s == pytest.approx(row.gb_per_s * rates.FAMILIES[row.family].generation_share)
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_a_card_of_nvidia_that_no_table_knows_is_as_those_of_its_capability(pair
     given = rate(pair, "CUDA0", [card])
     known = rates.FAMILIES[family]
     assert given.source == rates.ASSUMED_SOURCE
-    assert least < given.gb_per_s / known.share < most
+    assert least < given.gb_per_s / known.generation_share < most
     assert given.node_us == known.node_us
     rows = [row for row in rates.NVIDIA if row.family == family]
-    ratios = (row.gb_per_s * known.share / given.gb_per_s for row in rows)
+    ratios = (row.gb_per_s * known.generation_share / given.gb_per_s for row in rows)
     assert statistics.mean(1 / given.factor <= ratio <= given.factor for ratio in ratios) >= 0.8
     ratios = (1000 * row.tflops * known.prompt_share / given.prompt_gflops for row in rows)
     factor = given.factor**cost_model.PROMPT_POWER
@@ -180,7 +180,7 @@ def test_names_as_drivers_report_them():
 )
 def test_memory_tells_jetsons_of_one_name_apart(pair, name, memory_mib, gb_per_s):
     given = rate(pair, "CUDA0", [{**STRIX, "backend": "cuda", "name": name, "memory_mib": memory_mib}])
-    assert given.gb_per_s == pytest.approx(gb_per_s * rates.FAMILIES["jetson"].share, abs=0.1)
+    assert given.gb_per_s == pytest.approx(gb_per_s * rates.FAMILIES["jetson"].generation_share, abs=0.1)
 
 
 def test_every_row_has_a_family_and_figures():

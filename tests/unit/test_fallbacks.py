@@ -59,7 +59,7 @@ def test_what_an_error_refuses_is_no_fallback(big_model, accepted, spared):
     """A Strix Halo stands in for a faster worker, with programs that lack kernels for the cache."""
     types = {"llama_server_cache_type_k": "q8_0", "llama_server_cache_type_v": "q4_0"}
     cluster = gpus(big_model, 2, 30, llama_accept_advisories=accepted, **types)
-    option = backends.BY_NAME["hip"].all_quants
+    option = backends.BY_NAME["hip"].quants_option
     own = {"llama_backend": "hip", "llama_build_cmake_options": {option: "OFF"}}
     cluster.add("worker3", "worker", address="192.0.2.13", facts=strix_halo(), **own)
     for host in cluster.hosts.values():

@@ -27,7 +27,7 @@ def test_a_patch_is_the_file_whose_checksum_is_known_and_changes_one_file(patch)
     content = Path(patch.path).read_bytes()
     assert hashlib.sha256(content).hexdigest() == patch.sha256
     assert re.findall(r"^\+\+\+ b/(\S+)", content.decode(), re.MULTILINE) == [fast_load.PATCHED_FILE]
-    assert patch.name.startswith(fast_load.PATH_PREFIX)
+    assert patch.name.startswith(fast_load.PATCH_PREFIX)
 
 
 def test_the_trees_that_were_read_have_one():

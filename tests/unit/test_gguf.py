@@ -48,7 +48,7 @@ def agrees(path):
     assert found.metadata.keys() == metadata.keys()
     for name, field in metadata.items():
         contents = field.contents()
-        if isinstance(contents, list) and len(contents) > gguf.MAX_ARRAY:
+        if isinstance(contents, list) and len(contents) > gguf.MAX_ARRAY_LENGTH:
             contents = len(contents)
         assert found.metadata[name] == pytest.approx(contents, nan_ok=True)
     assert found.tensors == {
@@ -140,13 +140,13 @@ def moe():
 
 
 def test_a_long_vocabulary_is_cut_anywhere_by_the_window(monkeypatch):
-    data = files.vocabulary(gguf.MAX_ARRAY + 10)
+    data = files.vocabulary(gguf.MAX_ARRAY_LENGTH + 10)
     whole = read(data)
     found = header_summary.summarize(whole)
-    assert (found["vocabulary"], found["quantisation"]) == (gguf.MAX_ARRAY + 10, "Q4_K_M")
+    assert (found["vocabulary"], found["quantisation"]) == (gguf.MAX_ARRAY_LENGTH + 10, "Q4_K_M")
     for chunk in (1, 7, 64, 1000):
-        monkeypatch.setattr(gguf, "FIRST_CHUNK", chunk)
-        monkeypatch.setattr(gguf, "MAX_CHUNK", 2 * chunk)
+        monkeypatch.setattr(gguf, "FIRST_CHUNK_BYTES", chunk)
+        monkeypatch.setattr(gguf, "MAX_CHUNK_BYTES", 2 * chunk)
         assert read(data) == whole
 
 
@@ -220,7 +220,7 @@ def many_parts(keys, count=3):
 @pytest.mark.parametrize(
     "limit, most, keys, said",
     [
-        ("MAX_KEPT_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "more than 0 MiB of metadata"),
+        ("MAX_METADATA_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "more than 0 MiB of metadata"),
         ("MAX_HEADER_BYTES", 2500, [("k", files.STRING, "x" * 1000)], "its header is longer than 0 MiB"),
         ("MAX_PARTS", 2, [], "it is one of 3 parts, and the limit is 2"),
     ],
@@ -252,7 +252,7 @@ def test_cut_at_every_byte():
 
 def test_a_file_that_becomes_shorter(tmp_path):
     (tmp_path / "model.gguf").write_bytes(files.model())
-    source = gguf.File(tmp_path / "model.gguf")
+    source = gguf.LocalFile(tmp_path / "model.gguf")
     source.size += 1
     with pytest.raises(gguf.GGUFError, match="was truncated while it was read"):
         gguf.read_headers("model.gguf", lambda name: source)
@@ -380,7 +380,7 @@ def test_names_are_escaped():
 
 def test_a_long_string_is_cut():
     found = read(files.model(keys=[("k", files.STRING, "x" * 100000), ("l", files.U8, 7)]))
-    assert found.metadata == {"k": "x" * gguf.MAX_STRING, "l": 7}
+    assert found.metadata == {"k": "x" * gguf.MAX_STRING_BYTES, "l": 7}
 
 
 # Memory
@@ -445,9 +445,9 @@ def test_a_header_without_end(monkeypatch, begin, after, said):
 @pytest.mark.parametrize("kind, value", [(files.U8, 1), (files.U32, 1 << 30), (files.STRING, ""), (files.STRING, "ab")])
 def test_metadata_that_is_kept_is_bounded(monkeypatch, kind, value):
     """Short arrays, which are kept, but too many of them."""
-    monkeypatch.setattr(gguf, "MAX_KEPT_BYTES", gguf.MAX_KEPT_BYTES // 8)
-    values = files.array(kind, [value] * gguf.MAX_ARRAY)
-    arrays = gguf.MAX_KEPT_BYTES // (len(values) - 12) + 1
+    monkeypatch.setattr(gguf, "MAX_METADATA_BYTES", gguf.MAX_METADATA_BYTES // 8)
+    values = files.array(kind, [value] * gguf.MAX_ARRAY_LENGTH)
+    arrays = gguf.MAX_METADATA_BYTES // (len(values) - 12) + 1
     data = files.model(keys=[(f"k{number:05d}", files.ARRAY, values) for number in range(arrays)])
 
     def work():

@@ -27,7 +27,7 @@ def test_every_layer_moves_every_state_in_its_own_way():
     seen = set()
     for layer in range(64):
         after = known_answer.permutation(layer)
-        assert sorted(after) == list(range(known_answer.positions()))
+        assert sorted(after) == list(range(known_answer.count_states()))
         assert all(state != following for state, following in enumerate(after))
         seen.add(tuple(after))
     assert len(seen) == 64
@@ -63,7 +63,7 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
         "token_embd.weight": known_answer.embedding(),
         "blk.1.ffn_gate.weight": diagonal,
         "blk.1.ffn_up.weight": diagonal,
-        "blk.1.ffn_down.weight": known_answer.step(1, width),
+        "blk.1.ffn_down.weight": known_answer.ffn_down(1, width),
         "output.weight": known_answer.output(2),
     }
     for name, entries in expected.items():

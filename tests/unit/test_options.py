@@ -15,7 +15,7 @@ from support.helps import help_of
 
 LACKING = {
     MAINLINE: {"processor"},
-    IK_LLAMA: {"feed-forward-on-the-processor", "fit", "log-verbosity", "models-max", "models-preset", "sleep"},
+    IK_LLAMA: {"cpu-feed-forward", "fit", "log-verbosity", "models-max", "models-preset", "sleep"},
 }
 """Fork → options that the plan owns and that it does not have."""
 PROGRAMS = (options.SERVER, options.WORKER)
@@ -199,5 +199,5 @@ def test_how_a_value_is_written(name, value, fork, expected):
 
 @pytest.mark.parametrize("value", ["dio", "mlock"])
 def test_a_value_that_a_fork_cannot_say(value):
-    with pytest.raises(options.UnknownOption, match=re.escape(f"load-mode {value}")):
+    with pytest.raises(options.UnsupportedValue, match=re.escape(f"load-mode {value}")):
         options.render_option("load-mode", value, IK_LLAMA)

@@ -76,7 +76,7 @@ TENSORS = (
 def noise(path):
     """Gives each byte of the tensors a value."""
     data = bytearray(path.read_bytes())
-    for place in gguf.tensor_places(str(path)).values():
+    for place in gguf.tensor_locations(str(path)).values():
         data[place.offset : place.offset + place.bytes] = os.urandom(place.bytes)
     path.write_bytes(data)
 
@@ -84,7 +84,7 @@ def noise(path):
 def bytes_of(path):
     return {
         name: Path(place.path).read_bytes()[place.offset : place.offset + place.bytes]
-        for name, place in gguf.tensor_places(str(path)).items()
+        for name, place in gguf.tensor_locations(str(path)).items()
     }
 
 
@@ -185,7 +185,7 @@ def test_why_no_layers_are_taken():
     for groups, keys, room, why in (
         (ALIKE, {}, 99, "one layer and the embedding tables need 0.0 GiB, but the limit is 0.0"),
         (DEEP, LATENT, 2600, "recognises this model by its number of layers, but not all 27 layers fit"),
-        ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "a part for each layer"),
+        ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "data of each layer"),
     ):
         summary, outside = summary_of(groups, **keys)
         limits = outside + room, 99

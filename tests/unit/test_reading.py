@@ -51,7 +51,7 @@ host/start_records._state_of host/system.System.text launcher/conversations._tok
 launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
 launcher/journal.replace_file launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
 launcher/server.keys_of links/configuration._files_with_our_names links/configuration.is_unplugged links/inspection._interfaces
-links/inspection._protected_interfaces model/layer_sample.write_sample model/gguf.File.__init__
+links/inspection._protected_interfaces model/layer_sample.write_sample model/gguf.LocalFile.__init__
 model/known_answer_file.write_model models/download._fetch_file models/download._difference
 models/download._write_record models/web.open_url launcher/runtime.ProgramRequest.handle proof/run._read_reference proof/run.prepare_reference
 verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.read_keys
@@ -164,7 +164,7 @@ def test_a_reply_that_never_ends_is_read_to_its_limit():
             client.sendall(bytes(65536))
 
     found = ask(script)
-    assert (found.status, len(found.text)) == (200, replies.REPLY_BYTES)
+    assert (found.status, len(found.text)) == (200, replies.MAX_REPLY_BYTES)
 
 
 def test_nothing_is_sent_where_there_is_an_objection():
@@ -176,11 +176,11 @@ def test_nothing_is_sent_where_there_is_an_objection():
         received.append(client.recv(65536))
         closed.set()
 
-    def objection():
+    def veto():
         assert accepted.wait(10)
         return "it is not ours"
 
-    assert ask(script, key="secret", objection=objection) == (0, "it is not ours")
+    assert ask(script, key="secret", veto=veto) == (0, "it is not ours")
     assert closed.wait(10)
     assert received == [b""]
 

@@ -24,7 +24,7 @@ def give(script, data, seconds=20):
     server = Server(script)
     try:
         with rpc_upload.UploadConnection("127.0.0.1", server.port, len(data), seconds) as worker:
-            worker.send_part(io.BytesIO(b"before" + data), 6, len(data))
+            worker.upload_tensor(io.BytesIO(b"before" + data), 6, len(data))
         assert server.all_closed_by_client()
     finally:
         server.listener.close()
@@ -34,13 +34,13 @@ def give(script, data, seconds=20):
 def test_every_generation_gets_a_tensor_and_keeps_it(tmp_path, version):
     data = content(LARGE)
     give(CacheWorker(version, folder=tmp_path).script, data)
-    assert len(rpc_upload.set_tensor_head(1, 2, 100)) == 9 + SIZE_OF_RPC_TENSOR + 1 + 8
+    assert len(rpc_upload.pack_set_tensor_header(1, 2, 100)) == 9 + SIZE_OF_RPC_TENSOR + 1 + 8
     assert [file.read_bytes() for file in (tmp_path / "rpc").iterdir()] == [data]
 
 
 @given(st.integers(1, 1 << 40))
 def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size):
-    head = rpc_upload.set_tensor_head(1, 2, size)
+    head = rpc_upload.pack_set_tensor_header(1, 2, size)
     row, rows, third, fourth, first_step, row_step, *_more = struct.unpack_from("<8I", head, 9 + 20)
     assert (third, fourth, first_step, row_step) == (1, 1, 1, row)
     assert size <= row * rows <= size + rpc_upload.count_rows(size)
@@ -52,8 +52,8 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
     [
         (CacheWorker((8, 0, 0), memory=1000).script, "does not have enough memory for its largest tensor"),
         (CacheWorker((3, 0, 0)).script, "closed the connection"),
-        (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "gives no valid answer"),
-        (lambda _client: None, "gives no valid answer: timed out"),
+        (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "did not give a valid answer"),
+        (lambda _client: None, "did not give a valid answer: timed out"),
     ],
 )
 def test_a_worker_that_does_not_take_part_is_named_in_a_sentence(script, said):
@@ -67,7 +67,7 @@ def test_a_model_that_becomes_shorter_meanwhile():
         pytest.raises(rpc_upload.TransferError, match="file was truncated during the transfer"),
         rpc_upload.UploadConnection("127.0.0.1", server.port, 100, 5) as worker,
     ):
-        worker.send_part(io.BytesIO(bytes(50)), 0, 100)
+        worker.upload_tensor(io.BytesIO(bytes(50)), 0, 100)
 
 
 def fingerprint(data, before=b""):

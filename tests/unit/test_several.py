@@ -83,7 +83,7 @@ def test_the_router_has_nothing_of_a_model(pair):
         *("--models-preset", "/opt/llamacpp/models.ini", "--models-max", "1", "--host", "192.0.2.10", "--port", "8080"),
         *("--api-key-file", keys, "--log-verbosity", "4"),
     ]
-    assert not {name for name in head["environment"] if options.is_variable(name)}
+    assert not {name for name in head["environment"] if options.is_option_variable(name)}
     assert head["environment"]["LLAMA_CACHE"] == "/opt/llamacpp/models/none"
     assert head["launcher"][-1] == "--router"
     assert head["launcher"].count("--worker") == 2

@@ -84,7 +84,7 @@ def test_openssl_is_no_library_of_a_backend_and_is_looked_for(tmp_path, folder):
     (tmp_path / folder / "openssl").mkdir(parents=True)
     (tmp_path / folder / "openssl" / "ssl.h").touch()
     assert toolchains.libraries([], tmp_path)["openssl"] == toolchains.ANY_VERSION
-    assert not [backend for backend in BACKENDS if "openssl" in toolkits.libraries(backend)]
+    assert not [backend for backend in BACKENDS if "openssl" in toolkits.libraries_of(backend)]
 
 
 ROCM = {"HIPCXX": "/opt/rocm-7.2.0/llvm/bin/clang", "HIP_PATH": "/opt/rocm-7.2.0", "ROCM_PATH": "/opt/rocm-7.2.0"}

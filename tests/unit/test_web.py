@@ -25,7 +25,7 @@ def test_only_the_header_is_read(server, tmp_path):
     found = web.read_header(server.url + "/m.gguf")
     assert found == gguf.read_path(str(tmp_path / "m.gguf"))
     assert found.files == [{"name": "m.gguf", "bytes": len(data)}]
-    assert server.sent == gguf.FIRST_CHUNK
+    assert server.sent == gguf.FIRST_CHUNK_BYTES
 
 
 def test_a_split_model(server, tmp_path):
@@ -92,7 +92,7 @@ def test_what_servers_answer(server, fault, said, remedy):
 
 
 def test_a_file_that_changes_while_it_is_read(server, monkeypatch):
-    monkeypatch.setattr(gguf, "FIRST_CHUNK", 64)
+    monkeypatch.setattr(gguf, "FIRST_CHUNK_BYTES", 64)
     data = files.vocabulary(5000)
 
     def grows(handler):

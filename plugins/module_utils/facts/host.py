@@ -66,8 +66,8 @@ def tool_versions(installed_toolchains: list[dict], root: Path = ROOT, ask: Ask 
     """Return the version of each tool and library, or None. Toolkits outside the search path count, too."""
     installed_versions = {tool: version_of([tool, *arguments], ask) for tool, arguments in VERSION_ARGUMENTS.items()}
     for entry in installed_toolchains:
-        if entry["backend"] in toolkits.SIDE_BY_SIDE and not installed_versions[toolkits.command(entry["backend"])]:
-            installed_versions[toolkits.command(entry["backend"])] = entry["version"]
+        if entry["backend"] in toolkits.SIDE_BY_SIDE and not installed_versions[toolkits.command_of(entry["backend"])]:
+            installed_versions[toolkits.command_of(entry["backend"])] = entry["version"]
     return {**installed_versions, **toolchains.libraries(installed_toolchains, root)}
 
 

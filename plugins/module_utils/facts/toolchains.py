@@ -49,7 +49,7 @@ def _libraries_of(root: Path, prefixes: list[str], backend: str) -> list[str]:
     folders = [folder for prefix in prefixes for folder in _include_folders(prefix)]
     return [
         name
-        for name in toolkits.libraries(backend)
+        for name in toolkits.libraries_of(backend)
         if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders))
     ]
 
@@ -85,7 +85,7 @@ def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str
 
 def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> list[dict]:
     toolchains = []
-    for folder, links in _prefixes(root, toolkit.patterns).items():
+    for folder, links in _prefixes(root, toolkit.command_patterns).items():
         prefix = _host_path(root, folder)
         version = text_of(folder / toolkit.version_file) if toolkit.version_file else ""
         components = _components(root, folder, toolkit)

@@ -65,7 +65,7 @@ def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
     return size
 
 
-def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
+def missing_tensors(worker: WorkerCache) -> list[gguf.TensorLocation]:
     """Return the worker's tensors that this host's models contain but its cache lacks; a single tensor of each group of equal tensors.
 
     :raises Refusal: a model cannot be read.
@@ -75,7 +75,7 @@ def missing_tensors(worker: WorkerCache) -> list[gguf.TensorPlace]:
     for path in dict.fromkeys(tensor.model for tensor in worker.prefill.tensors if os.path.exists(tensor.model)):
         sizes = tensor_sizes(tensor for tensor in worker.prefill.tensors if tensor.model == path)
         with _refuse_errors(path):
-            for name, tensor in gguf.tensor_places(path).items():
+            for name, tensor in gguf.tensor_locations(path).items():
                 if sizes.get(name) == tensor.bytes:
                     with reading.open_file(tensor.path, follows_links=True) as stream:
                         tensors[rpc_upload.fingerprint(stream, tensor.offset, tensor.bytes)] = tensor
@@ -123,7 +123,7 @@ def _check_free_space(folder: Path, needed_bytes: int) -> None:
         )
 
 
-def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> None:
+def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorLocation]) -> None:
     """Send the tensors to an instance of the worker's program on loopback, which shares its cache.
 
     :raises Refusal: the program does not run, or does not accept a tensor.
@@ -144,7 +144,7 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorPlace]) -> N
         with rpc_upload.UploadConnection(LOOPBACK, port, max_bytes, seconds) as connection:
             for tensor in tensors:
                 with _refuse_errors(tensor.path), reading.open_file(tensor.path, follows_links=True) as stream:
-                    connection.send_part(stream, tensor.offset, tensor.bytes)
+                    connection.upload_tensor(stream, tensor.offset, tensor.bytes)
     except rpc_upload.TransferError as error:
         raise Refusal(f"the worker program on port {port} {error}") from error
     finally:

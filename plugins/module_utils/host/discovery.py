@@ -156,7 +156,7 @@ def _complete_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
         for folder, subfolders, file_names in os.walk(root_folder):
             if folder[len(root_folder) :].count("/") >= MAX_DEPTH:
                 subfolders.clear()
-            for model in split_files.group(sorted(name for name in file_names if name.endswith(".gguf"))):
+            for model in split_files.group_files(sorted(name for name in file_names if name.endswith(".gguf"))):
                 paths = [os.path.join(folder, name) for name in model.names]
                 file = os.path.realpath(paths[0])
                 if model.is_complete and file not in real_paths and not download_record.problem_of_name(model.names[0]):

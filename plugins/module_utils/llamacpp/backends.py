@@ -1,7 +1,7 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A record for each backend of llama.cpp: build options, names of devices, and properties of their memory.
-The toolkits that compile for a backend are in toolkits.py, which every host gets.
+"""Backends of llama.cpp: their build options, names of devices, and properties of device memory.
+The toolkits that compile for a backend are in toolkits.py, which is sent to every host.
 
 Other modules name a backend only to read a vendor's devices (facts/hardware.py, memory.py, host.py) or to work around its faults
 (planner/advisories, planner/placement/devices.py). Properties that most backends share are defaults.
@@ -36,50 +36,50 @@ run npm (#23156, #23377): the controller adds it to the sources."""
 
 IK_LLAMA_OPTIONS = {**COMMON_OPTIONS, "GGML_SCHED_MAX_COPIES": "1", "LLAMA_BUILD_EXAMPLES": "ON", "LLAMA_CURL": "OFF"}
 """Options of every build of ik_llama.cpp, whose server and worker are examples. Only the requested targets are compiled. Flash attention for the
-processor takes longest to compile, so a build has only the kernels that the KV cache needs."""
+processor takes longest to compile, so a build contains only the kernels that the KV cache needs."""
 
-RDMA = "GGML_RPC_RDMA"
-"""Option with which RPC switches from TCP to RDMA after the handshake (#20590)."""
+RDMA_OPTION = "GGML_RPC_RDMA"
+"""Option that makes RPC switch from TCP to RDMA after the handshake (#20590)."""
 RDMA_DEVICES = ("char-infiniband_verbs",)
 """Devices that a service opens for RDMA, for systemd's DeviceAllow. Every account may open them."""
 TLS_OPTIONS = {words.MAINLINE: ("LLAMA_OPENSSL",), words.IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
 """Fork → options that enable TLS in llama-server. ik_llama.cpp of January to March 2026 needs both (its #1451)."""
 
-QUANTS_WITH_KERNELS = {"f32", "f16", "bf16", "q8_0", "q4_0"}
-"""Types of the KV cache with flash attention in every build, if keys and values have the same type."""
+DEFAULT_FLASH_TYPES = {"f32", "f16", "bf16", "q8_0", "q4_0"}
+"""KV cache types for which every build has flash attention, if keys and values have the same type."""
 
 NEW_TYPES = frozenset({"F8_E4M3"})
-"""Types of tensors that are newer than the trees that were reviewed."""
-TERNARY = frozenset({"TQ1_0", "TQ2_0"})
+"""Tensor types that are newer than the reviewed source trees."""
+TERNARY_TYPES = frozenset({"TQ1_0", "TQ2_0"})
 
 MATRIX_ROW_PADDING = 512
 """Some backends pad the last row of a quantised tensor to a multiple of this number of elements."""
 
-AMX_OFF = "-U__AMX_INT8__"
+NO_AMX = "-U__AMX_INT8__"
 """Compiler flag that excludes AMX from a build. -march=native defines this macro whatever the GGML_AMX_… options are. Compilers before GCC 11 and
-Clang 11, and those for GPUs, do not know -mno-amx-int8."""
+Clang 11, and compilers for GPUs, reject -mno-amx-int8."""
 UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
 """Option of Mesa's Vulkan driver for AMD, in its configuration or the environment, that reports all shared memory as the device's. Only ``true`` and
 ``false`` have an effect (parseValue in src/util/xmlconfig.c)."""
 
 
 class ArchitectureFormat(NamedTuple):
-    """Spelling of a device's architecture, and the cmake option for it."""
+    """Format of a device's architecture, and the cmake option for it."""
 
-    expression: str
+    pattern: str
     example: str
     title: str
     """Readable name."""
     remedy: str
     """Remedy for an unknown architecture."""
     option: str
-    """Option of cmake."""
-    target: Callable[[str], str]
-    """Function that spells the architecture for that option."""
+    """Name of the cmake option."""
+    format_target: Callable[[str], str]
+    """Function that formats the architecture for that option."""
     oldest_toolkits: Mapping[str, str]
     """Architecture → oldest toolkit that compiles for it."""
     dropped_targets: tuple[tuple[str, str], ...]
-    """Toolkit, and the oldest architecture that it and newer ones compile for."""
+    """Toolkit version, and the oldest architecture that this and newer versions compile for."""
 
 
 class VisibilityVariable(NamedTuple):
@@ -89,10 +89,10 @@ class VisibilityVariable(NamedTuple):
     devices: str
     """Value of the variable, with a placeholder for the comma-separated numbers of devices."""
     no_device: str | None
-    """Value of the variable for no device; None if unknown."""
+    """Value of the variable that hides all devices; None if unknown."""
     hides_devices: bool
-    """Whether it may hide devices from llama-server. Programs take memory of visible devices that they do not use (518 MiB each with CUDA), and
-    number devices as we do."""
+    """Whether the plan may use it to hide devices from llama-server. Programs allocate memory on visible devices that they do not use (518 MiB each with
+    CUDA), and number devices as the plan does."""
 
 
 class Backend(NamedTuple):
@@ -106,16 +106,16 @@ class Backend(NamedTuple):
     in_ik_llama: bool = True
     """Whether ik_llama.cpp can link the backend statically."""
     options: Mapping[str, str] = {}
-    """Options of cmake in every build for it."""
+    """cmake options of every build for it."""
     disabled_options: tuple[str, ...] = ()
     """Further options that are off, because their default depends on an installed library that another host may lack, or makes cmake fetch a git tag."""
     disabled_in_ik_llama: tuple[str, ...] = ()
-    all_quants: str = ""
+    quants_option: str = ""
     """Option that compiles flash attention for every pair of KV cache types; empty without such an option."""
     architecture: ArchitectureFormat | None = None
     """Architecture to compile for; None if programs run on all devices."""
     other_names: tuple[str, ...] = ()
-    """Other names of the backend: vendors and toolkits."""
+    """Other names of the backend: its vendor or toolkit."""
     is_vendor_neutral: bool = False
     """Whether it drives devices that their vendors' backends also drive."""
     device_files: tuple[str, ...] = ()
@@ -124,17 +124,17 @@ class Backend(NamedTuple):
     """Kernel driver whose parameters limit the memory of its devices; empty if there are several."""
     visibility_variable: VisibilityVariable | None = None
     bus_order: tuple[str, str] | None = None
-    """Variable and value that make the backend number devices in bus order, as we do."""
+    """Variable and value that make the backend number devices in bus order, as the plan does."""
     environment: Mapping[str, str] = {}
-    """Environment of services."""
-    row_padding: bool = False
-    """Whether MATRIX_ROW_PADDING applies."""
+    """Environment of services that use it."""
+    pads_rows: bool = False
+    """Whether it pads the last row of a quantised tensor (MATRIX_ROW_PADDING)."""
     unsupported_types: frozenset[str] = frozenset()
     """Types of tensors that it may not be able to multiply: GGML_OP_MUL_MAT in its supports_op, the same in builds 11063 and 11434. This matters for
-    workers because ggml-rpc claims to compute everything."""
+    workers because ggml-rpc claims to support every operation."""
     maps_model_file: bool = False
     """Whether it maps weights from the file into a buffer that is larger than the tensors."""
-    largest_buffer: int = 0
+    max_buffer_bytes: int = 0
     """Size in bytes above which it splits an allocation into several buffers; 0 for no limit."""
 
     @property
@@ -144,7 +144,7 @@ class Backend(NamedTuple):
 
 
 def cuda_architecture(capability: str) -> str:
-    """Return a compute capability for CMAKE_CUDA_ARCHITECTURES. Blackwell's consumer devices (12.0, 12.1) have instructions that need the suffix ``a``."""
+    """Return CMAKE_CUDA_ARCHITECTURES for a compute capability. Blackwell's consumer devices (12.0, 12.1) have instructions that need the suffix ``a``."""
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
 
 
@@ -159,7 +159,7 @@ VULKAN = Backend(
     device_files=("char-drm", "char-nvidia*"),
     visibility_variable=VisibilityVariable("GGML_VK_VISIBLE_DEVICES", "{}", "", False),
     unsupported_types=NEW_TYPES,
-    largest_buffer=1 << 30,
+    max_buffer_bytes=1 << 30,
 )
 
 HIP = Backend(
@@ -168,14 +168,14 @@ HIP = Backend(
     preference=2,
     in_ik_llama=False,
     options={"GGML_HIP": "ON"},
-    all_quants="GGML_CUDA_FA_ALL_QUANTS",
+    quants_option="GGML_CUDA_FA_ALL_QUANTS",
     architecture=ArchitectureFormat(
-        expression=r"gfx[0-9a-f]+(:[a-z]+[+-])*",
+        pattern=r"gfx[0-9a-f]+(:[a-z]+[+-])*",
         example="gfx1151",
         title="architecture",
         remedy="load the kernel driver amdgpu on that host",
         option="GPU_TARGETS",
-        target=str,
+        format_target=str,
         oldest_toolkits={},
         dropped_targets=(),
     ),
@@ -183,9 +183,9 @@ HIP = Backend(
     device_files=("char-drm", "/dev/kfd"),
     kernel_driver=words.AMDGPU,
     visibility_variable=VisibilityVariable("HIP_VISIBLE_DEVICES", "{}", "-1", True),
-    unsupported_types=TERNARY | NEW_TYPES,
+    unsupported_types=TERNARY_TYPES | NEW_TYPES,
     alignment=128,
-    row_padding=True,
+    pads_rows=True,
 )
 
 CUDA = Backend(
@@ -195,14 +195,14 @@ CUDA = Backend(
     options={"GGML_CUDA": "ON"},
     disabled_options=("GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"),
     disabled_in_ik_llama=("GGML_NCCL",),
-    all_quants="GGML_CUDA_FA_ALL_QUANTS",
+    quants_option="GGML_CUDA_FA_ALL_QUANTS",
     architecture=ArchitectureFormat(
-        expression=r"\d+\.\d",
+        pattern=r"\d+\.\d",
         example="8.6",
         title="compute capability",
         remedy="install the driver's nvidia-smi on that host",
         option="CMAKE_CUDA_ARCHITECTURES",
-        target=cuda_architecture,
+        format_target=cuda_architecture,
         oldest_toolkits={
             "8.0": "11.0",
             "8.6": "11.1",
@@ -221,10 +221,10 @@ CUDA = Backend(
     device_files=("char-nvidia*",),
     kernel_driver="nvidia",
     visibility_variable=VisibilityVariable("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
-    unsupported_types=TERNARY | NEW_TYPES,
+    unsupported_types=TERNARY_TYPES | NEW_TYPES,
     bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     alignment=128,
-    row_padding=True,
+    pads_rows=True,
 )
 
 METAL = Backend(
@@ -247,21 +247,21 @@ SYCL = Backend(
     device="SYCL{}",
     device_files=("char-drm",),
     visibility_variable=VisibilityVariable("ONEAPI_DEVICE_SELECTOR", "level_zero:{}", None, False),
-    unsupported_types=TERNARY | NEW_TYPES,
+    unsupported_types=TERNARY_TYPES | NEW_TYPES,
     # Required for a device to report its free memory.
     environment={"ZES_ENABLE_SYSMAN": "1"},
     alignment=128,
-    row_padding=True,
+    pads_rows=True,
 )
-"""Backend for Intel's graphics over Level Zero, from the sources of build 11063; it was never tested."""
+"""Backend for Intel GPUs over Level Zero. It follows the sources of build 11063 and was never tested."""
 
-BY_NAME: Mapping[str, Backend] = {record.name: record for record in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
+BY_NAME: Mapping[str, Backend] = {backend.name: backend for backend in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
 PREFERRED_ORDER = tuple(sorted({*words.BACKENDS} - {CPU.name}, key=lambda name: BY_NAME[name].preference))
 """Backends with devices, in the order of ``auto``."""
-UNIVERSAL = next(record for record in BY_NAME.values() if record.is_vendor_neutral)
+UNIVERSAL = next(backend for backend in BY_NAME.values() if backend.is_vendor_neutral)
 """Backend that supports cards of every vendor."""
-NAMES_BY_ALIAS = {name: record.name for record in BY_NAME.values() for name in record.other_names}
-IK_LLAMA_BACKENDS = tuple(record.name for record in BY_NAME.values() if record.in_ik_llama)
+NAMES_BY_ALIAS = {name: backend.name for backend in BY_NAME.values() for name in backend.other_names}
+IK_LLAMA_BACKENDS = tuple(backend.name for backend in BY_NAME.values() if backend.in_ik_llama)
 
 
 def device_name(backend: str, index: int) -> str:
@@ -277,7 +277,7 @@ def device_files(backend: str) -> list[str]:
 def service_environment(backend: str, build_environment: Mapping[str, str], is_compiled: bool) -> dict[str, str]:
     """Return the environment in which programs of a build run.
 
-    :param build_environment: environment of the compilation, or of compiled programs.
+    :param build_environment: environment of the compilation if the host compiles the build, otherwise that of its prebuilt programs.
     """
     toolkit = toolkits.TOOLKITS.get(backend)
     variables = tuple(build_environment) if not is_compiled else toolkit.runtime_variables if toolkit else ()
@@ -289,7 +289,7 @@ def service_environment(backend: str, build_environment: Mapping[str, str], is_c
 
 def needs_all_quants(type_k: str, type_v: str, fork: str = words.MAINLINE) -> bool:
     """Return whether flash attention with these KV cache types needs kernels that are not compiled by default."""
-    compiled_types = QUANTS_WITH_KERNELS - ({"q4_0"} if fork == words.IK_LLAMA else set())
+    compiled_types = DEFAULT_FLASH_TYPES - ({"q4_0"} if fork == words.IK_LLAMA else set())
     return type_k != type_v or type_k not in compiled_types
 
 
@@ -299,14 +299,14 @@ def is_enabled(value: str) -> bool:
 
 
 def exclusion_options(unusable_features: Collection[str], cmake_options: Mapping[str, str]) -> dict[str, str]:
-    """Return options that exclude instructions that the processor announces, but programs cannot use.
+    """Return cmake options that exclude instructions that the processor reports but programs cannot use.
 
-    :param unusable_features: unusable instructions of the processor in its facts.
-    :param cmake_options: the operator's options. Their flags follow ours and override them; if GGML_AMX_INT8 is set, nothing is excluded.
+    :param unusable_features: unusable instruction sets in the facts of the processor.
+    :param cmake_options: the operator's options. Their flags come last and therefore take precedence; if GGML_AMX_INT8 is set, nothing is excluded.
     """
     if "amx" not in unusable_features or "GGML_AMX_INT8" in cmake_options:
         return {}
-    return {name: f"{AMX_OFF} {cmake_options.get(name, '')}".strip() for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
+    return {name: f"{NO_AMX} {cmake_options.get(name, '')}".strip() for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
 
 
 def cmake_options(
@@ -326,9 +326,9 @@ def cmake_options(
         options = {**COMMON_OPTIONS, **dict.fromkeys((*DISABLED_OPTIONS, *record.disabled_options), "OFF")}
     options.update(record.options)
     options.update(dict.fromkeys(TLS_OPTIONS[fork] if tls else (), "ON"))
-    form = record.architecture
-    if form:
-        options[form.option] = ";".join(form.target(architecture) for architecture in architectures)
-    if all_quants and record.all_quants:
-        options[record.all_quants] = "ON"
+    architecture_format = record.architecture
+    if architecture_format:
+        options[architecture_format.option] = ";".join(map(architecture_format.format_target, architectures))
+    if all_quants and record.quants_option:
+        options[record.quants_option] = "ON"
     return options

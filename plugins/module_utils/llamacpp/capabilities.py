@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Capabilities of releases of llama.cpp: names of programs, options, protocol, and architectures.
 
-Builds from OLDEST on are supported. Options are in the table of options, which is compared with the help of the programs before they serve.
+Builds in OLDEST_BUILDS and newer ones are supported. Options are in options.TABLE, which is compared with the help of the programs before they serve.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ counts its own commits; this is 8337e4cd of 15 August 2026."""
 PYPI_TREES: dict[str, dict[str, Any]] = {"0.3.36": {"build": 11063, "commit": "0c1e570"}}
 """Release of llama-cpp-python → the llama.cpp tree in it."""
 
-PACKAGED_TREES = {"0.7.0": 11669}
+PACKAGED_BUILDS = {"0.7.0": 11669}
 """Version of a distribution's package → its build of llama.cpp, oldest first."""
-PACKAGED_SINCE = {"debian": 14}
-"""Distribution → its first version whose llama.cpp package has RPC."""
+OLDEST_DISTRIBUTIONS = {"debian": 14}
+"""Distribution → its oldest version whose llama.cpp package supports RPC."""
 
 PROTOCOLS = [(11063, "7.0.0"), (11435, None), (11450, "8.0.0"), (11740, None)]
-"""RPC protocol by first build, None if unknown. Sources: the trees of 11063 and 11434, and the programs of 11669 and 11739; 8.0.0 began with 11450 (#26610)."""
+"""RPC protocol by first build, None if unknown. Sources: the trees of 11063 and 11434, and the programs of 11669 and 11739; 11450 introduced 8.0.0 (#26610)."""
 IK_LLAMA_PROTOCOL = "3.5.2"
 
 MAX_BACKENDS = 16
 """Maximum number of backends of one llama-server, one for each device and one for the processor (an assertion on GGML_SCHED_MAX_BACKENDS in
 ggml-backend.cpp and in ik_llama.cpp)."""
 MAX_DEVICES = MAX_BACKENDS - 1
-"""Maximum number of devices without the processor. ``--tensor-split`` also requires fewer shares than llama_max_devices (arg.cpp), 16 (#13293)."""
+"""Maximum number of devices besides the processor. ``--tensor-split`` also requires fewer shares than llama_max_devices (arg.cpp), 16 (#13293)."""
 
 BUFFER_NAME = "RPC0[{endpoint}]"
 """Name of a worker's buffers in the log."""
@@ -77,23 +77,23 @@ qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 step35 
 """
 
 
-class Appearance(NamedTuple):
-    """Two reviewed builds between which an architecture appeared: the last build without it, and the first with it."""
+class ArchitectureSupport(NamedTuple):
+    """Reviewed builds before and after an architecture was added: the newest without it, and the oldest with it (None if all lack it)."""
 
     newest_build_without: int
     oldest_build_with: int | None
 
 
-def appearance_of(architecture: str, fork: str) -> Appearance | None:
-    """Return the appearance of an architecture; None if all supported builds have it."""
+def support_of(architecture: str, fork: str) -> ArchitectureSupport | None:
+    """Return which builds support an architecture; None if all supported builds do."""
     if architecture in (ARCHITECTURES if fork == MAINLINE else _IK_LLAMA_ARCHITECTURES.split()):
         return None
     newest_build_without = OLDEST_BUILDS[fork]
     for build, names in NEW_ARCHITECTURES.items() if fork == MAINLINE else ():
         if architecture in names.split():
-            return Appearance(newest_build_without, build)
+            return ArchitectureSupport(newest_build_without, build)
         newest_build_without = build
-    return Appearance(REVIEWED_BUILDS[fork], None)
+    return ArchitectureSupport(REVIEWED_BUILDS[fork], None)
 
 
 WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
@@ -109,7 +109,7 @@ def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
 
 WORD = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
 OPTION_HEADING = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
-"""Pattern for an option in a help text: its names with values. Explanations are further to the right."""
+"""Pattern for an option in a help text: its names and value. Descriptions are further to the right."""
 REMOVED_TEXT = "argument has been removed"
 
 
@@ -124,7 +124,7 @@ def parse_help(text: str) -> dict[str, bool]:
 
 
 def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str, bool], fork: str) -> list[str]:
-    """Return the options of a command line that a program would reject, and switches that a value follows.
+    """Return the options of a command line that a program would reject, including switches followed by a value.
 
     :param program: options.SERVER or options.WORKER.
     :param argv: command line without the program.
@@ -141,5 +141,5 @@ def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str
             rejected_options.append(argument)
         if help_options.get(word):
             next(arguments, None)
-        switch = argument if help_options.get(word) is False and fork in options.COMPLETE_HELP else ""
+        switch = argument if help_options.get(word) is False and fork in options.COMPLETE_HELP_FORKS else ""
     return rejected_options

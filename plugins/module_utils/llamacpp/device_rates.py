@@ -1,10 +1,10 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Speeds of devices by name and architecture, for devices without a measurement.
+"""Speeds of devices that were not measured, by name and architecture.
 
 Bandwidth (GB/s, 1e9) and 16-bit rate (TFLOPS with 32-bit accumulation, of matrix units if present) are the vendors' figures, for the most common
-memory if boards of a name differ. The share of both that llama.cpp reaches, and its overhead for each node of a graph, are properties of a family.
-docs/performance.md compares predictions with measurements.
+memory configuration if boards of the same name differ. The share of both that llama.cpp reaches, and its overhead for each node of a graph, belong to a
+family. docs/performance.md compares predictions with measurements.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 class Family(NamedTuple):
     """Performance of llama.cpp on devices of one kind."""
 
-    share: float
+    generation_share: float
     """Share of the bandwidth that generation reaches."""
     node_us: float
     """Overhead in microseconds for each node of the graph."""
@@ -26,11 +26,11 @@ class Family(NamedTuple):
     """Share of the 16-bit rate that prompts reach."""
     source: str
     factor: float = 1.5
-    """Uncertainty factor of the speed. Four of five measurements that no fit had used lie within it."""
+    """Uncertainty factor of the speed. Four in five measurements that were not used in a fit lie within it."""
     weights_per_s: float = math.inf
     """Weights (1e9) that kernels for single tokens multiply per second, where that is a limit besides the bandwidth."""
     wake_ms: float = 0.0
-    """Milliseconds in which a worker with this device wakes up for a token."""
+    """Milliseconds that a worker with this device takes to wake up for a token."""
 
 
 FITTED_SOURCE = "fitted to docs/performance.md"
@@ -66,11 +66,11 @@ FAMILIES = {
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: M4 Max, processor only"),
     "board": Family(0.72, 8.0, 1.0, FITTED_SOURCE + ": Raspberry Pi 5", factor=1.55),
 }
-"""Family, or family with a backend or the architecture of a model, which has precedence."""
+"""Performance by family. Keys with a backend or the architecture of a model take precedence."""
 
 
 def family_of(name: str, backend: str, architecture: str = "") -> str:
-    """Return the key in FAMILIES."""
+    """Return the most specific key in FAMILIES for a family, a backend and the architecture of a model."""
     names = (f"{name}-{backend} {architecture}", f"{name} {architecture}", f"{name}-{backend}")
     return next((key for key in names if key in FAMILIES), name)
 
@@ -90,16 +90,16 @@ TYPE_COSTS = (
     (r"Q[23]_K", TypeCost(1.22, 1.3)),
     (r"Q[456]_K|IQ4_XS", TypeCost(1.06, 1.13)),
 )
-OTHER_TYPE = TypeCost(1.0, 1.0)
+DEFAULT_TYPE_COST = TypeCost(1.0, 1.0)
 
 
 @functools.lru_cache(maxsize=64)
 def cost_of_type(name: str) -> TypeCost:
-    return next((cost for pattern, cost in TYPE_COSTS if re.match(pattern, name)), OTHER_TYPE)
+    return next((cost for pattern, cost in TYPE_COSTS if re.match(pattern, name)), DEFAULT_TYPE_COST)
 
 
 class RateRow(NamedTuple):
-    """A row of a table: expression for the name or the architecture, bandwidth, 16-bit rate, family."""
+    """Figures of a device: pattern for its name or architecture, bandwidth, 16-bit rate, and family."""
 
     pattern: str
     gb_per_s: float
@@ -107,7 +107,7 @@ class RateRow(NamedTuple):
     family: str
     min_mib: int = 0
     """Minimum memory of the device, if boards of one name differ."""
-    spread: float = 1.0
+    min_factor: float = 1.0
     """Minimum uncertainty factor of the speed."""
 
 
@@ -272,7 +272,7 @@ INTEL = (
     RateRow(r"B50|8086:e212", 224, 71, "intel"),
 )
 ACCELERATORS = (*AMD, *NVIDIA, *APPLE, *INTEL)
-"""The first row that fits counts, so longer names stand before shorter ones."""
+"""The first matching row counts, so longer names come before shorter ones."""
 
 PROCESSORS = (
     *(row._replace(tflops=3.0, family="apple-processor") for row in APPLE),
@@ -306,43 +306,43 @@ PROCESSORS = (
     RateRow(r"RK3588|Orange Pi 5|ROCK 5", 30, 0.15, "board"),
     RateRow(r"Cortex-X925", 200, 2.0, "processor"),
     RateRow(r"Raspberry Pi (?:5|Compute Module 5)|Cortex-A76$", 17, 0.1, "board"),
-    RateRow(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 3.6, 0.012, "board", spread=1.8),
+    RateRow(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 3.6, 0.012, "board", min_factor=1.8),
     RateRow(r"Cortex-A720|Oryon", 50, 1.0, "processor"),
 )
-"""Processors with known memory channels, all populated with the fastest memory that the vendor specifies."""
+"""Processors with known memory channels. All channels are assumed to have the fastest memory that the vendor specifies."""
 
 ASSUMED_RATES = {
     "discrete": RateRow("", 400, 25, "rdna2"),
     "unified": RateRow("", 80, 8, "igpu"),
     "processor": RateRow("", 50, 0.8, "processor"),
     "board": RateRow("", 17, 0.1, "board"),
-    "nvidia": RateRow("", 566, 61.5, "nvidia", spread=2.6),
-    "turing": RateRow("", 465, 37.4, "turing", spread=1.8),
-    "volta": RateRow("", 767, 111, "volta", spread=1.5),
-    "pascal": RateRow("", 281, 7.2, "pascal", spread=2.2),
-    "datacenter": RateRow("", 3084, 580, "datacenter", spread=2.9),
+    "nvidia": RateRow("", 566, 61.5, "nvidia", min_factor=2.6),
+    "turing": RateRow("", 465, 37.4, "turing", min_factor=1.8),
+    "volta": RateRow("", 767, 111, "volta", min_factor=1.5),
+    "pascal": RateRow("", 281, 7.2, "pascal", min_factor=2.2),
+    "datacenter": RateRow("", 3084, 580, "datacenter", min_factor=2.9),
 }
-"""Kind of an unlisted device, or family of an unlisted NVIDIA card → assumed rates. For a family these are the mean of its rows and their spread."""
+"""Kind of an unlisted device, or family of an unlisted NVIDIA card → assumed rates. For a family these are the mean and the spread of its rows."""
 
 FAMILY_CAPABILITIES = ((8.0, "nvidia"), (7.5, "turing"), (7.0, "volta"), (0.0, "pascal"))
-DATACENTER = ("8.0", "9.0", "10.0", "10.3")
-"""Lowest compute capability of each family, and capabilities of cards with HBM."""
+HBM_CAPABILITIES = ("8.0", "9.0", "10.0", "10.3")
+"""Lowest compute capability of each family, and compute capabilities of cards with HBM."""
 
 
-def assumed_card(architecture: str) -> RateRow:
+def assumed_card_row(architecture: str) -> RateRow:
     """Return the assumed rates of an unlisted card."""
     if not re.fullmatch(r"\d+\.\d+", architecture):
         return ASSUMED_RATES["discrete"]
     family = next(name for capability, name in FAMILY_CAPABILITIES if float(architecture) >= capability)
-    return ASSUMED_RATES["datacenter" if architecture in DATACENTER else family]
+    return ASSUMED_RATES["datacenter" if architecture in HBM_CAPABILITIES else family]
 
 
 CORE_GB_PER_S = 5.0
 """Bandwidth of one hardware thread: 4 to 6 GB/s on processors with 4 to 24 cores."""
 CORE_GFLOPS = {True: 110.0, False: 48.0, None: 37.0}
 """Whether a processor has AVX-512 (None for ARM) → GFLOPS of one core in prompts. Measurements on 2 cores of EPYCs gave 153 and 64 with f16
-(docs/performance.md), and quantised weights take a third longer."""
-BOARD_MIB = 17 * 1024
+(docs/performance.md); quantised weights take a third longer."""
+MAX_BOARD_MIB = 17 * 1024
 """Largest memory of an ARM host with Linux that counts as a small board."""
 
 
@@ -366,18 +366,18 @@ def is_board(system: str, architecture: str, memory_mib: int, model: str) -> boo
     row = processor_row(model)
     if row:
         return row.family == "board"
-    return system == "Linux" and architecture in ("aarch64", "armv7l") and memory_mib <= BOARD_MIB
+    return system == "Linux" and architecture in ("aarch64", "armv7l") and memory_mib <= MAX_BOARD_MIB
 
 
 TABLE, ASSUMED_SOURCE = "table", "assumed"
-"""Sources of a rate, the surest first."""
+"""Sources of a rate, the most reliable first."""
 
 
 class Rate(NamedTuple):
     gb_per_s: float
-    """Bytes of weights and KV cache (1e9) that it reads per second in generation."""
+    """Gigabytes (1e9) of weights and KV cache that it reads per second in generation."""
     prompt_gflops: float
-    """Rate that prompts reach."""
+    """GFLOPS that prompts reach."""
     source: str
     """TABLE or ASSUMED_SOURCE."""
     node_us: float = 2.0
@@ -391,14 +391,17 @@ class Rate(NamedTuple):
 
 
 UNKNOWN_FACTOR = 2.0
-"""Factor of a device that no table has."""
+"""Uncertainty factor of a device that no table lists."""
 
 
 def rate_of_row(row: RateRow, source: str, backend: str = "cpu", architecture: str = "") -> Rate:
-    """Return the rate that llama.cpp reaches with a row's figures."""
+    """Return the rate that llama.cpp reaches on a device with these figures."""
     family = FAMILIES[family_of(row.family, backend, architecture)]
-    factor = max(UNKNOWN_FACTOR if source == ASSUMED_SOURCE else family.factor, row.spread)
-    gb_per_s, prompt_gflops = round(row.gb_per_s * family.share, 1), round(1000 * row.tflops * family.prompt_share, 1)
+    factor = max(UNKNOWN_FACTOR if source == ASSUMED_SOURCE else family.factor, row.min_factor)
+    gb_per_s, prompt_gflops = (
+        round(row.gb_per_s * family.generation_share, 1),
+        round(1000 * row.tflops * family.prompt_share, 1),
+    )
     node_us = round(family.node_us, 2)
     return Rate(gb_per_s, prompt_gflops, source, node_us, factor, family.weights_per_s, family.wake_ms)
 
@@ -406,7 +409,7 @@ def rate_of_row(row: RateRow, source: str, backend: str = "cpu", architecture: s
 def accelerator_rate(
     backend: str, name: str, architecture: str, memory_mib: int, unified: bool, model_architecture: str
 ) -> Rate:
-    """Return the rate of an accelerator by its name or architecture, or the rate that is assumed for its kind."""
+    """Return the rate of an accelerator by its name or architecture, or the assumed rate of its kind."""
     row = accelerator_row(architecture, name, memory_mib or 0)
-    assumed_row = ASSUMED_RATES["unified"] if unified else assumed_card(architecture)
+    assumed_row = ASSUMED_RATES["unified"] if unified else assumed_card_row(architecture)
     return rate_of_row(row or assumed_row, TABLE if row else ASSUMED_SOURCE, backend, model_architecture)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 
 SERVER, WORKER = "llama-server", "rpc-server"
-"""Programs; the worker's program has the name from old releases."""
+"""Programs. The worker's program is named as in old releases."""
 
 VALUE, LIST, SWITCH = "value", "list", "switch"
 """Forms: an option with a value, with comma-separated values, or without a value."""
@@ -23,7 +23,7 @@ VALUE, LIST, SWITCH = "value", "list", "switch"
 EXTRA_MEMORY = "unplanned"
 """Marker of options that put unplanned data into the memory of devices."""
 SPECULATION = "speculation"
-"""Name of the option for the method of speculation."""
+"""Name of the option that selects the method of speculation."""
 DRAFT_TEXT = "speculation (a draft model, or layers for multi-token prediction)"
 
 BENCH = "llama-bench"
@@ -35,21 +35,21 @@ class Spelling(NamedTuple):
 
     :param words: synonyms; the plan writes the first.
     :param form: VALUE, LIST or SWITCH.
-    :param means: value that a switch stands for.
+    :param value: value that a switch stands for.
     :param is_written: whether the plan writes it.
-    :param unlisted: words that the program accepts but does not list in its help.
-    :param since: oldest reviewed build with it, unless that is the oldest supported build.
+    :param unlisted_words: words that the program accepts but does not list in its help.
+    :param first_build: oldest reviewed build that has it, unless that is the oldest supported build.
     """
 
     fork: str
     words: tuple[str, ...]
     form: str = VALUE
-    means: str = ""
+    value: str = ""
     is_written: bool = True
     unlisted_words: tuple[str, ...] = ()
-    since: int = 0
+    first_build: int = 0
 
-    def names(self) -> Iterator[str]:
+    def listed_words(self) -> Iterator[str]:
         """Yield the words that the help of the program lists."""
         return (word for word in self.words if word not in self.unlisted_words)
 
@@ -59,12 +59,12 @@ class Option(NamedTuple):
 
     :param variable: variable that sets it; None if the plan decides.
     :param memory: field of kv_cache.CacheSettings that it changes, EXTRA_MEMORY, or empty.
-    :param silent: values that are never written.
-    :param implied: values that may be omitted if no spelling can express them.
+    :param omitted_values: values that are never written.
+    :param implied: values that are left out if no spelling can express them.
     :param remedy: alternative to the option, if no variable sets it.
     :param adds: unplanned data that it adds to devices.
-    :param secret: whether its value is a secret, which neither a command line nor a definition may contain.
-    :param optional_from: minimum planned value at which this tuning option may be omitted, because llama-server's default then fits into memory: the
+    :param is_secret: whether its value is a secret, which neither a command line nor a definition may contain.
+    :param optional_min: minimum planned value at which this tuning option may be omitted, because llama-server's default then fits into memory: the
         plan reserves half of the free memory for conversations, llama-server 8192 MiB. None if omitting it would change answers or safety.
     """
 
@@ -72,13 +72,13 @@ class Option(NamedTuple):
     spellings: tuple[Spelling, ...]
     variable: str | None = None
     memory: str = ""
-    silent: tuple[str, ...] = ()
+    omitted_values: tuple[str, ...] = ()
     implied: tuple[str, ...] = ()
     remedy: str = ""
     program: str = SERVER
-    secret: bool = False
+    is_secret: bool = False
     adds: str = ""
-    optional_from: int | None = None
+    optional_min: int | None = None
 
     @property
     def is_exclusive(self) -> bool:
@@ -100,20 +100,20 @@ class Option(NamedTuple):
         return f"set {self.variable} instead" if self.variable else self.remedy
 
 
-class UnknownOption(ValueError):
+class UnsupportedValue(ValueError):
     """Error for a value of an option that a fork cannot express."""
 
 
 def _spell(
-    fork: str, words: str, form: str = VALUE, means: str = "", is_written: bool = True, unlisted_words: str = ""
+    fork: str, words: str, form: str = VALUE, value: str = "", is_written: bool = True, unlisted_words: str = ""
 ) -> Spelling:
-    return Spelling(fork, _split(words), form, means, is_written, _split(unlisted_words))
+    return Spelling(fork, _split(words), form, value, is_written, _split(unlisted_words))
 
 
-def _pair(words: str, form: str = VALUE, means: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
+def _shared(words: str, form: str = VALUE, value: str = "", is_written: bool = True) -> tuple[Spelling, Spelling]:
     """Return the same spelling for llama.cpp and ik_llama.cpp."""
-    same_options = _llama(words, form, means, is_written)
-    return same_options, same_options._replace(fork=IK_LLAMA)
+    llama_spelling = _llama(words, form, value, is_written)
+    return llama_spelling, llama_spelling._replace(fork=IK_LLAMA)
 
 
 def _split(words: str) -> tuple[str, ...]:
@@ -128,14 +128,14 @@ PRESETS = """
 """Options that select an upstream model and its settings."""
 
 TABLE: tuple[Option, ...] = (
-    Option("rpc", _pair("--rpc", form=LIST), "llama_worker_endpoints"),
-    Option("device", _pair("--device -dev", form=LIST), "llama_worker_endpoints"),
-    Option("override-tensor", _pair("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
-    Option("model", _pair("--model -m"), "llama_model_path"),
-    Option("alias", _pair("--alias -a"), "llama_model_alias"),
-    Option("model-of-a-server", _pair("--model-url -mu", is_written=False), "llama_model_url"),
+    Option("rpc", _shared("--rpc", form=LIST), "llama_worker_endpoints"),
+    Option("device", _shared("--device -dev", form=LIST), "llama_worker_endpoints"),
+    Option("override-tensor", _shared("--override-tensor -ot", form=LIST), "llama_server_override_tensor"),
+    Option("model", _shared("--model -m"), "llama_model_path"),
+    Option("alias", _shared("--alias -a"), "llama_model_alias"),
+    Option("model-url", _shared("--model-url -mu", is_written=False), "llama_model_url"),
     Option(
-        "model-of-hugging-face",
+        "model-huggingface",
         (
             _llama("--hf-repo -hf -hfr --hf-file -hff", is_written=False),
             _ik("--hf-repo -hfr --hf-file -hff", is_written=False),
@@ -143,12 +143,12 @@ TABLE: tuple[Option, ...] = (
         "llama_model_huggingface",
     ),
     Option(
-        "model-of-a-registry",
+        "model-registry",
         (_llama("--docker-repo -dr", is_written=False), _llama(PRESETS, form=SWITCH, is_written=False)),
         "llama_model_path",
     ),
-    Option("host", _pair("--host"), "llama_server_host"),
-    Option("port", _pair("--port"), "llama_server_port"),
+    Option("host", _shared("--host"), "llama_server_host"),
+    Option("port", _shared("--port"), "llama_server_port"),
     Option(
         "gpu-layers",
         (
@@ -157,57 +157,57 @@ TABLE: tuple[Option, ...] = (
         ),
         "llama_server_gpu_layers",
     ),
-    Option("tensor-split", _pair("--tensor-split -ts", form=LIST), "llama_server_tensor_split"),
+    Option("tensor-split", _shared("--tensor-split -ts", form=LIST), "llama_server_tensor_split"),
     Option(
         "split-mode",
-        _pair("--split-mode -sm", is_written=False),
+        _shared("--split-mode -sm", is_written=False),
         remedy="remove it: the plan places whole layers, which is llama-server's default. With --split-mode tensor over RPC (#26610, b11450), two workers of "
         "the same kind connect to each other at their port + 1000. The firewall blocks that port, so loading would hang",
     ),
-    Option("context", _pair("--ctx-size -c"), "llama_server_context"),
-    Option("parallel", _pair("--parallel -np"), "llama_server_parallel"),
-    Option("cache-type-k", _pair("--cache-type-k -ctk"), "llama_server_cache_type_k", silent=("f16",)),
-    Option("cache-type-v", _pair("--cache-type-v -ctv"), "llama_server_cache_type_v", silent=("f16",)),
+    Option("context", _shared("--ctx-size -c"), "llama_server_context"),
+    Option("parallel", _shared("--parallel -np"), "llama_server_parallel"),
+    Option("cache-type-k", _shared("--cache-type-k -ctk"), "llama_server_cache_type_k", omitted_values=("f16",)),
+    Option("cache-type-v", _shared("--cache-type-v -ctv"), "llama_server_cache_type_v", omitted_values=("f16",)),
     Option(
         "flash-attention",
-        (*_pair("--flash-attn -fa"), _ik("--no-flash-attn -no-fa", form=SWITCH, means="off")),
+        (*_shared("--flash-attn -fa"), _ik("--no-flash-attn -no-fa", form=SWITCH, value="off")),
         "llama_server_flash_attention",
         implied=("auto", "on", "off"),
     ),
-    Option("threads", _pair("--threads -t"), "llama_server_threads", optional_from=0),
+    Option("threads", _shared("--threads -t"), "llama_server_threads", optional_min=0),
     Option(
-        "prompt-cache", _pair("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_from=4096
+        "prompt-cache", _shared("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_min=4096
     ),
-    Option("conversations", _pair("--slot-save-path"), "llama_server_keep_conversations"),
+    Option("conversations", _shared("--slot-save-path"), "llama_server_keep_conversations"),
     Option("sleep", (_llama("--sleep-idle-seconds"),), "llama_server_idle_seconds"),
     Option(
         "context-checkpoints",
         (_llama("--ctx-checkpoints -ctxcp --swa-checkpoints"), _ik("--ctx-checkpoints -ctx-ckpt")),
         remedy="remove it: the plan sets the largest number that fits into the head's memory",
-        optional_from=32,
+        optional_min=32,
     ),
     Option(
         "load-mode",
         (
             _llama("--load-mode -lm"),
-            _ik("--no-mmap", form=SWITCH, means="none"),
-            _ik("--mlock", form=SWITCH, means="mmap+mlock"),
+            _ik("--no-mmap", form=SWITCH, value="none"),
+            _ik("--mlock", form=SWITCH, value="mmap+mlock"),
         ),
         "llama_server_load_mode",
         implied=("mmap", "auto"),
     ),
-    Option("api-key-file", _pair("--api-key-file"), "llama_server_api_key_file"),
-    Option("api-key", _pair("--api-key", is_written=False), "llama_server_api_key_file", secret=True),
-    Option("tls-certificate", _pair("--ssl-cert-file"), "llama_server_tls_certificate_file"),
-    Option("tls-key", _pair("--ssl-key-file"), "llama_server_tls_key_file"),
+    Option("api-key-file", _shared("--api-key-file"), "llama_server_api_key_file"),
+    Option("api-key", _shared("--api-key", is_written=False), "llama_server_api_key_file", is_secret=True),
+    Option("tls-certificate", _shared("--ssl-cert-file"), "llama_server_tls_certificate_file"),
+    Option("tls-key", _shared("--ssl-key-file"), "llama_server_tls_key_file"),
     Option(
-        "token-of-a-registry",
-        _pair("--hf-token -hft", is_written=False),
+        "registry-token",
+        _shared("--hf-token -hft", is_written=False),
         remedy="remove it: every account on the host could read the token, and llama-server reads the model from the head's disk",
-        secret=True,
+        is_secret=True,
     ),
     Option(
-        "print-and-end",
+        "print-and-exit",
         (
             _llama(
                 "-h --help --usage --version --completion-bash --list-devices --cache-list -cl",
@@ -223,17 +223,17 @@ TABLE: tuple[Option, ...] = (
         (_llama("--fit -fit"), _ik("--fit", form=SWITCH, is_written=False)),
         implied=("off",),
         remedy="remove it: llama-server would move layers that the plan has placed",
-        optional_from=0,
+        optional_min=0,
     ),
     Option(
         "ui",
         (
-            _llama("--no-ui --no-webui", form=SWITCH, means="none"),
-            _llama("--ui --webui", form=SWITCH, means="auto", is_written=False),
+            _llama("--no-ui --no-webui", form=SWITCH, value="none"),
+            _llama("--ui --webui", form=SWITCH, value="auto", is_written=False),
             _ik("--webui"),
         ),
         "llama_server_ui",
-        optional_from=0,
+        optional_min=0,
     ),
     Option("models-preset", (_llama("--models-preset"),), "llama_models"),
     Option("models-max", (_llama("--models-max"),), "llama_models"),
@@ -248,44 +248,44 @@ TABLE: tuple[Option, ...] = (
         (_llama("--log-verbosity -lv --verbosity"), _ik("--verbosity", is_written=False)),
         implied=("4",),
         remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
-        optional_from=0,
+        optional_min=0,
     ),
     Option(
         "repack",
         (
-            _llama("--no-repack -nr", form=SWITCH, means="off"),
-            _llama("--repack", form=SWITCH, means="on", is_written=False),
+            _llama("--no-repack -nr", form=SWITCH, value="off"),
+            _llama("--repack", form=SWITCH, value="on", is_written=False),
         ),
         implied=("off",),
     ),
     Option(
         "log-disable",
-        _pair("--log-disable", form=SWITCH),
+        _shared("--log-disable", form=SWITCH),
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
-    Option("metrics", _pair("--metrics", form=SWITCH), optional_from=0),
-    Option("override-kv", _pair("--override-kv"), memory=EXTRA_MEMORY),
-    Option("embeddings", _pair("--embedding --embeddings", form=SWITCH), memory="every_output"),
-    Option("reranking", (*_pair("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
+    Option("metrics", _shared("--metrics", form=SWITCH), optional_min=0),
+    Option("override-kv", _shared("--override-kv"), memory=EXTRA_MEMORY),
+    Option("embeddings", _shared("--embedding --embeddings", form=SWITCH), memory="every_output"),
+    Option("reranking", (*_shared("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
     Option("full-window", (_llama("--swa-full", form=SWITCH),), memory="full_window"),
     Option(
         "unified",
         (
-            _llama("--kv-unified -kvu", form=SWITCH, means="on"),
-            _llama("--no-kv-unified -no-kvu", form=SWITCH, means="off"),
+            _llama("--kv-unified -kvu", form=SWITCH, value="on"),
+            _llama("--no-kv-unified -no-kvu", form=SWITCH, value="off"),
         ),
         memory="unified",
     ),
-    Option("micro-batch", _pair("--ubatch-size -ub"), "llama_server_micro_batch", silent=("512",)),
-    Option("batch", _pair("--batch-size -b"), "llama_server_batch", silent=("2048",)),
+    Option("micro-batch", _shared("--ubatch-size -ub"), "llama_server_micro_batch", omitted_values=("512",)),
+    Option("batch", _shared("--batch-size -b"), "llama_server_batch", omitted_values=("2048",)),
     Option(
-        "experts-on-the-processor",
-        (*_pair("--cpu-moe -cmoe", form=SWITCH), *_pair("--n-cpu-moe -ncmoe")),
+        "cpu-experts",
+        (*_shared("--cpu-moe -cmoe", form=SWITCH), *_shared("--n-cpu-moe -ncmoe")),
         remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
         r"the first ten layers: the plan then accounts for them",
     ),
     Option(
-        "feed-forward-on-the-processor",
+        "cpu-feed-forward",
         (_llama("--n-cpu-ffn -ncffn"),),
         remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for the first ten layers: "
         r"the plan then accounts for them",
@@ -295,14 +295,14 @@ TABLE: tuple[Option, ...] = (
         (_llama("--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH), _ik("--no-kv-offload -nkvo", form=SWITCH)),
         memory=EXTRA_MEMORY,
     ),
-    Option("slots-with-a-cache-of-their-own", (_llama("--kv-unified-per-slot"),), memory=EXTRA_MEMORY),
+    Option("cache-per-slot", (_llama("--kv-unified-per-slot"),), memory=EXTRA_MEMORY),
     Option(
         "experts-cache",
-        (_llama("--moe-cache-mib", is_written=False)._replace(since=11549),),
+        (_llama("--moe-cache-mib", is_written=False)._replace(first_build=11549),),
         remedy="remove it: llama-server would copy the processor's experts to device memory that the plan does not reserve",
     ),
     Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=EXTRA_MEMORY),
-    Option("adapter", (*_pair("--lora"), *_pair("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),
+    Option("adapter", (*_shared("--lora"), *_shared("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),
     Option(
         "draft",
         (
@@ -321,9 +321,9 @@ TABLE: tuple[Option, ...] = (
         memory=EXTRA_MEMORY,
         adds="the projector",
     ),
-    Option("draft-sampling", (_llama("--spec-draft-sampling")._replace(since=11434),)),
-    Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(since=11669),), memory=EXTRA_MEMORY),
-    Option("draft-device", (*_pair("--device-draft -devd"), _llama("--spec-draft-device", is_written=False))),
+    Option("draft-sampling", (_llama("--spec-draft-sampling")._replace(first_build=11434),)),
+    Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(first_build=11669),), memory=EXTRA_MEMORY),
+    Option("draft-device", (*_shared("--device-draft -devd"), _llama("--spec-draft-device", is_written=False))),
     Option(
         "draft-layers",
         (
@@ -351,30 +351,32 @@ TABLE: tuple[Option, ...] = (
     Option(
         "projector-offload",
         (
-            *_pair("--no-mmproj-offload", form=SWITCH, means="off"),
-            _llama("--mmproj-offload", form=SWITCH, means="on", is_written=False),
+            *_shared("--no-mmproj-offload", form=SWITCH, value="off"),
+            _llama("--mmproj-offload", form=SWITCH, value="on", is_written=False),
         ),
     ),
     Option("projector-device", (_llama("--mmproj-device -mmdev", is_written=False),)),
     Option("latent-attention", (_ik("--mla-use -mla"),), memory="latent_attention"),
     Option("attention-batch", (_ik("--attention-max-batch -amb"),), memory="attention_batch"),
-    Option("address", (*_pair("-H --host"), _ik("--Host", is_written=False)), "llama_worker_endpoints", program=WORKER),
+    Option(
+        "address", (*_shared("-H --host"), _ik("--Host", is_written=False)), "llama_worker_endpoints", program=WORKER
+    ),
     Option(
         "worker-port",
-        (*_pair("-p --port"), _ik("-P --Port", is_written=False)),
+        (*_shared("-p --port"), _ik("-P --Port", is_written=False)),
         "llama_worker_endpoints",
         program=WORKER,
     ),
     Option("worker-device", (_llama("-d --device"), _ik("-d -dev --device")), "llama_worker_endpoints", program=WORKER),
     Option(
         "processor",
-        (_ik("-cpu", form=SWITCH, means="CPU"),),
+        (_ik("-cpu", form=SWITCH, value="CPU"),),
         "llama_worker_endpoints",
         implied=("CPU",),
         program=WORKER,
     ),
-    Option("worker-threads", _pair("-t --threads"), "llama_worker_endpoints", program=WORKER),
-    Option("tensor-cache", _pair("-c --cache", form=SWITCH, means="on"), "llama_worker_endpoints", program=WORKER),
+    Option("worker-threads", _shared("-t --threads"), "llama_worker_endpoints", program=WORKER),
+    Option("tensor-cache", _shared("-c --cache", form=SWITCH, value="on"), "llama_worker_endpoints", program=WORKER),
 )
 
 ALIASES = """
@@ -389,7 +391,7 @@ ALIASES = """
 --spec-draft-cpu-strict-batch --cpu-strict-batch-draft, --spec-draft-prio-batch --prio-batch-draft, --spec-draft-poll-batch --poll-batch-draft,
 --spec-draft-p-split --draft-p-split, --spec-draft-p-min --draft-p-min, --draft --draft-n --draft-max, --draft-min --draft-n-min
 """
-"""Synonyms of llama.cpp's llama-server (arg.cpp of 0.3.36) that the table lacks. ``--no-x`` belongs to ``--x``."""
+"""Groups of synonyms of llama.cpp's llama-server (arg.cpp of 0.3.36) that the table lacks. ``--no-x`` belongs to ``--x``."""
 
 _OPTIONS = {option.name: option for option in TABLE}
 _ALIASES = {word: group.split()[0] for group in ALIASES.split(",") for word in group.split()}
@@ -399,9 +401,9 @@ PROJECTOR_DEVICE = "MTMD_BACKEND_DEVICE"
 _OPTION_VARIABLE = re.compile(
     rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI_)).*"
 )
-"""Pattern for variables that replace options, except for client settings."""
-COMPLETE_HELP = {MAINLINE}
-"""Forks whose llama-server lists all options in its help, and whether they take a value."""
+"""Pattern for variables that set options, except for client settings."""
+COMPLETE_HELP_FORKS = {MAINLINE}
+"""Forks whose llama-server lists in its help all options and whether they take a value."""
 
 
 def normalize(word: str) -> str:
@@ -426,17 +428,17 @@ def name_of(word: str) -> str:
 
 
 def identity(word: str) -> str:
-    """Return an identity that all words of an option of llama.cpp's llama-server share, including its negations."""
+    """Return an identifier that all words of an option of llama.cpp's llama-server share, including its negations."""
     name, option = normalize(word), by_word(word)
     for spelling in option.spellings_of(MAINLINE) if option else ():
         if name in spelling.words:
-            return option.name if option and spelling.means else spelling.words[0]
+            return option.name if option and spelling.value else spelling.words[0]
     positive_name = re.sub("^--no-", "--", name)
     return _ALIASES.get(name) or _ALIASES.get(positive_name, positive_name)
 
 
 def exclusive_option(program: str, word: str) -> Option | None:
-    """Return the option behind this word if only the plan may set it; None if the operator may."""
+    """Return the option with this word if only the plan may set it; None if the operator may."""
     matches = (
         option
         for option in TABLE
@@ -452,8 +454,8 @@ def is_known(word: str) -> bool:
     return word in _WORDS or word in _ALIASES
 
 
-def is_variable(name: str) -> bool:
-    """Return whether an environment variable of llama-server replaces an option that matters to the plan."""
+def is_option_variable(name: str) -> bool:
+    """Return whether an environment variable of llama-server sets an option that matters to the plan."""
     return bool(_OPTION_VARIABLE.fullmatch(name))
 
 
@@ -472,43 +474,43 @@ def switch_value(word: str) -> str:
     """Return the value that a switch of llama-server stands for."""
     option = by_word(word)
     spellings = option.spellings if option else ()
-    return next((spelling.means for spelling in spellings if normalize(word) in spelling.words), "")
+    return next((spelling.value for spelling in spellings if normalize(word) in spelling.words), "")
 
 
 def render_option(name: str, value: str | Iterable[str] | None, fork: str = MAINLINE) -> list[str]:
     """Return the words of an option for a command line; empty for None and for an empty list.
 
-    :raises UnknownOption: this fork cannot express this value.
+    :raises UnsupportedValue: this fork cannot express this value.
     """
     option = _OPTIONS[name]
     text = value if value is None or isinstance(value, str) else ",".join(value)
-    if not text or text in option.silent:
+    if not text or text in option.omitted_values:
         return []
     spellings = [spelling for spelling in option.spellings_of(fork) if spelling.is_written]
     for spelling in spellings:
         if spelling.form != SWITCH:
             return [spelling.words[0], text]
     for spelling in spellings:
-        if spelling.means == text:
+        if spelling.value == text:
             return [spelling.words[0]]
     if text in option.implied:
         return []
-    raise UnknownOption(f"{name} {text}")
+    raise UnsupportedValue(f"{name} {text}")
 
 
 def supported_values(name: str, fork: str) -> list[str]:
     """Return the values of an option that a fork can express with switches, the usual ones first."""
     option = _OPTIONS[name]
     values = dict.fromkeys(
-        spelling.means for spelling in option.spellings_of(fork) if spelling.is_written and spelling.means
+        spelling.value for spelling in option.spellings_of(fork) if spelling.is_written and spelling.value
     )
     return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
 
 
 def render_listed(name: str, value: str, listed_words: Collection[str]) -> list[str]:
-    """Return an option and its value for a program with a known help; empty if the help lacks the option.
+    """Return an option and its value for a program whose help is known; empty if the help lacks the option.
 
-    :param listed: words of the help; if it is empty, the first word of the option is used.
+    :param listed_words: words in the help; if empty, the first word of the option is used.
     """
     words = [word for spelling in _OPTIONS[name].spellings for word in spelling.words]
     word = next((word for word in words if word in listed_words), "" if listed_words else words[0])
@@ -516,13 +518,13 @@ def render_listed(name: str, value: str, listed_words: Collection[str]) -> list[
 
 
 def replacement_words(help_options: Mapping[str, bool], fork: str) -> dict[str, str]:
-    """Return planned word that a build's llama-server lacks → a synonym that it has, or nothing if the option only tunes. Words of options with
-    EXTRA_MEMORY are not synonyms.
+    """Return planned word that a build's llama-server lacks → a synonym that it has, or an empty string if the option may be omitted. Options with
+    EXTRA_MEMORY are excluded.
 
     :param help_options: result of capabilities.parse_help.
     """
     replacements: dict[str, str] = {}
-    for option in TABLE if help_options and fork in COMPLETE_HELP else ():
+    for option in TABLE if help_options and fork in COMPLETE_HELP_FORKS else ():
         for spelling in option.spellings_of(fork):
             word, takes_value = spelling.words[0], spelling.form != SWITCH
             if (
@@ -532,15 +534,15 @@ def replacement_words(help_options: Mapping[str, bool], fork: str) -> dict[str, 
                 and word not in help_options
             ):
                 synonyms = [synonym for synonym in spelling.words if help_options.get(synonym) == takes_value]
-                if synonyms or option.optional_from is not None:
+                if synonyms or option.optional_min is not None:
                     replacements[word] = synonyms[0] if synonyms else ""
     return replacements
 
 
 def may_be_omitted(word: str, values: Sequence[str]) -> bool:
-    """Return whether an option can be omitted: answers stay the same, and its default fits into memory if these values are planned."""
+    """Return whether an option with these planned values can be omitted: answers stay the same, and its default fits into memory."""
     option = by_word(word)
-    minimum = option.optional_from if option else None
+    minimum = option.optional_min if option else None
     numbers = [int(value) for value in values if re.fullmatch("[0-9]{1,18}", value)]
     return minimum is not None and min(numbers, default=minimum) >= minimum
 
@@ -552,8 +554,8 @@ def listed_options(program: str, fork: str, build: int) -> dict[str, bool]:
         for option in TABLE
         if option.program == program
         for spelling in option.spellings_of(fork)
-        if spelling.since <= build
-        for word in spelling.names()
+        if spelling.first_build <= build
+        for word in spelling.listed_words()
     }
 
 

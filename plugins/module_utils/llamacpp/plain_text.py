@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Plain text, written for this collection, that models read. Changing it makes earlier measurements useless."""
+"""Plain text, written for this collection, that is sent to models to check them. Changing it invalidates earlier measurements."""
 
 PARAGRAPHS = (
     """The old mill stands where the river bends, just below the village. In spring the water rises over the meadow, and the miller has to open both

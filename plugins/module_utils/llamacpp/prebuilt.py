@@ -3,7 +3,7 @@
 """Upstream's archives of compiled programs: their names and requirements.
 
 The table follows .github/workflows/release.yml in llama-cpp-python 0.3.36 (1 October 2026). Each archive has the folder ``llama-bN`` with all programs
-and libraries, which they find by ``$ORIGIN``, including code for each kind of processor.
+and their libraries, which are found by ``$ORIGIN`` and include code for each kind of processor.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ROCM_TARGETS = {
     *(f"gfx{name}" for name in ("908", "90a", "942", "950", 1010, 1011, 1012, 1150, 1151, 1152, 1200, 1201)),
     *(f"gfx{name}" for name in (*range(1030, 1037), *range(1100, 1104))),
 }
-"""Devices that the archive for ROCm supports."""
+"""Architectures that the archive for ROCm supports."""
 
 
 class Asset(NamedTuple):
@@ -32,11 +32,11 @@ class Asset(NamedTuple):
     backends: tuple[str, ...]
     name: str
     """Part of the file name between ``llama-bN-bin-`` and the extension."""
-    oldest: str
-    """Oldest version of glibc, or of Darwin (22.4 is macOS 13.3)."""
+    oldest_system: str
+    """Oldest supported version of glibc, or of Darwin (22.4 is macOS 13.3)."""
     cuda: str = ""
     """CUDA version that the driver must support. Upstream has a separate archive with CUDA's libraries."""
-    capability: str = ""
+    min_capability: str = ""
     """Lowest compute capability that it supports."""
     rocm: str = ""
     """Major version of ROCm that the host needs: no archive has its libraries."""
@@ -48,11 +48,11 @@ ASSETS = (
     Asset("Linux", ARM64, ("cpu",), "ubuntu-arm64", "2.39"),
     Asset("Linux", X64, ("vulkan",), "ubuntu-vulkan-x64", "2.35"),
     Asset("Linux", ARM64, ("vulkan",), "ubuntu-vulkan-arm64", "2.39"),
-    Asset("Linux", X64, ("cuda",), "ubuntu-cuda-13.4-x64", "2.39", cuda="13.4", capability="7.5"),
-    Asset("Linux", X64, ("cuda",), "ubuntu-cuda-12.8-x64", "2.39", cuda="12.8", capability="5.0"),
-    Asset("Linux", ARM64, ("cuda",), "ubuntu-cuda-13.4-arm64", "2.39", cuda="13.4", capability="7.5"),
+    Asset("Linux", X64, ("cuda",), "ubuntu-cuda-13.4-x64", "2.39", cuda="13.4", min_capability="7.5"),
+    Asset("Linux", X64, ("cuda",), "ubuntu-cuda-12.8-x64", "2.39", cuda="12.8", min_capability="5.0"),
+    Asset("Linux", ARM64, ("cuda",), "ubuntu-cuda-13.4-arm64", "2.39", cuda="13.4", min_capability="7.5"),
     Asset("Linux", X64, ("hip",), "ubuntu-rocm-10.0-x64", "2.39", rocm="10"),
     Asset("Darwin", ARM64, ("metal", "cpu"), "macos-arm64", "22.4"),
     Asset("Darwin", X64, ("cpu",), "macos-x64", "22.4"),
 )
-"""Archives in order of preference. SYCL is omitted because its programs have no worker; OpenVINO and Snapdragon are not backends here."""
+"""Archives in order of preference. SYCL is omitted because its programs have no worker; the collection has no backends for OpenVINO and Snapdragon."""

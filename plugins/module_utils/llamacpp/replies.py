@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""HTTP requests to llama-server within limits of time and size."""
+"""HTTP requests to llama-server with limits on time and size."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
-REPLY_BYTES = 1 << 20
+MAX_REPLY_BYTES = 1 << 20
 WRONG_CERTIFICATE_MESSAGE = "the server does not present the configured certificate: run site.yml to restart it"
 TIMEOUT_TEXT = "no complete answer within"
-KEY_TEXT = ("utf-8", "surrogateescape")
-"""Encoding that converts any API key from bytes to text and back."""
+KEY_ENCODING = ("utf-8", "surrogateescape")
+"""Encoding and error handler that convert any API key from bytes to text and back."""
 
 
 def first_certificate(text: str) -> bytes:
@@ -36,20 +36,20 @@ def first_certificate(text: str) -> bytes:
     return ssl.PEM_cert_to_DER_cert(block[0])
 
 
-TEXTLESS_PATHS = {
+POOLING_PATHS = {
     **dict.fromkeys(("--reranking", "--rerank"), "/v1/rerank"),
     **dict.fromkeys(("--embeddings", "--embedding"), "/v1/embeddings"),
 }
-"""Path that a llama-server with each option serves instead of generating text."""
+"""Option of llama-server → path that it serves instead of generating text."""
 
 
-def textless_path(argv: Sequence[str]) -> str | None:
+def pooling_path(argv: Sequence[str]) -> str | None:
     """Return the path that a llama-server for embeddings or reranking serves; None if it generates text."""
-    return next((path for word, path in TEXTLESS_PATHS.items() if word in argv), None)
+    return next((path for word, path in POOLING_PATHS.items() if word in argv), None)
 
 
-def question_without_text(text: str) -> dict[str, Any]:
-    """Return a request body for embeddings and for reranking."""
+def pooling_request(text: str) -> dict[str, Any]:
+    """Return a request body that suits both embeddings and reranking."""
     return {"input": text, "query": text, "documents": [text]}
 
 
@@ -88,21 +88,21 @@ def ask(
     seconds: float,
     body: Mapping[str, Any] | None = None,
     key: str | None = None,
-    objection: Callable[[], str | None] = lambda: None,
+    veto: Callable[[], str | None] = lambda: None,
     certificate: bytes | None = None,
 ) -> Reply:
-    """Return the reply of an HTTP server, at most REPLY_BYTES, within a total time of ``seconds``.
+    """Return the reply of an HTTP server, at most MAX_REPLY_BYTES, within a total time of ``seconds``.
 
     :param address: host and port, or the path of a Unix socket.
-    :param objection: called once the connection is open; it returns a reason to send nothing, or None.
-    :param certificate: certificate in DER form that the server must present over HTTPS. Its names and its issuer do not matter.
+    :param veto: function that is called once the connection is open, and returns a reason to send nothing, or None.
+    :param certificate: certificate in DER form that the server must present over HTTPS. Its names and its issuer are not checked.
     """
     headers: dict[str, Any] = {
         "Content-Type": "application/json",
-        **({"Authorization": b"Bearer " + key.encode(*KEY_TEXT)} if key else {}),
+        **({"Authorization": b"Bearer " + key.encode(*KEY_ENCODING)} if key else {}),
     }
-    kind = _UnixConnection if address.startswith("/") else http.client.HTTPConnection
-    connection = kind(address, timeout=seconds)
+    connection_type = _UnixConnection if address.startswith("/") else http.client.HTTPConnection
+    connection = connection_type(address, timeout=seconds)
     timer: threading.Timer | None = None
     deadline = time.monotonic() + seconds
     try:
@@ -111,12 +111,12 @@ def ask(
         timer = threading.Timer(seconds, _close_sockets, (sockets,))
         timer.daemon = True
         timer.start()
-        reason = objection() or (_start_tls(connection, sockets, certificate) if certificate else None)
+        reason = veto() or (_start_tls(connection, sockets, certificate) if certificate else None)
         if reason:
             return Reply(0, reason)
         connection.request("POST" if body else "GET", path, json.dumps(body) if body else None, headers)
         reply = connection.getresponse()
-        text = reading.read_reply(reply, REPLY_BYTES).decode("utf-8", "replace")
+        text = reading.read_reply(reply, MAX_REPLY_BYTES).decode("utf-8", "replace")
         if time.monotonic() < deadline:
             return Reply(reply.status, text)
         raise socket.timeout("timed out")

@@ -2,9 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Client for llama.cpp RPC workers: handshake, devices and their memory.
 
-A worker serves one client at a time. So every function here closes its connection before it returns, and nothing here may be used against a worker that
-a head uses. The wire format is that of ggml-rpc.cpp: little-endian, ``u8 command | u64 size | payload`` for requests and ``u64 size | payload`` for
-replies.
+A worker serves one client at a time. Every function here therefore closes its connection before it returns; never call one for a worker in use by a head.
+The wire format is that of ggml-rpc.cpp: little-endian, ``u8 command | u64 size | payload`` for requests and ``u64 size | payload`` for replies.
 """
 
 import ipaddress
@@ -18,7 +17,7 @@ DEVICE_COUNT = 15
 GET_DEVICE_MEMORY = 11
 
 HELLO_PLAIN_TCP = bytes(24)
-"""Connection capabilities, which llama.cpp sends and ik_llama.cpp does not; zeros request plain TCP."""
+"""Connection capabilities, which only llama.cpp sends; zeros request plain TCP."""
 
 MAX_DEVICES = 64
 MIB = 1024 * 1024
@@ -30,7 +29,7 @@ class WorkerDevice(NamedTuple):
 
 
 class Handshake(NamedTuple):
-    """Reply of a worker."""
+    """Result of a handshake with a worker."""
 
     state: str
     """state, as described in ``probe``"""
@@ -48,7 +47,7 @@ class InvalidReply(Exception):
 
 
 class Connection:
-    """Connection to a worker with a deadline in time.monotonic."""
+    """Connection to a worker with a deadline on the clock of time.monotonic."""
 
     def __init__(self, address: str, port: int, deadline: float) -> None:
         self.deadline = deadline
@@ -74,12 +73,12 @@ class Connection:
         while len(received) < size:
             self.socket.settimeout(self._remaining_seconds())
             try:
-                part = self.socket.recv(size - len(received))
+                chunk = self.socket.recv(size - len(received))
             except ConnectionError as error:
                 raise ConnectionClosed from error
-            if not part:
+            if not chunk:
                 raise ConnectionClosed
-            received += part
+            received += chunk
         return received
 
     def send(self, data: Union[bytes, memoryview]) -> None:
@@ -99,7 +98,7 @@ class Connection:
         return self._receive(size)
 
 
-def _devices(connection: Connection) -> tuple[WorkerDevice, ...]:
+def _request_devices(connection: Connection) -> tuple[WorkerDevice, ...]:
     (count,) = struct.unpack("<I", connection.ask(DEVICE_COUNT, b"", (4,)))
     if count > MAX_DEVICES:
         raise InvalidReply(f"it reports {count} devices")
@@ -115,7 +114,7 @@ def _exchange(address: str, port: int, deadline: float, hello: bytes) -> Handsha
         reply = connection.ask(HELLO, hello, (3, 28))
         version = tuple(reply[:3])
         try:
-            devices = _devices(connection)
+            devices = _request_devices(connection)
         except ConnectionClosed as error:
             raise InvalidReply("it closed the connection when asked for its devices") from error
     return Handshake("ok", "", ".".join(map(str, version)), devices)
@@ -129,7 +128,7 @@ def is_compatible(client: str, server: str) -> bool:
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
-    """Return address and port of ADDRESS:PORT.
+    """Return the address and the port of an endpoint ADDRESS:PORT.
 
     :raises ValueError: the endpoint has another form, or its address is not a numeric IPv4 address.
     """
@@ -142,15 +141,15 @@ def parse_endpoint(endpoint: str) -> tuple[str, int]:
 def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str] = None) -> Handshake:
     """Perform the handshake with the worker at ``address:port`` and request its devices.
 
-    :param address: numeric IPv4 address; workers listen on nothing else.
+    :param address: numeric IPv4 address: workers listen on no other kind of address.
     :param timeout: seconds for the whole exchange, however slowly the peer sends.
-    :param protocol: protocol version of the head (``7.0.0``); without it any version is accepted.
+    :param protocol: protocol version of the head (``7.0.0``); None accepts any version.
     :returns: a handshake whose state is one of
 
         - ``ok``: a worker that a head can use;
         - ``protocol_mismatch``: a worker with an incompatible protocol;
         - ``no_device``: a worker without devices;
-        - ``silent``: it accepted the connection but did not answer in time: in use, hung, or not a worker;
+        - ``silent``: it accepted the connection but did not answer in time: it is busy, has hung, or is not a worker;
         - ``refused``: nothing listens there;
         - ``unreachable``: no route, no answer to the connection attempt, or a lost connection;
         - ``not_rpc``: another program answers.

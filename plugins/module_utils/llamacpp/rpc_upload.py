@@ -3,8 +3,8 @@
 """Upload tensors to an RPC worker, which writes them into its cache, and recognise cached tensors.
 
 The wire format is that of ggml-rpc.cpp in llama-cpp-python 0.3.36 and b11549.
-A worker names a file by a hash of the whole tensor, which is too slow in Python. So tensors and files are compared by samples. A wrong guess is harmless:
-the head requests each tensor by its hash, and sends what is missing.
+A worker names each cache file after a hash of the whole tensor, which is too slow to compute in Python. Tensors and files are therefore compared by samples.
+A wrong guess is harmless: the head asks the worker for each hash, and sends the tensors that are missing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CACHE_THRESHOLD = 10 * rpc.MIB
 
 ALLOC_BUFFER, GET_ALIGNMENT, BUFFER_GET_BASE, SET_TENSOR = 0, 1, 3, 6
 FIRST_DEVICE = struct.pack("<I", 0)
-"""First device of a worker in requests."""
-I8 = 24
+"""Index of a worker's first device in requests."""
+I8_TYPE = 24
 """GGML_TYPE_I8: a tensor of bytes."""
 CHUNK_BYTES = 4 * rpc.MIB
 
@@ -56,17 +56,17 @@ def count_rows(size: int) -> int:
     return -(-size >> 30)
 
 
-def _tensor(buffer: int, base: int, size: int) -> bytes:
+def _pack_tensor(buffer: int, base: int, size: int) -> bytes:
     """Return struct rpc_tensor for ``size`` bytes at the start of a buffer."""
     count = count_rows(size)
     row = -(-size // count)
     shape = struct.pack("<4I", row, count, 1, 1)
-    steps = struct.pack("<4I", 1, row, *(min(size, (1 << 32) - 1),) * 2)
+    strides = struct.pack("<4I", 1, row, *(min(size, (1 << 32) - 1),) * 2)
     operation = bytes(4 + 64 + 4)
     return (
-        struct.pack("<QIQ", 1, I8, buffer)
+        struct.pack("<QIQ", 1, I8_TYPE, buffer)
         + shape
-        + steps
+        + strides
         + operation
         + bytes(8 * MAX_SOURCES + 8 + 8)
         + struct.pack("<Q", base)
@@ -75,19 +75,19 @@ def _tensor(buffer: int, base: int, size: int) -> bytes:
     )
 
 
-def set_tensor_head(buffer: int, base: int, size: int) -> bytes:
-    """Return the message of SET_TENSOR up to the bytes of the tensor."""
-    message = _tensor(buffer, base, size) + CACHE_FLAG + bytes(8)
+def pack_set_tensor_header(buffer: int, base: int, size: int) -> bytes:
+    """Return a SET_TENSOR message without the bytes of the tensor."""
+    message = _pack_tensor(buffer, base, size) + CACHE_FLAG + bytes(8)
     return struct.pack("<BQ", SET_TENSOR, len(message) + size) + message
 
 
 class UploadConnection:
-    """Connection for uploads to a worker, which frees all memory of the upload when the connection is closed."""
+    """Connection for uploads to a worker, which frees the memory of the upload when the connection closes."""
 
     def __init__(self, address: str, port: int, largest_size: int, seconds: float) -> None:
         """Connect to the worker and allocate a buffer.
 
-        :param largest: bytes of the largest tensor.
+        :param largest_size: bytes of the largest tensor.
         :param seconds: time limit for all tensors.
         :raises TransferError: the worker cannot be reached, or answers unexpectedly.
         """
@@ -113,13 +113,13 @@ class UploadConnection:
     def __exit__(self, *_ignored: object) -> None:
         self.connection.socket.close()
 
-    def send_part(self, stream: IO[bytes], offset: int, size: int) -> None:
+    def upload_tensor(self, stream: IO[bytes], offset: int, size: int) -> None:
         """Upload the tensor of ``size`` bytes at ``offset`` of a file, and return when it is in the cache.
 
         :raises TransferError: the upload fails.
         """
         with _connection_errors():
-            self.connection.send(set_tensor_head(self.buffer, self.base, size))
+            self.connection.send(pack_set_tensor_header(self.buffer, self.base, size))
             stream.seek(offset)
             bytes_left = size
             while bytes_left:
@@ -135,17 +135,17 @@ class UploadConnection:
 
 @contextmanager
 def _connection_errors() -> Iterator[None]:
-    """Convert errors of a connection to the end of a sentence."""
+    """Convert errors of a connection to TransferError."""
     try:
         yield
     except rpc.ConnectionClosed as error:
         raise TransferError("closed the connection: see its log") from error
     except (rpc.InvalidReply, OSError) as error:
-        raise TransferError(f"gives no valid answer: {error}") from error
+        raise TransferError(f"did not give a valid answer: {error}") from error
 
 
 def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:
-    """Return a fingerprint of ``size`` bytes at ``offset`` of a file, from their number and samples.
+    """Return a fingerprint of ``size`` bytes at ``offset`` of a file: a hash of their number and of samples.
 
     :raises EOFError: the file is shorter.
     """

@@ -16,15 +16,15 @@ OPTIONAL_TOOLS = ["ccache"]
 
 
 class Library(NamedTuple):
-    """A library that builds need, under its name in packages.yml."""
+    """Library that builds need; its name is a key in packages.yml."""
 
     name: str
     header: str = ""
     """Path of a header below the include folder of the system or a toolkit; empty if ``files`` is used."""
     files: tuple[str, ...] = ()
-    """Patterns of files, one of which exists if it is installed."""
-    vendor: str = ""
-    """Source of the library if a distribution lacks it."""
+    """Patterns of files, at least one of which exists if the library is installed."""
+    repository: str = ""
+    """Repository of the library if a distribution lacks it."""
     needed_by_ik_llama: bool = True
     """Whether ik_llama.cpp also needs it."""
 
@@ -35,11 +35,11 @@ class Toolkit(NamedTuple):
     title: str
     command: str
     """Command that reports the toolkit's version."""
-    declared: str
+    declared_version: str
     """Version that declared hosts are assumed to have."""
-    vendor: str = ""
-    """Source of the toolkit if a distribution lacks it."""
-    patterns: tuple[str, ...] = ()
+    repository: str = ""
+    """Repository of the toolkit if a distribution lacks it."""
+    command_patterns: tuple[str, ...] = ()
     """Patterns of the command below the root, for toolkits that are installed side by side under different prefixes; empty for a plain tool."""
     version_file: str = ""
     """File below the prefix with a more exact version than the command prints."""
@@ -49,15 +49,15 @@ class Toolkit(NamedTuple):
     """Argument with which the command prints the folder of its compiler."""
     components: Mapping[str, bool] = {}
     """Component with a separate prefix next to the compiler's folder → whether its major version must match that of the compiler."""
-    minimum: str = ""
+    min_version: str = ""
     """Oldest version that compiles llama.cpp; empty if only the architecture matters."""
     environment: Mapping[str, str] = {}
-    """Environment of a build, with ``{prefix}``, ``{compiler}``, ``{beside}`` (folder of all components), ``{packages}`` and ``{libraries}`` (installed
+    """Environment of a build, with ``{prefix}``, ``{compiler}``, ``{components}`` (folder of all components), ``{packages}`` and ``{libraries}`` (installed
     paths, joined by colons)."""
     prefix_variables: tuple[str, ...] = ()
     """Variables of ``environment`` that are not set for the distribution's toolkit."""
-    cxx_variable: str = ""
-    """Further variable for the compiler of the host."""
+    host_cxx_variable: str = ""
+    """Additional variable that names the C++ compiler of the host."""
     runtime_variables: tuple[str, ...] = ()
     """Variables of ``environment`` that programs also need at run time."""
 
@@ -67,17 +67,17 @@ _NVIDIA = "NVIDIA's CUDA repository"
 _INTEL = "Intel's oneAPI repository"
 
 TOOLKITS: Mapping[str, Toolkit] = {
-    VULKAN: Toolkit(title="glslc", command="glslc", declared="2025.2"),
+    VULKAN: Toolkit(title="glslc", command="glslc", declared_version="2025.2"),
     HIP: Toolkit(
         title="ROCm",
         command="hipconfig",
-        declared="7.2",
-        vendor=_AMD,
-        patterns=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
+        declared_version="7.2",
+        repository=_AMD,
+        command_patterns=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
         version_file=".info/version",
         compilers=("llvm/bin/clang", "lib/llvm/bin/clang"),
         compiler_query="-l",
-        minimum="6.1",
+        min_version="6.1",
         # llama.cpp's cmake looks for libraries in ROCM_PATH. Clang looks there for AMD's device libraries, but a distribution installs
         # them next to clang.
         environment={"HIPCXX": "{compiler}", "HIP_PATH": "{prefix}", "ROCM_PATH": "{prefix}"},
@@ -86,28 +86,28 @@ TOOLKITS: Mapping[str, Toolkit] = {
     CUDA: Toolkit(
         title="CUDA",
         command="nvcc",
-        declared="12.9",
-        vendor=_NVIDIA,
-        patterns=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
+        declared_version="12.9",
+        repository=_NVIDIA,
+        command_patterns=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
         compilers=("bin/nvcc",),
         # C++17, and cuda_bf16.h, which ggml-cuda includes (ggml-org/llama.cpp#21968).
-        minimum="11.0",
+        min_version="11.0",
         environment={"CUDACXX": "{compiler}", "CUDAToolkit_ROOT": "{prefix}"},
-        cxx_variable="CUDAHOSTCXX",
+        host_cxx_variable="CUDAHOSTCXX",
     ),
     SYCL: Toolkit(
         title="oneAPI",
         command="icx",
-        declared="2025.3",
-        vendor=_INTEL,
-        patterns=("opt/intel/oneapi/compiler/*/bin/icx",),
+        declared_version="2025.3",
+        repository=_INTEL,
+        command_patterns=("opt/intel/oneapi/compiler/*/bin/icx",),
         compilers=("bin/icx",),
         components={"mkl": True, "dnnl": True, "tbb": False, "umf": False, "tcm": False},
-        minimum="2025.0",
+        min_version="2025.0",
         environment={
             "CC": "{compiler}",
             "CXX": "{prefix}/bin/icpx",
-            "ONEAPI_ROOT": "{beside}",
+            "ONEAPI_ROOT": "{components}",
             "CMPLR_ROOT": "{prefix}",
             "CMAKE_PREFIX_PATH": "{packages}",
             "LD_LIBRARY_PATH": "{libraries}",
@@ -116,8 +116,8 @@ TOOLKITS: Mapping[str, Toolkit] = {
     ),
 }
 """Toolkit of each backend."""
-SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKITS.items() if toolkit.patterns}
-"""Toolkits of which a host may have several under different prefixes."""
+SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKITS.items() if toolkit.command_patterns}
+"""Toolkits that a host may have in several versions, under different prefixes."""
 BACKEND_LIBRARIES: Mapping[str, tuple[Library, ...]] = {
     VULKAN: (
         Library("vulkan-headers", "vulkan/vulkan.h"),
@@ -134,14 +134,14 @@ BACKEND_LIBRARIES: Mapping[str, tuple[Library, ...]] = {
         ),
     ),
     HIP: (
-        Library("hip-headers", "hip/hip_runtime.h", vendor=_AMD),
-        Library("hipblas", "hipblas/hipblas.h", vendor=_AMD),
-        Library("rocblas", "rocblas/rocblas.h", vendor=_AMD),
+        Library("hip-headers", "hip/hip_runtime.h", repository=_AMD),
+        Library("hipblas", "hipblas/hipblas.h", repository=_AMD),
+        Library("rocblas", "rocblas/rocblas.h", repository=_AMD),
     ),
-    CUDA: (Library("cublas", "cublas_v2.h", vendor=_NVIDIA),),
+    CUDA: (Library("cublas", "cublas_v2.h", repository=_NVIDIA),),
     SYCL: (
-        Library("mkl", "oneapi/mkl.hpp", vendor=_INTEL),
-        Library("dnnl", "dnnl.hpp", vendor=_INTEL),
+        Library("mkl", "oneapi/mkl.hpp", repository=_INTEL),
+        Library("dnnl", "dnnl.hpp", repository=_INTEL),
         Library(
             "level-zero-driver",
             "",
@@ -159,15 +159,15 @@ OPENSSL = Library(
         for folder in ("usr", "usr/local", "opt/homebrew", "opt/homebrew/opt/openssl@3", "usr/local/opt/openssl@3")
     ),
 )
-"""Library for a llama-server with TLS; on a Mac from Homebrew, which may not link it."""
+"""Library for a llama-server with TLS. On a Mac it comes from Homebrew, which may not link it."""
 IBVERBS = Library("ibverbs", "infiniband/verbs.h")
 """Library for RDMA. Its development package includes the runtime library."""
 RUNTIME_LIBRARIES = {"libgomp": "", "libssl": "", "libvulkan": VULKAN, "vulkan-driver": VULKAN}
-"""Backend that needs each runtime library of prebuilt programs; empty for all. The Vulkan loader needs the driver's file."""
-_SHARED = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
+"""Runtime library of prebuilt programs → backend that needs it; empty for all backends. The Vulkan loader needs the driver's file."""
+_LIBRARY_PATTERNS = ("usr/lib*/{}", "usr/lib/*/{}", "usr/local/lib*/{}")
 _RUNTIME_FILES = {
     **{
-        name: tuple(pattern.format(f"{name}.so.{version}") for pattern in _SHARED)
+        name: tuple(pattern.format(f"{name}.so.{version}") for pattern in _LIBRARY_PATTERNS)
         for name, version in (("libgomp", 1), ("libssl", 3), ("libvulkan", 1))
     },
     "vulkan-driver": ("usr/share/vulkan/icd.d/*.json", "etc/vulkan/icd.d/*.json"),
@@ -178,28 +178,28 @@ LIBRARIES = {
     IBVERBS.name: IBVERBS,
     **{name: Library(name, files=files) for name, files in _RUNTIME_FILES.items()},
 }
-DECLARED_TOOLS = {toolkit.command: toolkit.declared for toolkit in TOOLKITS.values()}
+DECLARED_TOOLS = {toolkit.command: toolkit.declared_version for toolkit in TOOLKITS.values()}
 """Version of each toolkit's command that declared hosts are assumed to have."""
-VENDORS = {
-    **{toolkit.command: toolkit.vendor for toolkit in TOOLKITS.values() if toolkit.vendor},
-    **{library.name: library.vendor for library in LIBRARIES.values() if library.vendor},
+REPOSITORIES = {
+    **{toolkit.command: toolkit.repository for toolkit in TOOLKITS.values() if toolkit.repository},
+    **{library.name: library.repository for library in LIBRARIES.values() if library.repository},
 }
-"""Source of each tool or library if a distribution lacks it."""
+"""Repository of each tool or library if a distribution lacks it."""
 
 
-def command(backend: str) -> str:
+def command_of(backend: str) -> str:
     """Return the command that prints the version of the toolkit, or else of the compiler."""
     toolkit = TOOLKITS.get(backend)
     return toolkit.command if toolkit else "c++"
 
 
-def tools(backend: str) -> list[str]:
+def tools_of(backend: str) -> list[str]:
     """Return the commands that a build for this backend needs."""
     toolkit = TOOLKITS.get(backend)
     return [*BUILD_TOOLS, *([toolkit.command] if toolkit else [])]
 
 
-def libraries(backend: str, fork: str = MAINLINE) -> list[str]:
+def libraries_of(backend: str, fork: str = MAINLINE) -> list[str]:
     """Return the libraries that a build for this backend needs."""
     backend_libraries = BACKEND_LIBRARIES.get(backend, ())
     return [library.name for library in backend_libraries if library.needed_by_ik_llama or fork == MAINLINE]

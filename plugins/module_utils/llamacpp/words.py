@@ -16,11 +16,11 @@ CPU, VULKAN, HIP, CUDA, METAL, SYCL = BACKENDS = ("cpu", "vulkan", "hip", "cuda"
 AMDGPU = "amdgpu"
 """Kernel driver of AMD's devices."""
 REPLACEMENTS_FILE = "words-instead.json"
-"""File in a build's folder with a replacement for each option that its llama-server lacks; empty for none."""
+"""File in a build's folder with a replacement for each option that its llama-server lacks; an empty one drops the option."""
 
 
 def backend_of(build_id: str) -> str | None:
-    """Return the backend in the id of a build; None for other names."""
+    """Return the backend in the id of a build; None if the text is not such an id."""
     match = re.fullmatch(rf".+-({'|'.join(BACKENDS)})-[0-9a-f]{{8}}", build_id)
     return match.group(1) if match else None
 

@@ -168,7 +168,7 @@ class RemoteFile:
         """:raises RemoteError: the server does not send parts of the file."""
         self.url, self.token = url, token
         self.size: int | None = None
-        self.first_chunk = self._range(0, gguf.FIRST_CHUNK)
+        self.first_chunk = self._range(0, gguf.FIRST_CHUNK_BYTES)
 
     def read(self, offset: int, count: int) -> bytes:
         if offset + count <= len(self.first_chunk):

@@ -40,7 +40,7 @@ DEFAULT_FACTS: dict[str, Any] = {
     "python": "/usr/bin/python3",
     "service_manager": "systemd",
     "units_filter": True,
-    "packaged": {"version": list(capabilities.PACKAGED_TREES)[-1], "installed": []},
+    "packaged": {"version": list(capabilities.PACKAGED_BUILDS)[-1], "installed": []},
     "prefix": "/opt/llamacpp",
     "cache": "/var/cache/llamacpp",
     "units": "/etc/systemd/system",

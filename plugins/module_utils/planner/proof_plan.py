@@ -75,7 +75,7 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> 
     :param estimate: estimate of the whole model.
     """
     workload, devices, site = candidate.workload, candidate.layout.devices, candidate.site
-    has_known_answer = workload.model.known_answer or known_answer.is_name(workload.summary.name)
+    has_known_answer = workload.model.known_answer or known_answer.is_model_name(workload.summary.name)
     if has_known_answer or not devices or not workload.generates_text or not candidate.fits:
         return None
     summary = workload.summary
@@ -149,7 +149,7 @@ def _with_model_proof(plan: types.Plan) -> types.Plan:
     if proof and proof.layers:
         devices = (types.ProvenDevice(*_proof_side(plan, entry)[:2]) for entry in plan.placement)
         proof = proof._replace(devices=tuple(devices))
-    has_known_answer = plan.model.known_answer or known_answer.is_name(plan.model.name)
+    has_known_answer = plan.model.known_answer or known_answer.is_model_name(plan.model.name)
     generates = plan.estimate.generation_range is not None and not has_known_answer
     return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
 
@@ -238,7 +238,7 @@ def _remedies(plan: types.Plan) -> Iterator[Remedy]:
         settings, words = [], []
         for name, value in values.items():
             option = options.by_name(name)
-            if [str(value)] != planned_values.get(name, [*option.silent]):
+            if [str(value)] != planned_values.get(name, [*option.omitted_values]):
                 settings.append(f"{option.variable}: {value!r}")
                 words += [option.spellings_of(plan.release.fork)[0].words[0], str(value)]
         if words:

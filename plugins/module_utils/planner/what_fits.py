@@ -41,7 +41,7 @@ SMALL_QUANTISATIONS = frozenset([*shapes.TYPE_MIXTURES][[*shapes.TYPE_MIXTURES].
 class FitQuery(NamedTuple):
     """The variable ``llama_what_fits``."""
 
-    context: Annotated[int, Number(1, gguf.MAX_COUNT)] = 32768
+    context: Annotated[int, Number(1, gguf.MAX_INT32)] = 32768
     """Tokens; a model gets at most as many as it was trained for."""
     speed: Annotated[float, Number(allows_fractions=True)] = 10.0
     """Generated tokens per second and user that are fast enough."""
@@ -54,7 +54,7 @@ class Offer(NamedTuple):
 
     name: str
     repo: str
-    shape: shapes.Shape | None = None
+    shape: shapes.ModelShape | None = None
     summary: ModelSummary | None = None
     """Summary of the model's only quantisation, in place of a shape."""
 
@@ -121,11 +121,11 @@ def parse_query(place: str, value: Any) -> FitQuery:
 def offers_of(models: Sequence[Mapping[str, Any]], own_models: Sequence[Mapping[str, Any]] = ()) -> list[Offer]:
     """Return the models to choose from. An operator's model replaces a published model with the same name.
 
-    :param models: published models with the fields of shapes.Shape.
+    :param models: published models with the fields of shapes.ModelShape.
     :param own_models: operator's models: ``summary`` as model_info returns it, and optionally ``name`` and ``repo``.
     :raises Refusal: a summary is missing or invalid.
     """
-    all_shapes = [typed_json.parse(shapes.Shape, entry) for entry in models]
+    all_shapes = [typed_json.parse(shapes.ModelShape, entry) for entry in models]
     offers = {shape.name: Offer(shape.name, shape.repo, shape) for shape in all_shapes}
     for index, entry in enumerate(own_models):
         header = model_inputs.summary_of(f"summary in models[{index}] of llama_what_fits", entry.get("summary"))

@@ -84,7 +84,7 @@ class Workload(NamedTuple):
     def with_batches(self, batch: int | None, micro_batch: int | None) -> Workload:
         """Return the workload with these batch sizes; None stands for llama-server's default."""
         server = self.server._replace(batch=batch, micro_batch=micro_batch)
-        cache = self.cache._replace(batch=_batch_of(server), micro_batch=micro_batch or kv_cache.MICRO_BATCH)
+        cache = self.cache._replace(batch=_batch_of(server), micro_batch=micro_batch or kv_cache.DEFAULT_MICRO_BATCH)
         return self._replace(server=server, cache=cache)
 
 
@@ -110,8 +110,8 @@ def plan_workload(
     """
     if users is not None and users < 1:
         raise Refusal(f"llama_users is {users}: use 1 or more, or remove it")
-    if model.summary.switch and "every_output" not in _memory_arguments(server.extra_args):
-        server = server._replace(extra_args=(*server.extra_args, model.summary.switch))
+    if model.summary.pooling_option and "every_output" not in _memory_arguments(server.extra_args):
+        server = server._replace(extra_args=(*server.extra_args, model.summary.pooling_option))
     cache = cache_settings(server, model.summary, release.fork)
     context_per_request = _context_per_request(server, model.summary, cache)
     if cache.every_output and not server.micro_batch:  # a micro-batch as long as an input, which is computed at once
@@ -154,7 +154,7 @@ def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) 
         flash_attention=server.flash_attention,
         unified=options.switch_value(unified) == "on",
         full_window="full_window" in words,
-        micro_batch=server.micro_batch or kv_cache.MICRO_BATCH,
+        micro_batch=server.micro_batch or kv_cache.DEFAULT_MICRO_BATCH,
         batch=_batch_of(server),
         fork=fork,
         latent_attention=_whole_number(words, "latent_attention", "a whole number"),
@@ -166,7 +166,7 @@ def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) 
 
 def _batch_of(server: Server) -> int:
     """Return llama-server's batch: by default no less than a micro-batch."""
-    return server.batch or max(kv_cache.BATCH, server.micro_batch or 0)
+    return server.batch or max(kv_cache.DEFAULT_BATCH, server.micro_batch or 0)
 
 
 def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:

@@ -338,11 +338,11 @@ class _Server(NamedTuple):
     def _ask(self, path: str, seconds: float, question: Any = None) -> replies.Reply:
         """Send a request to this process: until it listens, a program of another account may use its port."""
 
-        def objection() -> str | None:
+        def veto() -> str | None:
             _host, colon, port = self.address.rpartition(":")
             return "another program listens on its port" if colon and not self.owner(int(port)) else None
 
-        return replies.ask(self.address, path, seconds, question, objection=objection)
+        return replies.ask(self.address, path, seconds, question, veto=veto)
 
     def failure(self, default_text: str) -> Failure:
         """Return how the server crashed, or else the default text, with the most relevant line of its log."""

@@ -210,9 +210,9 @@ def _ask_question(client: Client, subject: types.Subject) -> types.Completion:
     if not subject.has_known_answer:
         question.update(prompt=PROMPT, max_tokens=MAX_TOKENS)
     argv = (model or subject.head).argv
-    path = replies.textless_path(argv)
+    path = replies.pooling_path(argv)
     if path:
-        question = replies.question_without_text(PROMPT)
+        question = replies.pooling_request(PROMPT)
     if model:
         question["model"] = model.name
     may_sleep = server.SLEEP_OPTION in argv

@@ -335,7 +335,7 @@ def _check_model(plan: Plan, evidence: types.Evidence, server: types.ServerEvide
     yield from _proof_check(plan, evidence) if not evidence.fallback else ()
     yield _check("known answer", url, *_judge_known_answer(plan.model, completion))
     yield _check("completion", url, *_judge_completion(completion))
-    if not (plan.model.known_answer or known_answer.is_name(plan.model.name)):
+    if not (plan.model.known_answer or known_answer.is_model_name(plan.model.name)):
         yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
 
 
@@ -458,7 +458,7 @@ def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[
 
 
 def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -> tuple[bool | None, str]:
-    if not (model.known_answer or known_answer.is_name(model.name)):
+    if not (model.known_answer or known_answer.is_model_name(model.name)):
         return None, f"the cluster serves {model.name}, not the known-answer model"
     if not completion or completion.error:
         return False if completion else None, completion.error if completion else ASLEEP_NOTE

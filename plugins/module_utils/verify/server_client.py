@@ -35,7 +35,7 @@ MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 
 
 def read_keys(path: str) -> list[str]:
-    lines = reading.read_start(Path(path), KEY_BYTES, follows_links=True).decode(*replies.KEY_TEXT).split("\n")
+    lines = reading.read_start(Path(path), KEY_BYTES, follows_links=True).decode(*replies.KEY_ENCODING).split("\n")
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -47,7 +47,7 @@ class Client:
         self._address, self._key_file = head.own_url.split("//", 1)[1], head.api_key_file
         self._find_processes = find_processes
         self._certificate: bytes | None = None
-        self._objection, path = "", head.tls_certificate_file
+        self._certificate_error, path = "", head.tls_certificate_file
         self._certificate_file = path
         try:
             if path:
@@ -55,21 +55,21 @@ class Client:
                 self._certificate = replies.first_certificate(text)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
-            self._objection = printable(
+            self._certificate_error = printable(
                 f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {reason}"
             )
 
     def health(self, seconds: float, answer_timeout_s: float = HEALTH_SECONDS) -> Health:
         """Wait until the server is healthy, or the time limit has passed. Do not wait for a server with another certificate, which it keeps until it exits."""
         deadline = time.monotonic() + seconds
-        while not self._objection:
+        while not self._certificate_error:
             reply = replies.ask(self._address, "/health", answer_timeout_s, certificate=self._certificate)
             if reply.status == 200:
                 return Health(True, "ok")
             if reply == (0, replies.WRONG_CERTIFICATE_MESSAGE) or time.monotonic() >= deadline:
                 return Health(False, LOADING if reply.status == 503 else _error_text(reply))
             time.sleep(0.5)
-        return Health(False, self._objection)
+        return Health(False, self._certificate_error)
 
     def ask(self, path: str, seconds: float, question: Mapping[str, Any] | None = None) -> replies.Reply:
         """Return the reply to a question that needs the key.
@@ -79,13 +79,13 @@ class Client:
         key = next(iter(read_keys(self._key_file)), None) if self._key_file else None
         address, port = self._address.rsplit(":", 1)
 
-        def objection() -> str | None:
+        def veto() -> str | None:
             """Check the listener after connecting: then only this listener can receive the key."""
             if not key or processes.is_served(address, int(port), self._find_processes()):
                 return None
             return f"the API key was not sent: no program of the cluster listens on {self._address}"
 
-        return replies.ask(self._address, path, seconds, question, key, objection, self._certificate)
+        return replies.ask(self._address, path, seconds, question, key, veto, self._certificate)
 
     def has_page(self, timeout_s: float) -> bool:
         """Return whether browsers get the chat page and its script without a key. In older builds the script that asks for the key needs the key."""

@@ -69,7 +69,7 @@ class Subject(NamedTuple):
     @property
     def has_known_answer(self) -> bool:
         """Return whether the cluster serves the known-answer model, generated or downloaded."""
-        return bool(self.model.known_answer) or known_answer.is_name(self.model.name)
+        return bool(self.model.known_answer) or known_answer.is_model_name(self.model.name)
 
 
 class Health(NamedTuple):

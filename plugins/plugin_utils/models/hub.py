@@ -167,7 +167,7 @@ def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
     ]
     return [
         RepositoryModel(quantisation_of(model.names[0]), tuple(files[name] for name in model.names), model.is_complete)
-        for model in split_files.group(names)
+        for model in split_files.group_files(names)
     ]
 
 
@@ -216,7 +216,7 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
     if not models:
         kind = "projector (mmproj)" if source.role == host_types.MMPROJ else "GGUF file"
         available_names = _list_names(file.name for file in listing.files)
-        raw_parts = sorted(file.name for file in listing.files if split_files.RAW_PART.fullmatch(file.name))
+        raw_parts = sorted(file.name for file in listing.files if split_files.RAW_PART_NAME.fullmatch(file.name))
         if raw_parts:
             raise Refusal(
                 f"{subject} no {kind}, but parts of a split file, {', '.join(raw_parts)}: download these parts, join them in order with cat, and set "
@@ -236,7 +236,7 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
         raise Refusal(
             f"{subject} {len(suitable_models)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
         )
-    return _choose_by_name(listing, source, split_files.siblings(suitable_models[0].files[0].name))
+    return _choose_by_name(listing, source, split_files.part_names(suitable_models[0].files[0].name))
 
 
 def _labels(models: Sequence[RepositoryModel]) -> str:

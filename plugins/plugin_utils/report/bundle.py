@@ -81,7 +81,7 @@ def _argument_secrets(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield value and kind of each argument of llama-server that may be secret."""
     for word, *values in options.group_words(arguments):
         option, (name, _equals, value) = options.by_word(word), word.partition("=")
-        if not option or option.secret:
+        if not option or option.is_secret:
             for text in (value, *values):
                 if not HARMLESS_VALUE.fullmatch(text):
                     yield text, f"value of {name}"

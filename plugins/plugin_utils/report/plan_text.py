@@ -288,10 +288,10 @@ def chat_page_lines(plan: types.Plan, has_page: bool) -> list[str]:
 def request_lines(plan: types.Plan, certificate_names: Sequence[str] = ()) -> list[str]:
     """Return a request to the server as a shell command for the head."""
     question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
-    path = replies.textless_path((plan.head.models[0] if plan.head.models else plan.head).argv)
+    path = replies.pooling_path((plan.head.models[0] if plan.head.models else plan.head).argv)
     model = plan.per_model()[0].model
     if path:
-        question |= replies.question_without_text("Once upon a time")
+        question |= replies.pooling_request("Once upon a time")
     elif model.known_answer:
         question |= {"prompt": "", "temperature": 0}
     elif model.chat_template:

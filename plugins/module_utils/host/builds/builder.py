@@ -173,7 +173,7 @@ class Builder(installer.Installer):
             f"patch {patch.name}", ["patch", "-p1", "-N", "-t", "-d", "source", "-i", patch.path]
         )
         if status:
-            variable = "llama_build_fast_load" if patch.name.startswith(fast_load.PATH_PREFIX) else "llama_release"
+            variable = "llama_build_fast_load" if patch.name.startswith(fast_load.PATCH_PREFIX) else "llama_release"
             raise Refusal(
                 f"the patch {patch.name} of {variable} does not apply to this source tree: remove the patch, or use another release. No running service was "
                 f"touched. Log: {self.log_path}; output of patch:\n" + "\n".join(printed_lines[:MAX_PATCH_LINES])

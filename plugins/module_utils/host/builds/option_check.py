@@ -54,7 +54,7 @@ def check_options(
                 notes.append(
                     f"{text}{_similar_option(word, help_options)}: the launcher omits it, and llama-server's default applies"
                 )
-            elif option or fork in options.COMPLETE_HELP:
+            elif option or fork in options.COMPLETE_HELP_FORKS:
                 errors.append(f"{text}{_similar_option(word, help_options)}, {_origin_and_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs_folder, fork):
             errors.append(

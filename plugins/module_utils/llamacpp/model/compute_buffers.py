@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Upper bound of the compute buffer of a device, in which llama.cpp stores the intermediate results of layers.
+"""Upper bound on the size of a device's compute buffer, in which llama.cpp stores the intermediate results of layers.
 
-Without flash attention the scores of all heads exist at once, for each computed token and each token of the context. With flash attention there are only masks.
+Without flash attention, the scores of all heads exist at once, for each computed token and each token of the context. Flash attention needs only masks.
 Sources: src/llama-graph.cpp, and build_deepseek2 of ik_llama.cpp. tests/benchmarks/compute_bounds.py compares the bound with llama-fit-params.
 """
 
@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 F32, F16 = 4, 2
 
 PIPELINE_COPIES = 4
-"""Number of copies of each mask and of a device's input, one for each part of the pipeline (GGML_SCHED_MAX_COPIES)."""
+"""Number of copies of each mask and of a device's input, one for each stage of the pipeline (GGML_SCHED_MAX_COPIES)."""
 STATE_VECTORS, RECURRENT_VECTORS = 8, 16
 """Number of vectors for each token: of the model's width, including four copies, and of a recurrent layer's inner width."""
 LIVE_OUTPUTS = 2
@@ -32,27 +32,27 @@ UNNAMED_STATES, UNNAMED_HEADS = 32, 2
 observed (Qwen3 480B with b6110)."""
 LATENT_COPIES = 2
 """Factor for the full heads that ik_llama.cpp expands from its compressed cache: 32-bit floats, and 16-bit keys and values."""
-MASK_TOKENS = 64
+MASK_PADDING = 64
 """Masks are padded to a multiple of this number of tokens: GGML_KQ_MASK_PAD."""
 
-FLASH_SIZES = (40, 64, 72, 80, 96, 112, 128, 256)
-"""Head sizes for which CUDA, HIP, Metal, Vulkan and processors have flash attention if keys and values have one type: supports_op of build 11063.
+FLASH_HEAD_SIZES = (40, 64, 72, 80, 96, 112, 128, 256)
+"""Head sizes for which CUDA, HIP, Metal, Vulkan and processors have flash attention if keys and values share a type: supports_op of build 11063.
 RPC claims to support all."""
-GROUPED_FLASH_SIZES = ((576, 512), (512, 512))
+GROUPED_FLASH_HEAD_SIZES = ((576, 512), (512, 512))
 """Sizes of keys and values with flash attention if several heads share a key: MLA, and layers of Gemma 4."""
 NO_FLASH_ARCHITECTURES = ("grok",)
 """Architectures for which llama.cpp disables flash attention."""
 
 
 def uses_flash(summary: ModelSummary, settings: kv_cache.CacheSettings) -> bool:
-    """Return whether attention certainly does not need scores."""
+    """Return whether attention is certain to run as flash attention, which needs no scores."""
     if settings.fork == IK_LLAMA:
-        return settings.flash()
+        return settings.uses_flash_attention()
     if summary.architecture in NO_FLASH_ARCHITECTURES or settings.flash_attention == "off":
         return False
     sizes = summary.key_dimension, summary.value_dimension
-    is_supported = (sizes[0] == sizes[1] and sizes[0] in FLASH_SIZES) or (
-        sizes in GROUPED_FLASH_SIZES and summary.heads > summary.kv_heads
+    is_supported = (sizes[0] == sizes[1] and sizes[0] in FLASH_HEAD_SIZES) or (
+        sizes in GROUPED_FLASH_HEAD_SIZES and summary.heads > summary.kv_heads
     )
     return settings.flash_attention == "on" or (is_supported and settings.type_k == settings.type_v)
 
@@ -66,7 +66,7 @@ def _heads_at_once(summary: ModelSummary, settings: kv_cache.CacheSettings, cont
     return -(-heads // min(heads, -(-scores // limit)))
 
 
-def _whole_heads(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
+def _expanded_head_bytes(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
     """Return the bytes of the heads that ik_llama.cpp expands at once from its compressed cache with ``-mla`` 2 and 3, limited by ``-amb``."""
     if settings.fork != IK_LLAMA or summary.architecture not in kv_cache.LATENT_ARCHITECTURES:
         return 0
@@ -92,7 +92,7 @@ def _largest_layer_outputs(summary: ModelSummary) -> int:
     return max(layers)
 
 
-def _whole_cache(summary: ModelSummary, settings: kv_cache.CacheSettings, cells: int) -> int:
+def _f16_cache_bytes(summary: ModelSummary, settings: kv_cache.CacheSettings, cells: int) -> int:
     """Return the bytes of a layer's keys and values in 16 bits, to which flash attention converts other types."""
     sizes = ((settings.type_k, summary.key_dimension), (settings.type_v, summary.value_dimension))
     heads = max(summary.layer_kv_heads)
@@ -100,8 +100,8 @@ def _whole_cache(summary: ModelSummary, settings: kv_cache.CacheSettings, cells:
 
 
 def compute_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
-    """Return an upper bound of a device's compute buffer in bytes: scores or masks, states, and logits."""
-    tokens, width = kv_cache.pad(settings.tokens, MASK_TOKENS), summary.width
+    """Return an upper bound on a device's compute buffer in bytes: scores or masks, states, and logits."""
+    tokens, width = kv_cache.pad(settings.tokens, MASK_PADDING), summary.width
     cells, window_cells = kv_cache.cells(summary, settings)
     mask_cells = cells + (window_cells if kv_cache.window_size(summary) else 0)
     is_recurrent = all(kv_cache.recurrent_layers(summary))
@@ -120,6 +120,6 @@ def compute_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> in
         return size
     if not is_mainline:
         masks = (IK_FLASH_MASKS if flash else IK_MASKS) * cells
-        return size + F32 * tokens * (heads * cells + masks) + _whole_heads(summary, settings, cells)
+        return size + F32 * tokens * (heads * cells + masks) + _expanded_head_bytes(summary, settings, cells)
     masks = PIPELINE_COPIES * mask_cells * (F16 if flash else F32)
-    return size + tokens * (F32 * heads * cells + masks) + (_whole_cache(summary, settings, cells) if flash else 0)
+    return size + tokens * (F32 * heads * cells + masks) + (_f16_cache_bytes(summary, settings, cells) if flash else 0)

@@ -2,8 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Read the headers of GGUF files, including split models.
 
-No number in the file is trusted: counts and lengths are checked against the rest of the file and against fixed limits. Whether llama.cpp accepts the
-header is left to llama-server.
+No number in the file is trusted: counts and lengths are checked against the rest of the file and against fixed limits. llama-server checks everything else.
 Format: ggml/docs/gguf.md of ggml-org/ggml, versions 2 and 3.
 """
 
@@ -24,17 +23,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import split_files, tensor_types
 
 MAX_HEADER_BYTES = 128 * MIB
-MAX_KEPT_BYTES = 8 * MIB
-"""Maximum size of stored metadata. This and the other limits apply to the headers of all parts together."""
+MAX_METADATA_BYTES = 8 * MIB
+"""Maximum size of metadata in memory. This and the other limits apply to the headers of all parts together."""
 MAX_KEYS, MAX_TENSORS, MAX_PARTS = 8192, 16384, 4096
 """Limits: ten times the numbers in the largest models."""
 MAX_DIMENSIONS = 4
-MAX_ELEMENTS, MAX_COUNT = (1 << 63) - 1, (1 << 31) - 1
-FIRST_CHUNK, MAX_CHUNK = 256 * 1024, 4 * MIB
+MAX_ELEMENTS, MAX_INT32 = (1 << 63) - 1, (1 << 31) - 1
+FIRST_CHUNK_BYTES, MAX_CHUNK_BYTES = 256 * 1024, 4 * MIB
 """Size of the first and of the largest request in bytes; each request is twice as large as the previous request."""
-MAX_ARRAY = 4096
+MAX_ARRAY_LENGTH = 4096
 """Maximum length of a stored array; of longer arrays (vocabularies) only the length is stored."""
-MAX_STRING = 65536
+MAX_STRING_BYTES = 65536
 """Maximum length of a stored string; longer strings are truncated."""
 
 _WEB_PAGE = (
@@ -53,14 +52,14 @@ FOREIGN_FORMATS = {
     b"<html": _WEB_PAGE,
     b"version https://git-lfs": "is a Git LFS pointer, not a GGUF file: download the file with git lfs pull",
 }
-"""Error message for other files that are often mistaken for a model, by the beginning of their content in lower case."""
+"""Beginning of a file in lower case → error message, for files that are often mistaken for a model."""
 
 TRUNCATION_REMEDY = "download the whole file, or if it was split, join all parts with cat"
 RAW_PART_MESSAGE = "is a part of a split file: join all parts in order with cat, and use the joined file"
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Type of a metadata value → its format for struct."""
+"""Type of a metadata value → its format character for struct."""
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -84,18 +83,18 @@ class Tensor(NamedTuple):
 
 class ModelHeader(NamedTuple):
     metadata: dict[str, Any]
-    """Metadata of the first file. An array longer than MAX_ARRAY is replaced by its length, and a string longer than MAX_STRING is truncated."""
+    """Metadata of the first file. An array longer than MAX_ARRAY_LENGTH is replaced by its length, and a string longer than MAX_STRING_BYTES is truncated."""
     tensors: dict[str, Tensor]
     files: list[dict[str, Any]]
     """``name`` and ``bytes`` of each file."""
-    data: list[tuple[int, int, int]]
+    sections: list[tuple[int, int, int]]
     """Offset of the first tensor, alignment, and number of tensors of each file."""
-    keys: Mapping[str, range] = MappingProxyType({})
-    """Range of each key with its value in the first file."""
+    key_ranges: Mapping[str, range] = MappingProxyType({})
+    """Byte range of each key with its value in the first file."""
 
 
-class File:
-    """A file of this host, with the members that :func:`read_headers` requires of its sources."""
+class LocalFile:
+    """File on this host with the members that :func:`read_headers` requires of a source."""
 
     def __init__(self, path: str | Path) -> None:
         try:
@@ -116,7 +115,7 @@ class File:
 
 
 def quote(value: Any) -> str:
-    """Return a value of the file as short text for a message."""
+    """Return a value from the file as short text for a message."""
     text = repr(value)
     return text if len(text) < 60 else text[:57] + "..."
 
@@ -125,16 +124,16 @@ class _Reader:
     """Reader of the headers of all parts, from start to end, through a small window."""
 
     def __init__(self) -> None:
-        self.header = self.kept_bytes = 0  # bytes of the headers of all parts, and of their stored metadata
-        self.data: list[tuple[int, int, int]] = []
+        self.header_bytes = self.metadata_bytes = 0  # bytes of the headers of all parts, and of their stored metadata
+        self.sections: list[tuple[int, int, int]] = []
         """Offset of the first tensor, alignment, and number of tensors of each part."""
 
-    def begin(self, source: Any) -> None:
+    def open_part(self, source: Any) -> None:
         """Start the next part."""
         self.source = source
-        self.limit = min(source.size, MAX_HEADER_BYTES - self.header)
+        self.limit = min(source.size, MAX_HEADER_BYTES - self.header_bytes)
         self.window, self.start, self.offset_in_window = b"", 0, 0
-        self.chunk = FIRST_CHUNK
+        self.chunk = FIRST_CHUNK_BYTES
 
     @property
     def position(self) -> int:
@@ -159,85 +158,85 @@ class _Reader:
         start = self.start + len(unread_bytes)
         length = min(max(count - len(unread_bytes), self.chunk), self.limit - start)
         self.window = unread_bytes + self.source.read(start, length)
-        self.chunk = min(2 * self.chunk, MAX_CHUNK)
+        self.chunk = min(2 * self.chunk, MAX_CHUNK_BYTES)
 
     def skip(self, count: int) -> None:
         self.check_remaining(count)
         self.offset_in_window += count
 
-    def number(self, form: struct.Struct) -> Any:
+    def parse_number(self, form: struct.Struct) -> Any:
         self.require(form.size)
         (value,) = form.unpack_from(self.window, self.offset_in_window)
         self.offset_in_window += form.size
         return value
 
-    def keep(self, count: int, value_count: int = 0) -> bytes:
+    def read_metadata(self, count: int, value_count: int = 0) -> bytes:
         """Return the next ``count`` bytes of the metadata, and count them and ``value_count`` values towards the limit."""
-        self.kept_bytes += count + value_count * U64.size
-        if self.kept_bytes > MAX_KEPT_BYTES:
+        self.metadata_bytes += count + value_count * U64.size
+        if self.metadata_bytes > MAX_METADATA_BYTES:
             raise GGUFError(
-                f"is refused: it has more than {MAX_KEPT_BYTES // MIB} MiB of metadata besides its vocabulary"
+                f"is refused: it has more than {MAX_METADATA_BYTES // MIB} MiB of metadata besides its vocabulary"
             )
         self.require(count)
         self.offset_in_window += count
         return self.window[self.offset_in_window - count : self.offset_in_window]
 
-    def text(self) -> str:
-        length = self.number(U64)
+    def parse_text(self) -> str:
+        length = self.parse_number(U64)
         self.check_remaining(length)
-        data = self.keep(min(length, MAX_STRING))
+        data = self.read_metadata(min(length, MAX_STRING_BYTES))
         self.skip(length - len(data))
         return data.decode("utf-8", "replace")
 
-    def name(self) -> str:
+    def parse_name(self) -> str:
         """Return a key or the name of a tensor."""
-        return printable(self.text(), None)
+        return printable(self.parse_text(), None)
 
-    def value(self, key: str) -> Any:
-        kind = self.number(U32)
+    def parse_value(self, key: str) -> Any:
+        kind = self.parse_number(U32)
         if kind == STRING:
-            return self.text()
+            return self.parse_text()
         count = None
         if kind == ARRAY:
-            kind, count = self.number(U32), self.number(U64)
+            kind, count = self.parse_number(U32), self.parse_number(U64)
             if kind == STRING:
-                return self.texts(count)
+                return self.parse_texts(count)
         if kind not in SCALARS:
             raise GGUFError(f"is refused: its metadata key {quote(key)} has the unknown type {kind}")
-        return self.scalars(SCALARS[kind], count)
+        return self.parse_scalars(SCALARS[kind], count)
 
-    def scalars(self, form: str, count: int | None) -> Any:
+    def parse_scalars(self, form: str, count: int | None) -> Any:
         scalar_format = struct.Struct("<" + form)
         if count is None:
-            return scalar_format.unpack(self.keep(scalar_format.size))[0]
-        if count > MAX_ARRAY:
+            return scalar_format.unpack(self.read_metadata(scalar_format.size))[0]
+        if count > MAX_ARRAY_LENGTH:
             self.skip(count * scalar_format.size)
             return count
-        return list(struct.unpack(f"<{count}{form}", self.keep(count * scalar_format.size)))
+        return list(struct.unpack(f"<{count}{form}", self.read_metadata(count * scalar_format.size)))
 
-    def texts(self, count: int) -> list[str] | int:
+    def parse_texts(self, count: int) -> list[str] | int:
         self.check_remaining(count * U64.size)
-        if count <= MAX_ARRAY:
-            self.keep(0, count)
-            return [self.text() for _index in range(count)]
+        if count <= MAX_ARRAY_LENGTH:
+            self.read_metadata(0, count)
+            return [self.parse_text() for _index in range(count)]
         for _index in range(count):
-            self.skip(self.number(U64))
+            self.skip(self.parse_number(U64))
         return count
 
 
 def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of a file by name. They have no gaps between them except for ``alignment``."""
+    """Yield the name and description of each tensor of a file. Between tensors there is only padding to ``alignment``."""
     end, entries = 0, []
     for _index in range(count):
-        name, dimensions = reader.name(), reader.number(U32)
+        name, dimensions = reader.parse_name(), reader.parse_number(U32)
         if dimensions > MAX_DIMENSIONS:
             raise GGUFError(f"is refused: tensor {quote(name)} has {dimensions} dimensions")
-        shape, elements = tuple(reader.number(U64) for _index in range(dimensions)), 1
+        shape, elements = tuple(reader.parse_number(U64) for _index in range(dimensions)), 1
         for size in shape:
             elements *= size
         if not 0 < elements <= MAX_ELEMENTS:
             raise GGUFError(f"is refused: tensor {quote(name)} has the invalid shape {list(shape)}")
-        entries.append((name, shape, elements, reader.number(U32), reader.number(U64)))
+        entries.append((name, shape, elements, reader.parse_number(U32), reader.parse_number(U64)))
     start = -(-reader.position // alignment) * alignment
     end_offsets = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
     for (name, shape, elements, kind, offset), next_offset in zip(entries, end_offsets):
@@ -247,7 +246,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
             raise GGUFError(f"is refused: tensor {quote(name)} has the unknown type {kind}")
         end = -(-end // alignment) * alignment + size
         yield (name, Tensor(form.name if form else f"{tensor_types.FUTURE_PREFIX}{kind}", shape, elements, size))
-    reader.data.append((start, alignment, count))
+    reader.sections.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(
             f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {TRUNCATION_REMEDY}"
@@ -261,7 +260,7 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
 
 def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, range]]:
     """Add the tensors of a file, and return the values of its metadata and their ranges."""
-    reader.begin(source)
+    reader.open_part(source)
     reader.require(min(source.size, 24))
     if reader.window[:4] != b"GGUF" or source.size < 24:
         begin = reader.window.lstrip().lower()
@@ -269,7 +268,7 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tupl
             next((text for start, text in FOREIGN_FORMATS.items() if begin.startswith(start)), "is not a GGUF file")
         )
     reader.skip(4)
-    version, count, keys = reader.number(U32), reader.number(U64), reader.number(U64)
+    version, count, keys = reader.parse_number(U32), reader.parse_number(U64), reader.parse_number(U64)
     if version not in (2, 3):
         raise GGUFError(f"is refused: GGUF version {version} is unknown; only versions 2 and 3 are supported")
     for number, size, limit, label in ((keys, 12, MAX_KEYS, "keys"), (count, 24, MAX_TENSORS, "tensors")):
@@ -280,14 +279,14 @@ def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tupl
     ranges: dict[str, range] = {}
     for _index in range(keys):
         start = reader.position
-        key = reader.name()
-        metadata[key] = reader.value(key)
+        key = reader.parse_name()
+        metadata[key] = reader.parse_value(key)
         ranges[key] = range(start, reader.position)
     alignment = metadata.get("general.alignment", 32)
     if not is_integer(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {quote(alignment)}, which is not a power of 2")
     tensors.update(_tensors(reader, count, alignment))
-    reader.header += reader.position
+    reader.header_bytes += reader.position
     return metadata, ranges
 
 
@@ -296,21 +295,21 @@ def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         return []
-    match = split_files.FIRST_PART.fullmatch(name)
+    match = split_files.FIRST_PART_NAME.fullmatch(name)
     if not is_integer(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {quote(count)} parts: use the first part, whose name ends in -00001-of-{quote(count):0>5}.gguf"
         )
     if count > MAX_PARTS:
         raise GGUFError(f"is refused: it is one of {count} parts, and the limit is {MAX_PARTS}")
-    return split_files.siblings(name)[1:]
+    return split_files.part_names(name)[1:]
 
 
 def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
-    """Return the headers of a model and its other parts, if it is split.
+    """Return the headers of a model, including all parts of a split model.
 
     :param name: name of the file, or of the first part.
-    :param open_file: function that opens a part by name and returns an object with the members of :class:`File`.
+    :param open_file: function that opens a part by name and returns an object with the members of :class:`LocalFile`.
     :raises GGUFError: the file is not usable; the message is the end of a sentence that begins with its path.
     :raises OSError: it cannot be read.
     """
@@ -320,7 +319,7 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
         try:
             metadata, ranges = _read_file(reader, source, tensors)
         except GGUFError as error:
-            is_raw_part = type(error) is GGUFError and split_files.RAW_PART.fullmatch(name)
+            is_raw_part = type(error) is GGUFError and split_files.RAW_PART_NAME.fullmatch(name)
             raise GGUFError(RAW_PART_MESSAGE) if is_raw_part else error from None
         files = [{"name": printable(name), "bytes": source.size}]
     for part in _other_parts(name, metadata):
@@ -332,28 +331,28 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
-    return ModelHeader(metadata, tensors, files, reader.data, ranges)
+    return ModelHeader(metadata, tensors, files, reader.sections, ranges)
 
 
 def read_path(path: str) -> ModelHeader:
-    """Return :func:`read_headers` for the file at ``path`` on this host."""
+    """Read the headers of the model at ``path`` on this host, like :func:`read_headers`."""
     folder = Path(path).parent
-    return read_headers(Path(path).name, lambda name: File(folder / name))
+    return read_headers(Path(path).name, lambda name: LocalFile(folder / name))
 
 
-class TensorPlace(NamedTuple):
+class TensorLocation(NamedTuple):
     path: str
     offset: int
     bytes: int
 
 
-def tensor_places(path: str) -> dict[str, TensorPlace]:
-    """Return the locations of a model's tensors by name. Errors are those of :func:`read_headers`."""
+def tensor_locations(path: str) -> dict[str, TensorLocation]:
+    """Return the locations of a model's tensors by name. Raises the errors of :func:`read_headers`."""
     model = read_path(path)
     tensors, result = iter(model.tensors.items()), {}
-    for file, (start, alignment, count) in zip(model.files, model.data):
+    for file, (start, alignment, count) in zip(model.files, model.sections):
         offset = 0
         for name, tensor in itertools.islice(tensors, count):
-            result[name] = TensorPlace(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
+            result[name] = TensorLocation(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)
             offset += -(-tensor.bytes // alignment) * alignment
     return result

@@ -49,21 +49,21 @@ CACHE_KEYS = (
     *("nextn_predict_layers", "attention.kv_lora_rank", "rope.dimension_count"),
     *("expert_count", "expert_used_count", "pooling_type"),
 )
-"""Keys of an architecture that determine its cache, its experts per token, and whether it makes embeddings."""
+"""Keys of an architecture that determine its cache, its experts per token, and whether it produces embeddings."""
 
 
-def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
+def group_tensors(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
     """Group tensors that differ only in their layer.
 
-    :returns: rows with ``name`` (``*`` in place of the layer), ``type``, ``shape``, ``bytes`` (of one tensor) and ``layers``, the layers that have such
-        a tensor, or null outside layers.
+    :returns: groups with ``name`` (``*`` in place of the layer), ``type``, ``shape``, ``bytes`` (of one tensor) and ``layers``, the layers that have such
+        a tensor, or null for a tensor outside the layers.
     """
-    rows: dict[tuple[Any, ...], list[int]] = {}
+    groups: dict[tuple[Any, ...], list[int]] = {}
     for name, tensor in tensors.items():
         match = re.fullmatch(r"((?:enc\.)?blk\.)(0|[1-9][0-9]{0,5})\.(.+)", name, re.DOTALL)
-        row = rows.setdefault((f"{match[1]}*.{match[3]}" if match else name, bool(match), tensor), [])
+        layers = groups.setdefault((f"{match[1]}*.{match[3]}" if match else name, bool(match), tensor), [])
         if match:
-            row.append(int(match[2]))
+            layers.append(int(match[2]))
     return [
         {
             "name": name,
@@ -72,12 +72,12 @@ def group(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
             "bytes": tensor.bytes,
             "layers": layers if is_in_layer else None,
         }
-        for (name, is_in_layer, tensor), layers in rows.items()
+        for (name, is_in_layer, tensor), layers in groups.items()
     ]
 
 
 def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> str | None:
-    """Return the quantisation in the metadata, or else the type that most bytes have."""
+    """Return the quantisation in the metadata, or else the tensor type with the most bytes."""
     number = metadata.get("general.file_type")
     if gguf.is_integer(number) and number in FILE_TYPES:
         return FILE_TYPES[number]
@@ -88,10 +88,10 @@ def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> 
 
 
 def _parse_integer(value: Any, label: str) -> int:
-    """Return a positive count; for a list (one value per layer), the largest."""
+    """Return a positive number from the metadata; for a list (one value per layer), the largest."""
     if isinstance(value, list):
         value = max(value, default=None)
-    if not gguf.is_integer(value) or not 0 < value <= gguf.MAX_COUNT:
+    if not gguf.is_integer(value) or not 0 < value <= gguf.MAX_INT32:
         raise gguf.GGUFError(f"is refused: its {label} is {gguf.quote(value)}")
     return int(value)
 
@@ -106,7 +106,7 @@ def _cache_keys(model: gguf.ModelHeader, architecture: str, layers: int) -> dict
         elif isinstance(value, int) and key not in KEYS_BY_LAYER:
             keys[key] = int(value)
     for key, value in keys.items():
-        if not all(0 <= entry <= gguf.MAX_COUNT for entry in (value if isinstance(value, list) else [value])):
+        if not all(0 <= entry <= gguf.MAX_INT32 for entry in (value if isinstance(value, list) else [value])):
             raise gguf.GGUFError(f"is refused: its {key} is {gguf.quote(value)}")
     prediction_layers = keys.get("nextn_predict_layers", 0)
     if not isinstance(prediction_layers, int) or prediction_layers >= layers:
@@ -163,13 +163,13 @@ def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
 
 
 def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
-    """Return the summary of a model. A draft model that consists of layers that predict further tokens also counts the layers of its main model, and lacks
+    """Return the summary of a model. A draft model of layers for multi-token prediction also counts the layers of its main model, although its file lacks
     them (--mtp in convert_hf_to_gguf.py of build 11063).
 
     :returns: ``architecture``, ``name``, ``parameters``, ``quantisation``, ``layers``, ``width``, ``heads``, ``kv_heads``,
         ``key_dimension``, ``value_dimension``, ``context``, ``vocabulary``, ``keys`` (further keys that determine the cache) and, in
         bytes, ``layer_bytes`` (a list), ``input_bytes`` (the token embedding, which stays on the head), ``output_bytes`` (on the
-        device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see group), ``files`` (``name`` and ``bytes`` of each)
+        device of the last layer) and ``largest_tensor_bytes``; ``tensors`` (see group_tensors), ``files`` (``name`` and ``bytes`` of each)
         and ``bytes`` of all of them.
     :raises gguf.GGUFError: the model cannot be served; the message is the end of a sentence that begins with its path.
     """
@@ -190,7 +190,7 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
         "keys": _cache_keys(model, architecture, counts["layers"]),
         **_sizes(tensors, counts["layers"]),
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
-        "tensors": group(tensors),
+        "tensors": group_tensors(tensors),
         "chat_template": "tokenizer.chat_template" in metadata,
         "files": model.files,
         "bytes": sum(file["bytes"] for file in model.files),
@@ -202,17 +202,17 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
     return summary
 
 
-KEYS: Any = Mapping[Annotated[str, CACHE_KEYS], KeyValue]
+CacheKeys: Any = Mapping[Annotated[str, CACHE_KEYS], KeyValue]
 
 
 def parse(data: Any) -> ModelSummary:
-    """Return a summary from the result of ``summarize``.
+    """Convert the result of ``summarize`` to a ModelSummary.
 
     :raises Mismatch: the data is invalid, or contradicts itself.
     """
     summary = typed_json.parse(ModelSummary, {**data, "keys": []} if isinstance(data, Mapping) else data)
     try:
-        keys: Mapping[str, KeyValue] = typed_json.parse(KEYS, data.get("keys") or {})
+        keys: Mapping[str, KeyValue] = typed_json.parse(CacheKeys, data.get("keys") or {})
     except Mismatch as error:
         raise Mismatch(error.reason, f".keys{error.path}") from None
     summary = summary._replace(keys=tuple(keys.items()))
@@ -223,7 +223,7 @@ def parse(data: Any) -> ModelSummary:
         raise Mismatch("has only layers without weights", ".layer_bytes")
     if summary.tensors == ():
         raise Mismatch("is empty, although the layers have weights", ".tensors")
-    if len(experts) != layers or any(part > size for part, size in zip(experts, summary.layer_bytes)):
+    if len(experts) != layers or any(expert > size for expert, size in zip(experts, summary.layer_bytes)):
         raise Mismatch(f"does not have the sizes of the experts in {layers} layers", ".expert_bytes")
     if any(layer >= layers for row in summary.named_tensors for layer in row.layers or ()):
         raise Mismatch(f"contains a layer beyond the {layers} layers", ".tensors")
@@ -235,6 +235,6 @@ def parse(data: Any) -> ModelSummary:
 
 
 def _has_experts(summary: ModelSummary) -> bool:
-    """Return whether the names of architecture or tensors, or the bytes of experts, indicate experts."""
+    """Return whether the architecture, the names of tensors, or the bytes of experts indicate experts."""
     has_expert_tensors = any("_exps." in row.name for row in summary.named_tensors)
     return has_expert_tensors or "moe" in summary.architecture or any(summary.expert_bytes)

@@ -4,7 +4,7 @@
 
 Its vocabulary is one sentence. A word is a unit vector, and the feed-forward of each layer is a different permutation of the words. The output reverses
 all permutations and advances by one word. So the answer to an empty prompt is the sentence if and only if every layer was computed, once and in order.
-Attention weights are too small to change the answer, so the model does not detect small faults of attention or of the KV cache.
+Attention weights are too small to change the answer, so the model does not detect small faults in attention or in the KV cache.
 
 Planning and verification use this file; known_answer_file.py writes the GGUF.
 """
@@ -28,7 +28,7 @@ CONTEXT = 4096
 EPSILON = 1e-9
 HEAD_DIMENSION = 64
 TYPE_BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
-"""Elements and bytes of a block for each supported tensor type."""
+"""Supported tensor type → elements and bytes of a block."""
 
 CONTROL_TOKENS = ["<unk>", "<s>", "</s>"]
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -48,17 +48,17 @@ def pieces() -> list[str]:
     return tokens
 
 
-def positions() -> int:
+def count_states() -> int:
     """Return the number of states that the layers permute: the tokens of the sentence and the end of the text."""
     return len(pieces()) + 1
 
 
 def permutation(layer: int) -> list[int]:
     """Return the successor of each state in this layer: a rotation of all states in a random order, so that each state changes."""
-    order = list(range(positions()))
+    order = list(range(count_states()))
     random.Random(layer).shuffle(order)
     successors = dict(zip(order, order[1:] + order[:1]))
-    return [successors[state] for state in range(positions())]
+    return [successors[state] for state in range(count_states())]
 
 
 def first_piece() -> int:
@@ -68,7 +68,7 @@ def first_piece() -> int:
 
 def _states() -> dict[int, int]:
     """Return the state of each token that has a state; the beginning and the end of the text share a state."""
-    end = positions() - 1
+    end = count_states() - 1
     return {1: end, 2: end, **{first_piece() + index: index for index in range(end)}}
 
 
@@ -77,7 +77,7 @@ def embedding() -> dict[tuple[int, int], float]:
     return dict.fromkeys(_states().items(), 1)
 
 
-def step(layer: int, width: int) -> dict[tuple[int, int], float]:
+def ffn_down(layer: int, width: int) -> dict[tuple[int, int], float]:
     """Return the values of a layer's ffn_down by row and column; it maps each state to its successor."""
     hidden_value = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
     entries = {}
@@ -89,12 +89,12 @@ def step(layer: int, width: int) -> dict[tuple[int, int], float]:
 
 def output(layers: int) -> dict[tuple[int, int], float]:
     """Return the values of output by row and column; it reverses all layers and advances by one word."""
-    reached_states = list(range(positions()))
+    reached_states = list(range(count_states()))
     for layer in range(layers):
         targets = permutation(layer)
         reached_states = [targets[state] for state in reached_states]
     return {
-        (token, reached_states[(state - 1) % positions()]): 1
+        (token, reached_states[(state - 1) % count_states()]): 1
         for token, state in _states().items()
         if token != CONTROL_TOKENS.index("<s>")
     }
@@ -120,8 +120,8 @@ def bytes_of(elements: int, kind: str) -> int:
     return elements // per_block * size
 
 
-def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
-    """Return the name and shape of each tensor, rows last; ``*`` is the layer."""
+def shape_templates(width: int) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the name and shape of each tensor, with the length of a row last; ``*`` stands for the layer."""
     tokens = (first_piece() + len(pieces()), width)
     parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
     layer_tensors = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]
@@ -129,22 +129,22 @@ def shapes(width: int) -> list[tuple[str, tuple[int, ...]]]:
 
 
 MODEL_NAME = "known answer, {} layers of {}, {}"
-"""Name in the file, with layers, width and type."""
+"""Template for the name in the file, with layers, width and type."""
 
 
-def is_name(name: str) -> bool:
+def is_model_name(name: str) -> bool:
     return bool(re.fullmatch(MODEL_NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
 
 
 def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
     """Return name and shape of all tensors in the file's order."""
-    first_tensor, *layer_tensors, norm, last_tensor = shapes(width)
+    first_tensor, *layer_tensors, norm, last_tensor = shape_templates(width)
     rows = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in layer_tensors]
     return [first_tensor, *rows, norm, last_tensor]
 
 
 def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
-    """Return key, type and value of all metadata in the file's order. The type of an array is that of its elements in brackets."""
+    """Return key, type and value of all metadata in the file's order. The type of an array is its element type in brackets."""
     heads, tokens = width // HEAD_DIMENSION, CONTROL_TOKENS + BYTE_TOKENS + pieces()
     types = [2, 3, 3] + [6] * len(BYTE_TOKENS) + [1] * len(pieces())
     return [
@@ -172,8 +172,8 @@ def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
 
 
 def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
-    """Return the result of header_summary.summarize for the model without its files, without writing it."""
-    keys = {key: value for key, _form, value in metadata(layers, width, kind)}
+    """Return the result of header_summary.summarize for the model, except for its files, without writing it."""
+    keys = {key: value for key, _type, value in metadata(layers, width, kind)}
     tensors = {}
     for name, shape in tensor_shapes(layers, width):
         stored_type, elements = kind if len(shape) == 2 else "f32", math.prod(shape)

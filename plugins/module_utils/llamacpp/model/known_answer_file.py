@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Writes the known-answer model as GGUF, one tensor at a time, so that it may exceed the memory."""
+"""Write the known-answer model as GGUF, one tensor at a time, because it may be larger than memory."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
 
 Buffer = Union[bytes, bytearray]
-VERSION = 3
+GGUF_VERSION = 3
 """Version of GGUF."""
 ALIGNMENT = 32
 """Alignment of tensors in the file."""
 VALUE_TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
 """Number and struct format of each value type in GGUF."""
-ARRAY = 9
-TENSOR_TYPES = {"f32": 0, "f16": 1, "q8_0": 8}
+ARRAY_TYPE = 9
+TENSOR_TYPE_NUMBERS = {"f32": 0, "f16": 1, "q8_0": 8}
 ATTENTION_SPREAD = 0.125
-"""Standard deviation of attention weights times the width. With 0.2 llama-server 0.3.36 loses the answer of 512 layers of width 64."""
+"""Standard deviation of attention weights times the width. With 0.2, llama-server 0.3.36 gives a wrong answer for 512 layers of width 64."""
 ROTATIONS = 4
-"""Number of attention matrices of a layer; each matrix is the previous matrix, rotated by a block."""
+"""Number of attention matrices of a layer; each is the previous matrix rotated by a block."""
 
 
 def write_model(path: Path, layers: int, width: int, kind: str) -> None:
@@ -38,7 +38,7 @@ def write_model(path: Path, layers: int, width: int, kind: str) -> None:
     """
     with path.open("wb") as stream:
         stream.write(_header(layers, width, kind))
-        for tensor in _tensors(layers, width, kind):
+        for tensor in _tensor_data(layers, width, kind):
             stream.write(tensor)
             stream.write(bytes(-len(tensor) % ALIGNMENT))
     os.utime(path, (names.KNOWN_ANSWER_MTIME, names.KNOWN_ANSWER_MTIME))
@@ -58,7 +58,7 @@ def _stored_bytes(shape: tuple[int, ...], kind: str) -> int:
 
 def _header(layers: int, width: int, kind: str) -> bytes:
     rows = [
-        (name, shape, TENSOR_TYPES[kind if len(shape) == 2 else "f32"], _stored_bytes(shape, kind))
+        (name, shape, TENSOR_TYPE_NUMBERS[kind if len(shape) == 2 else "f32"], _stored_bytes(shape, kind))
         for name, shape in known_answer.tensor_shapes(layers, width)
     ]
     return pack_header(known_answer.metadata(layers, width, kind), rows)
@@ -72,51 +72,51 @@ def pack_header(
     :param keys: key, type and value of all metadata.
     :param tensors: name, shape, number of the type, and bytes with padding.
     """
-    parts, offset = [b"GGUF" + struct.pack("<IQQ", VERSION, len(tensors), len(keys))], 0
-    parts += [_string(name) + _pack_typed(form, value) for name, form, value in keys]
-    for name, shape, number, size in tensors:
+    parts, offset = [b"GGUF" + struct.pack("<IQQ", GGUF_VERSION, len(tensors), len(keys))], 0
+    parts += [_pack_string(name) + _pack_typed(value_type, value) for name, value_type, value in keys]
+    for name, shape, type_number, size in tensors:
         dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-        parts.append(_string(name) + dimensions + struct.pack("<IQ", number, offset))
+        parts.append(_pack_string(name) + dimensions + struct.pack("<IQ", type_number, offset))
         offset += size
     header = b"".join(parts)
     return header + bytes(-len(header) % ALIGNMENT)
 
 
-def _string(text: str) -> bytes:
+def _pack_string(text: str) -> bytes:
     encoded_text = text.encode()
     return struct.pack("<Q", len(encoded_text)) + encoded_text
 
 
-def _pack_typed(form: str, value: Any) -> bytes:
-    """Return the type and the value of a key."""
-    if form.startswith("["):
-        items = b"".join(_pack_value(form[1:-1], item) for item in value)
-        return struct.pack("<IIQ", ARRAY, VALUE_TYPES[form[1:-1]][0], len(value)) + items
-    return struct.pack("<I", VALUE_TYPES[form][0]) + _pack_value(form, value)
+def _pack_typed(value_type: str, value: Any) -> bytes:
+    """Return the packed type and value of a key."""
+    if value_type.startswith("["):
+        elements = b"".join(_pack_value(value_type[1:-1], element) for element in value)
+        return struct.pack("<IIQ", ARRAY_TYPE, VALUE_TYPES[value_type[1:-1]][0], len(value)) + elements
+    return struct.pack("<I", VALUE_TYPES[value_type][0]) + _pack_value(value_type, value)
 
 
-def _pack_value(form: str, value: Any) -> bytes:
-    return _string(value) if form == "STRING" else struct.pack("<" + VALUE_TYPES[form][1], value)
+def _pack_value(value_type: str, value: Any) -> bytes:
+    return _pack_string(value) if value_type == "STRING" else struct.pack("<" + VALUE_TYPES[value_type][1], value)
 
 
-def _tensors(layers: int, width: int, kind: str) -> Iterator[Buffer]:
+def _tensor_data(layers: int, width: int, kind: str) -> Iterator[Buffer]:
     """Yield the bytes of all tensors in the file's order."""
     tokens = known_answer.first_piece() + len(known_answer.pieces())
     norm = struct.pack(f"<{width}f", *[1.0] * width)
-    identity = _matrix(width, width, {(index, index): 1 for index in range(width)}, kind)
-    yield _matrix(tokens, width, known_answer.embedding(), kind)
+    identity = _pack_matrix(width, width, {(index, index): 1 for index in range(width)}, kind)
+    yield _pack_matrix(tokens, width, known_answer.embedding(), kind)
     for layer in range(layers):
         yield norm
-        yield from _attention(layer, width, kind)
+        yield from _attention_matrices(layer, width, kind)
         yield norm
         yield identity
         yield identity
-        yield _matrix(width, width, known_answer.step(layer, width), kind)
+        yield _pack_matrix(width, width, known_answer.ffn_down(layer, width), kind)
     yield norm
-    yield _matrix(tokens, width, known_answer.output(layers), kind)
+    yield _pack_matrix(tokens, width, known_answer.output(layers), kind)
 
 
-def _matrix(rows: int, width: int, entries: Mapping[tuple[int, int], float], kind: str) -> bytearray:
+def _pack_matrix(rows: int, width: int, entries: Mapping[tuple[int, int], float], kind: str) -> bytearray:
     """Return the bytes of a matrix.
 
     :param entries: row and column → value, without zeros.
@@ -128,25 +128,25 @@ def _matrix(rows: int, width: int, entries: Mapping[tuple[int, int], float], kin
         blocks.setdefault(index // elements, [0.0] * elements)[index % elements] = value
     matrix = bytearray(known_answer.bytes_of(rows * width, kind))
     for block, values in blocks.items():
-        matrix[block * size : (block + 1) * size] = _block(values, kind)
+        matrix[block * size : (block + 1) * size] = _pack_block(values, kind)
     return matrix
 
 
-def _block(values: list[float], kind: str) -> bytes:
+def _pack_block(values: list[float], kind: str) -> bytes:
     if kind != "q8_0":
         return struct.pack({"f32": "<f", "f16": "<e"}[kind], *values)
     scale = max(map(abs, values)) / 127
     return struct.pack(f"<e{len(values)}b", scale, *(round(value / scale) for value in values))
 
 
-def _attention(layer: int, width: int, kind: str) -> Iterator[Buffer]:
-    """Yield four matrices of noise. Operations on whole byte strings make them as fast as a disk writes."""
+def _attention_matrices(layer: int, width: int, kind: str) -> Iterator[Buffer]:
+    """Yield four matrices of noise. Operations on whole byte strings generate them as fast as a disk can write."""
     count = width * width
     random = hashlib.shake_128(f"layer {layer}".encode()).digest(2 * count)
     matrix, size = bytearray(known_answer.bytes_of(count, kind)), known_answer.TYPE_BLOCKS[kind][1]
     if kind == "q8_0":
         scale = struct.pack("<e", ATTENTION_SPREAD / width * math.sqrt(3) / 127)
-        matrix[0::size], matrix[1::size] = (bytes([part]) * (len(matrix) // size) for part in scale)
+        matrix[0::size], matrix[1::size] = (bytes([byte]) * (len(matrix) // size) for byte in scale)
         elements = known_answer.TYPE_BLOCKS[kind][0]
         for index in range(elements):
             matrix[len(scale) + index :: size] = random[index:count:elements]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Size of llama.cpp's cache for each layer of a model: keys and values, and the states of recurrent layers.
+"""Size of llama.cpp's cache for each layer of a model: keys, values, and states of recurrent layers.
 
 Sources in build 11063: load_arch_hparams of each architecture, create_memory of llama-model.cpp, and the constructors in llama-kv-cache*.cpp and
 llama-memory-recurrent.cpp. Sizes for ik_llama.cpp are upper bounds from llama_kv_cache_init of src/llama.cpp in its commit 4840.
@@ -32,27 +32,27 @@ CACHE_TYPES = {
 UNQUANTISED_TYPES = ("f32", "f16", "bf16")
 """Types that are not quantised."""
 
-BATCH, MICRO_BATCH = 2048, 512
+DEFAULT_BATCH, DEFAULT_MICRO_BATCH = 2048, 512
 """llama-server's defaults: tokens in a batch, and tokens that a device computes at once."""
 
-_PLAIN_ARCHITECTURES = """
+_UNIFORM_ARCHITECTURES = """
 apertus arcee arctic baichuan bailingmoe bailingmoe2 bitnet bloom chameleon chatglm codeshell cogvlm command-r dbrx deci deepseek
 deepseek2 deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon gemma glm4 glm4moe gpt2 gptneox granite granitemoe grok grovemoe
 hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 llama maincoder minicpm minicpm3 minimax-m2 mistral3 mistral4 mpt
 nemotron olmo olmoe openelm orion paddleocr pangu-embedded phi2 phi3 phimoe plamo plm qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe
 qwen3vl qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 talkie xverse
 """
-PLAIN_ARCHITECTURES = frozenset(_PLAIN_ARCHITECTURES.split())
-"""Architectures without windows and recurrent layers."""
+UNIFORM_ARCHITECTURES = frozenset(_UNIFORM_ARCHITECTURES.split())
+"""Architectures whose layers all have full attention: no windows, and no recurrent layers."""
 
 
 class WindowPattern(NamedTuple):
     """Pattern of the layers that attend only to a sliding window."""
 
     period: int | None
-    """Number of layers of which a single layer attends to everything; None if the file lists the layers."""
+    """Number of layers in a group in which a single layer attends to everything; None if the file lists the layers."""
     dense_first: bool = False
-    """Whether this layer is the first of the period instead of the last."""
+    """Whether that layer is the first of the group instead of the last."""
     size: int | None = None
     """Size of the window if the file lacks it."""
     is_fixed: bool = False
@@ -83,21 +83,21 @@ WINDOWS = {
     "spark2_5": WindowPattern(None),
     "step35": WindowPattern(None),
 }
-SIZE_REQUIRED = frozenset(("smallthinker",))
-"""Architectures that have a window only if the file contains its size, although that number is not used."""
+SIZED_WINDOW_ARCHITECTURES = frozenset(("smallthinker",))
+"""Architectures that have a window only if the file contains its size, although llama.cpp ignores that number."""
 EXAONE4_LAYERS = 64
 """Number of layers of the only exaone4 model with a window."""
-GEMMA3N_LAYERS = 20
-"""First layer that uses the cache of an earlier layer."""
+GEMMA3N_SHARED_START = 20
+"""Number of the first gemma3n layer that uses the cache of an earlier layer."""
 
 RECURRENT_ARCHITECTURES = frozenset(("mamba", "mamba2", "rwkv6", "rwkv6qwen2", "rwkv7", "arwkv7"))
 """Architectures in which every layer has a state and none a cache."""
 
 _NO_CACHE = "bert eurobert gemma-embedding jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe"
-NO_CACHE = frozenset(_NO_CACHE.split())
-"""Architectures for which llama.cpp creates no cache: create_memory in llama-model.cpp of build 11063. ik_llama.cpp creates a cache for them, too."""
+NO_CACHE_ARCHITECTURES = frozenset(_NO_CACHE.split())
+"""Architectures for which llama.cpp creates no cache: create_memory in llama-model.cpp of build 11063. ik_llama.cpp creates one."""
 
-HEADLESS_RECURRENT = frozenset(
+HEADLESS_ARCHITECTURES = frozenset(
     ("granitehybrid", "jamba", "kimi-linear", "lfm2", "lfm2moe", "nemotron_h", "nemotron_h_moe", "plamo2")
 )
 """Architectures whose recurrent layers are the layers without KV heads."""
@@ -105,7 +105,7 @@ INTERVAL_ARCHITECTURES = frozenset(("qwen3next", "qwen35", "qwen35moe"))
 """Architectures with recurrent layers except for one attention layer in each interval, by default four."""
 CACHE_AND_STATE_ARCHITECTURES = frozenset(("falcon-h1",))
 """Architectures in which every layer has a cache and a state."""
-HYBRID_ARCHITECTURES = HEADLESS_RECURRENT | INTERVAL_ARCHITECTURES | CACHE_AND_STATE_ARCHITECTURES
+HYBRID_ARCHITECTURES = HEADLESS_ARCHITECTURES | INTERVAL_ARCHITECTURES | CACHE_AND_STATE_ARCHITECTURES
 
 LATENT_ARCHITECTURES = frozenset(("deepseek2", "kimi-linear", "mistral4"))
 """Architectures that cache one compressed vector per token (MLA) if the file has the size of the expanded heads."""
@@ -118,7 +118,7 @@ class LayerCache(NamedTuple):
     """Elements of a token's keys."""
     value: int = 0
     is_windowed: bool = False
-    state: int = 0
+    state_bytes: int = 0
     """Bytes of the state for each parallel request."""
 
 
@@ -133,8 +133,8 @@ class CacheSettings(NamedTuple):
     """on, off or auto; None for llama-server's default."""
     unified: bool = False
     full_window: bool = False
-    micro_batch: int = MICRO_BATCH
-    batch: int = BATCH
+    micro_batch: int = DEFAULT_MICRO_BATCH
+    batch: int = DEFAULT_BATCH
     fork: str = MAINLINE
     latent_attention: int | None = None
     """``-mla`` of ik_llama.cpp: 0 caches full heads, 1 compressed keys and values, 2 and 3 only compressed keys."""
@@ -150,15 +150,15 @@ class CacheSettings(NamedTuple):
         """Number of tokens that a device computes at once."""
         return min(self.micro_batch, self.batch, self.context)
 
-    def flash(self) -> bool:
-        """Return whether values are stored for flash attention. Quantised values need it, and ``auto`` starts with it."""
+    def uses_flash_attention(self) -> bool:
+        """Return whether values are stored for flash attention. Quantised values require it, and ``auto`` starts with it."""
         if self.type_v not in UNQUANTISED_TYPES:
             return True
         return self.flash_attention != "off"
 
 
 def is_known_build(build: int) -> bool:
-    """Return whether a build is not newer than the measured builds: the caches of newer builds may differ."""
+    """Return whether a build is at most as new as the newest measured build: caches of newer builds may differ."""
     return build <= NEWEST_MEASURED_BUILD
 
 
@@ -175,7 +175,7 @@ def windowed_layers(summary: ModelSummary) -> list[bool]:
         return [False] * layers
     window, pattern = WINDOWS[architecture], "attention.sliding_window_pattern"
     if summary.layer_values(pattern) is not None:
-        return [bool(entry) for entry in summary.by_layer(pattern)]
+        return [bool(entry) for entry in summary.values_by_layer(pattern)]
     period, stored_pattern = window.period or 0, summary.number(pattern)
     period = period if stored_pattern is None else stored_pattern
     mtp_start = layers - count_mtp_layers(summary)
@@ -192,7 +192,7 @@ def window_size(summary: ModelSummary) -> int:
     window = WINDOWS.get(architecture)
     if window is None or (architecture == "exaone4" and summary.layers != EXAONE4_LAYERS):
         return 0
-    if (architecture in SIZE_REQUIRED and not size) or size == 0:
+    if (architecture in SIZED_WINDOW_ARCHITECTURES and not size) or size == 0:
         return 0
     return window.size if window.size and (window.is_fixed or size is None) else size or 0
 
@@ -202,8 +202,8 @@ def count_mtp_layers(summary: ModelSummary) -> int:
     return summary.number("nextn_predict_layers") or 0
 
 
-def _state(summary: ModelSummary) -> int:
-    """Return the bytes of a recurrent layer's state and of its convolution's state, in 32-bit floats."""
+def _state_bytes(summary: ModelSummary) -> int:
+    """Return the bytes of the states of a recurrent layer and of its convolution, in 32-bit floats."""
     width, convolution = summary.width, summary.number("ssm.conv_kernel") or 0
     if size := summary.number("wkv.head_size"):
         shifts = summary.number("token_shift_count")
@@ -224,16 +224,16 @@ def recurrent_layers(summary: ModelSummary) -> list[bool]:
     layers, architecture = summary.layers, summary.architecture
     if architecture in RECURRENT_ARCHITECTURES or architecture in CACHE_AND_STATE_ARCHITECTURES:
         return [True] * layers
-    if architecture in HEADLESS_RECURRENT:
-        feeds = summary.by_layer("feed_forward_length")
+    if architecture in HEADLESS_ARCHITECTURES:
+        feeds = summary.values_by_layer("feed_forward_length")
         is_uncached = architecture.startswith("nemotron_h")
         return [not heads and not (is_uncached and feed) for heads, feed in zip(summary.layer_kv_heads, feeds)]
     if architecture in INTERVAL_ARCHITECTURES:
         if summary.layer_values("attention.recurrent_layers") is not None:
-            return [bool(entry) for entry in summary.by_layer("attention.recurrent_layers")]
+            return [bool(entry) for entry in summary.values_by_layer("attention.recurrent_layers")]
         interval = summary.number("full_attention_interval") or 4
         return [(index + 1) % interval != 0 for index in range(layers)]
-    return [not is_known_architecture(summary) and architecture not in NO_CACHE] * layers
+    return [not is_known_architecture(summary) and architecture not in NO_CACHE_ARCHITECTURES] * layers
 
 
 def _cached_layers(summary: ModelSummary) -> list[bool]:
@@ -241,12 +241,12 @@ def _cached_layers(summary: ModelSummary) -> list[bool]:
     layers, architecture = summary.layers, summary.architecture
     end = layers - count_mtp_layers(summary)
     if architecture == "gemma3n":
-        end = min(end, GEMMA3N_LAYERS)
+        end = min(end, GEMMA3N_SHARED_START)
     if architecture == "gemma4":
         end -= summary.number("attention.shared_kv_layers") or 0
-    if architecture in RECURRENT_ARCHITECTURES | NO_CACHE:
+    if architecture in RECURRENT_ARCHITECTURES | NO_CACHE_ARCHITECTURES:
         return [False] * layers
-    is_uncached = architecture in HEADLESS_RECURRENT or architecture in INTERVAL_ARCHITECTURES
+    is_uncached = architecture in HEADLESS_ARCHITECTURES or architecture in INTERVAL_ARCHITECTURES
     return [
         index < end and not (is_uncached and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))
     ]
@@ -257,14 +257,14 @@ def is_latent(summary: ModelSummary) -> bool:
     return summary.architecture in LATENT_ARCHITECTURES and bool(summary.number("attention.key_length_mla"))
 
 
-def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[LayerCache]:
+def layer_caches(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[LayerCache]:
     """Return the cache of each layer.
 
     :param flash: whether values are stored for flash attention.
     :param latent_values: whether values are also cached if keys are compressed.
     """
     heads, windows, recurrent = summary.layer_kv_heads, windowed_layers(summary), recurrent_layers(summary)
-    cached_layers, state = _cached_layers(summary), _state(summary)
+    cached_layers, state = _cached_layers(summary), _state_bytes(summary)
     key, value = summary.key_dimension, summary.value_dimension
     lengths = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
     windowed_key, windowed_value = (
@@ -289,23 +289,23 @@ def layers_of(summary: ModelSummary, flash: bool, latent_values: bool = False) -
 
 
 def checkpointed_layers(summary: ModelSummary, settings: CacheSettings) -> list[bool]:
-    """Return for each layer whether checkpoints of the context contain its cache: windows and states cannot be truncated."""
-    pairs = zip(windowed_layers(summary), recurrent_layers(summary))
-    return [(window and not settings.full_window) or recurrent for window, recurrent in pairs]
+    """Return for each layer whether context checkpoints contain its cache: windows and states cannot be truncated."""
+    layers = zip(windowed_layers(summary), recurrent_layers(summary))
+    return [(window and not settings.full_window) or recurrent for window, recurrent in layers]
 
 
 def checkpoint_sizes(summary: ModelSummary, settings: CacheSettings, build: int, tokens: int) -> list[int]:
     """Return the bytes of each layer in a checkpoint after this number of tokens; 0 for layers that checkpoints do not contain."""
     checkpoint = settings._replace(context=min(tokens, window_size(summary) or 1), parallel=1)
-    pairs = zip(sizes(summary, checkpoint, build)[0], checkpointed_layers(summary, settings))
-    return [size if is_contained else 0 for size, is_contained in pairs]
+    layers = zip(sizes(summary, checkpoint, build)[0], checkpointed_layers(summary, settings))
+    return [size if is_contained else 0 for size, is_contained in layers]
 
 
 @functools.lru_cache(maxsize=64)
-def attention_of(
+def attention_costs(
     summary: ModelSummary, settings: CacheSettings, build: int, depth: int
 ) -> tuple[list[int], list[float]]:
-    """Return for each layer the bytes of cache that a token reads, and of states that it writes too, and the multiplications of its attention.
+    """Return for each layer the bytes of cache that a token reads (states count twice, as they are also written), and the multiplications of attention.
 
     :param depth: tokens before this token.
     """
@@ -315,15 +315,15 @@ def attention_of(
     layers = zip(sizes(summary, settings, build)[0], recurrent_layers(summary))
     return [size * (1 + is_recurrent) for size, is_recurrent in layers], [
         float(heads * head_size * (window_cells if layer.is_windowed else full_cells)) if layer.key else 0.0
-        for heads, layer in zip(summary.layer_heads, layers_of(summary, True))
+        for heads, layer in zip(summary.layer_heads, layer_caches(summary, True))
     ]
 
 
 def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
-    """Return the capacity of a layer's cache in tokens, without and with a window; the size of a micro-batch if there is no cache."""
+    """Return the capacity in tokens of the cache of a layer without and with a window; the size of a micro-batch if there is no cache."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
     visible_tokens = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
-    if summary.architecture in NO_CACHE and settings.fork == MAINLINE:
+    if summary.architecture in NO_CACHE_ARCHITECTURES and settings.fork == MAINLINE:
         return settings.tokens, settings.tokens
     stream_cells = pad(pad(context, 256) // streams, 256)
     window_cells = pad(min(stream_cells, visible_tokens), 256)
@@ -332,7 +332,7 @@ def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
 
 def is_known_architecture(summary: ModelSummary) -> bool:
     """Return whether the caches of this architecture are known."""
-    return summary.architecture in PLAIN_ARCHITECTURES | set(WINDOWS) | RECURRENT_ARCHITECTURES | HYBRID_ARCHITECTURES
+    return summary.architecture in UNIFORM_ARCHITECTURES | set(WINDOWS) | RECURRENT_ARCHITECTURES | HYBRID_ARCHITECTURES
 
 
 def _sizes(summary: ModelSummary, settings: CacheSettings, latent_values: bool = False) -> list[int]:
@@ -340,27 +340,27 @@ def _sizes(summary: ModelSummary, settings: CacheSettings, latent_values: bool =
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     return [
         int((window_cells if layer.is_windowed else full_cells) * (layer.key * key + layer.value * value))
-        + layer.state * settings.parallel
-        for layer in layers_of(summary, settings.flash(), latent_values)
+        + layer.state_bytes * settings.parallel
+        for layer in layer_caches(summary, settings.uses_flash_attention(), latent_values)
     ]
 
 
-def last_tensor(summary: ModelSummary, settings: CacheSettings) -> int:
+def last_tensor_bytes(summary: ModelSummary, settings: CacheSettings) -> int:
     """Return the bytes of the largest tensor at the end of a layer's cache: its values, or else its keys."""
-    all_cells, short_cells = cells(summary, settings)
+    full_cells, window_cells = cells(summary, settings)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
-    layers = layers_of(summary, settings.flash())
+    layers = layer_caches(summary, settings.uses_flash_attention())
     return max(
-        int((short_cells if layer.is_windowed else all_cells) * (layer.value * value or layer.key * key))
+        int((window_cells if layer.is_windowed else full_cells) * (layer.value * value or layer.key * key))
         for layer in layers
     )
 
 
 def is_cache_split(summary: ModelSummary, settings: CacheSettings, backend: str) -> bool:
-    """Return whether llama-server crashes when it fetches KV cache of a device: if a layer's last tensor is larger than a buffer, the views behind it get
-    no data (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
-    largest_buffer = backends.BY_NAME[backend].largest_buffer
-    return settings.fork == MAINLINE and settings.offload and 0 < largest_buffer < last_tensor(summary, settings)
+    """Return whether llama-server crashes when it fetches the KV cache of a device: if a layer's last tensor is larger than a buffer, the views after it
+    get no data (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
+    limit = backends.BY_NAME[backend].max_buffer_bytes
+    return settings.fork == MAINLINE and settings.offload and 0 < limit < last_tensor_bytes(summary, settings)
 
 
 def latent_mode(settings: CacheSettings) -> int:
@@ -368,7 +368,7 @@ def latent_mode(settings: CacheSettings) -> int:
     return IK_LLAMA_LATENT_MODE if settings.latent_attention is None else settings.latent_attention
 
 
-def _latent_token(summary: ModelSummary, settings: CacheSettings) -> tuple[float, float] | None:
+def _latent_token_bytes(summary: ModelSummary, settings: CacheSettings) -> tuple[float, float] | None:
     """Return the bytes of a token's keys and values in a layer of ik_llama.cpp with MLA; None if it caches full heads.
 
     Without flash attention a file that lacks attn_kv_b gets ``-mla 1``, which also caches values.
@@ -380,23 +380,23 @@ def _latent_token(summary: ModelSummary, settings: CacheSettings) -> tuple[float
         return None
     width, values = (summary.key_dimension, summary.value_dimension) if is_compressed else (rank + rope_size, rank)
     key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
-    if settings.flash():
+    if settings.uses_flash_attention():
         return width * key, 0.0
-    has_whole_matrix = any(row.name == "blk.*.attn_kv_b.weight" for row in summary.named_tensors)
-    return width * max(key, value), 0.0 if mode > 1 and has_whole_matrix else values * value
+    has_kv_b = any(row.name == "blk.*.attn_kv_b.weight" for row in summary.named_tensors)
+    return width * max(key, value), 0.0 if mode > 1 and has_kv_b else values * value
 
 
 def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]:
     """Return upper bounds: one cache serves all requests, and every layer, including those that predict further tokens, stores the whole context."""
     one_stream, layers = settings._replace(unified=True, full_window=True), summary.layers
     summary = summary.without_key("attention.key_length_swa").without_key("attention.value_length_swa")
-    token = _latent_token(summary, settings)
+    token = _latent_token_bytes(summary, settings)
     if is_latent(summary) and summary.kv_heads == 1:
         key, value = (summary.number(f"attention.{name}_length_mla") or 0 for name in ("key", "value"))
         summary = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
     else:
         summary = summary.without_key("nextn_predict_layers")
-    if summary.architecture in NO_CACHE:
+    if summary.architecture in NO_CACHE_ARCHITECTURES:
         summary = summary._replace(architecture="llama")
     if token is None:
         return _sizes(summary, one_stream, True)
@@ -407,5 +407,5 @@ def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[l
     """Return the bytes of each layer's cache, and whether they are exact or an upper bound."""
     if settings.fork == IK_LLAMA:
         return _ik_llama_sizes(summary, settings), False
-    is_known = is_known_architecture(summary) or summary.architecture in NO_CACHE
+    is_known = is_known_architecture(summary) or summary.architecture in NO_CACHE_ARCHITECTURES
     return _sizes(summary, settings), is_known and is_known_build(build)

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """A sample of a model's layers as a separate model, for any architecture.
 
-The header stays as it is, except for the number of layers and the values that it lists for each of them. llama.cpp names the tensors of a layer
-``blk.N.…`` in every architecture. Many architectures derive a layer's rules from its number, so each place of the sample gets a layer of the kind that
-the model has at that place.
+The header is unchanged, except for the number of layers and the values that it lists per layer. llama.cpp names the tensors of a layer
+``blk.N.…`` in every architecture. Many architectures derive a layer's rules from its number, so each position in the sample gets a layer of the kind
+that the model has at that position.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ MTP_KEY, SHARED_KEY, DENSE_KEY = ("nextn_predict_layers", "attention.shared_kv_l
 """Keys: number of last layers that predict further tokens, of layers that use the cache of earlier layers, and of first layers without experts."""
 GLOBAL_ARRAYS = ("rope.dimension_sections",)
 """Keys of arrays whose entries are not layers, even if there are as many."""
-PART_PREFIX = "split."
-"""Prefix of the keys about the parts of a split model."""
+SPLIT_KEY_PREFIX = "split."
+"""Prefix of keys that describe the parts of a split model."""
 FIXED_LAYER_COUNTS = {"deepseek2": (26, 27)}
 """Architecture → numbers of layers by which llama.cpp recognises a variant: a sample would be another variant. deepseek2.cpp, ``is_lite``."""
 TYPE_NUMBERS = {
@@ -50,15 +50,15 @@ class LayerSample(NamedTuple):
 
 
 def choose_layers(summary: ModelSummary, max_bytes: int, max_layers: int) -> LayerSample | str:
-    """Return as many layers as fit: the first, the last and every kind, spread evenly.
+    """Choose as many layers as fit: the first, the last and every kind, spread evenly.
 
-    :returns: the reason for no sample, as the end of a sentence, if not one layer fits or the file's tensors are not known by name.
+    :returns: a sample, or the reason why none is possible, as the end of a sentence.
     """
     if not summary.tensors:
         return "the names of the model's tensors are unknown: read its header with model_info"
     if any(group.name.startswith("per_layer_") for group in summary.tensors):
-        return "tensors outside the layers have a part for each layer"
-    kinds = _kinds(summary)
+        return "tensors outside the layers contain data of each layer"
+    kinds = _layer_kinds(summary)
     sample_kinds = [*kinds]
     expert_layers = frozenset(
         layer for group in summary.named_tensors if "_exps" in group.name for layer in group.layers or ()
@@ -80,16 +80,16 @@ def choose_layers(summary: ModelSummary, max_bytes: int, max_layers: int) -> Lay
     return f"one layer and the embedding tables need {smallest_bytes / 2**30:.1f} GiB, but the limit is {max_bytes / 2**30:.1f}"
 
 
-class Kind(NamedTuple):
+class LayerKind(NamedTuple):
     """Composition of a layer."""
 
     rules: int
-    """number of a set of tensor names and of cache settings"""
+    """number of a combination of tensor names and per-layer settings"""
     tensors: tuple[bool, ...]
     """presence of each group of tensors of one type and shape"""
 
 
-def _kinds(summary: ModelSummary) -> list[Kind]:
+def _layer_kinds(summary: ModelSummary) -> list[LayerKind]:
     """Return the kind of each computing layer."""
     count = summary.layers - (summary.number(MTP_KEY) or 0)
     first_sharing_layer = summary.layers - (summary.number(SHARED_KEY) or 0)
@@ -98,17 +98,17 @@ def _kinds(summary: ModelSummary) -> list[Kind]:
     members = [
         (group.name, frozenset(group.layers or ())) for group in summary.named_tensors if group.layers is not None
     ]
-    numbers: dict[object, int] = {}
+    ids: dict[object, int] = {}
     kinds = []
     for layer in range(count):
         names = frozenset(name for name, layers in members if layer in layers)
         rules = (names, tuple(value[layer : layer + 1] for value in layer_values), layer >= first_sharing_layer)
-        kinds.append(Kind(numbers.setdefault(rules, len(numbers)), tuple(layer in layers for _name, layers in members)))
+        kinds.append(LayerKind(ids.setdefault(rules, len(ids)), tuple(layer in layers for _name, layers in members)))
     return kinds
 
 
-def _spread_layers(sample_kinds: Sequence[Kind], kinds: Sequence[Kind]) -> tuple[int, ...]:
-    """Return a layer for each sampled kind: of the layers with its rules, the first and the last, one of each kind, the rest evenly spread."""
+def _spread_layers(sample_kinds: Sequence[LayerKind], kinds: Sequence[LayerKind]) -> tuple[int, ...]:
+    """Return a layer for each sampled kind: of the layers with the same rules the first, the last and one of each kind; the rest are spread evenly."""
     queues = {}
     for rules in {kind.rules for kind in sample_kinds}:
         layers = [layer for layer, kind in enumerate(kinds) if kind.rules == rules]
@@ -121,18 +121,18 @@ def _spread_layers(sample_kinds: Sequence[Kind], kinds: Sequence[Kind]) -> tuple
 
 
 def write_sample(source: str, target_path: Path, layers: Sequence[int]) -> None:
-    """Write a model with some layers of another model, which may have several parts.
+    """Write a model that consists of some layers of a source model, which may have several parts.
 
-    :param source: path of its first part.
+    :param source: path of the source model, or of its first part.
     :raises GGUFError: the source is not a model, or lacks a layer; the message is the end of a sentence that begins with its path.
     :raises OSError: the source cannot be read, or the target cannot be written.
     """
-    model, tensor_places = gguf.read_path(source), gguf.tensor_places(source)
+    model, tensor_locations = gguf.read_path(source), gguf.tensor_locations(source)
     architecture = str(model.metadata.get("general.architecture"))
     total = model.metadata.get(f"{architecture}.block_count")
     if not isinstance(total, int) or not layers or not 0 <= min(layers) <= max(layers) < total:
         raise GGUFError(f"has {gguf.quote(total)} layers, which do not include all of {', '.join(map(str, layers))}")
-    alignment = model.data[0][1]
+    alignment = model.sections[0][1]
     tensors = {}
     for name, tensor in model.tensors.items():
         match = LAYER_PATTERN.match(name)
@@ -140,44 +140,44 @@ def write_sample(source: str, target_path: Path, layers: Sequence[int]) -> None:
             tensors[name] = (name, tensor)
         elif int(match[1]) in layers:
             tensors[f"blk.{layers.index(int(match[1]))}.{name[match.end() :]}"] = (name, tensor)
-    keys = [key for key in model.keys if not key.startswith(PART_PREFIX)]
-    with closing(gguf.File(source)) as file, open(target_path, "xb") as stream:
+    keys = [key for key in model.key_ranges if not key.startswith(SPLIT_KEY_PREFIX)]
+    with closing(gguf.LocalFile(source)) as file, open(target_path, "xb") as stream:
         stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
         for key in keys:
-            entry = file.read(model.keys[key].start, len(model.keys[key]))
-            stream.write(_trim_array(model, architecture, key, entry, layers))
-        stream.write(b"".join(_entries({name: tensor for name, (_old_name, tensor) in tensors.items()}, alignment)))
+            entry = file.read(model.key_ranges[key].start, len(model.key_ranges[key]))
+            stream.write(_adapt_entry(model, architecture, key, entry, layers))
+        stream.write(b"".join(_tensor_infos({name: tensor for name, (_name, tensor) in tensors.items()}, alignment)))
         for old_name, _tensor in tensors.values():
             stream.write(bytes(-stream.tell() % alignment))
-            path, offset, size = tensor_places[old_name]
-            with closing(gguf.File(path)) as part:
+            path, offset, size = tensor_locations[old_name]
+            with closing(gguf.LocalFile(path)) as part:
                 for start in range(0, size, CHUNK_BYTES):
                     stream.write(part.read(offset + start, min(CHUNK_BYTES, size - start)))
 
 
-def _trim_array(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
-    """Return a key and its value for a model with these layers."""
+def _adapt_entry(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
+    """Return the entry of a key in the header, with its value adapted to a model with these layers."""
     value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
     prediction_layers = model.metadata.get(f"{architecture}.{MTP_KEY}")
     computing_layers = count - (prediction_layers if gguf.is_integer(prediction_layers) else 0)
     name = key[len(architecture) + 1 :] if key.startswith(f"{architecture}.") else ""
-    kind = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
-    begin = kind + gguf.U32.size
+    type_offset = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
+    value_offset = type_offset + gguf.U32.size
     if isinstance(value, list) and len(value) in (count, computing_layers) and name and name not in GLOBAL_ARRAYS:
-        form, first = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, begin)), begin + gguf.U32.size
-        size, start = struct.calcsize(form or ""), first + gguf.U64.size
+        form, count_offset = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, value_offset)), value_offset + gguf.U32.size
+        size, start = struct.calcsize(form or ""), count_offset + gguf.U64.size
         values = b"".join(entry[start + layer * size : start + (layer + 1) * size] for layer in layers)
-        return entry[:first] + gguf.U64.pack(len(layers)) + values if form else entry
+        return entry[:count_offset] + gguf.U64.pack(len(layers)) + values if form else entry
     new_value = {"block_count": len(layers), MTP_KEY: 0}.get(name)
     if gguf.is_integer(value) and name in (SHARED_KEY, DENSE_KEY):
         first_sharing = count - value
         new_value = sum(layer >= first_sharing if name == SHARED_KEY else layer < value for layer in layers)
-    form = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, kind))
-    return entry if new_value is None or not form else entry[:begin] + struct.pack(f"<{form}", new_value)
+    form = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, type_offset))
+    return entry if new_value is None or not form else entry[:value_offset] + struct.pack(f"<{form}", new_value)
 
 
-def _entries(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[bytes]:
-    """Yield the header's entry for each tensor."""
+def _tensor_infos(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[bytes]:
+    """Yield the description of each tensor for the header."""
     offset = 0
     for name, tensor in tensors.items():
         text = name.encode()

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Projectors for images and sound: their headers, and their memory in llama-server.
 
-llama-server loads all tensors of the file to one device (tools/mtmd/clip.cpp of build 11063).
+llama-server loads all tensors of the file onto one device (tools/mtmd/clip.cpp of build 11063).
 """
 
 from typing import Annotated, Any, NamedTuple
@@ -41,6 +41,6 @@ class Projector(NamedTuple):
     tensor_bytes: Annotated[int, Number(1)]
 
 
-def weights(projector: Projector, alignment: int) -> int:
-    """Return an upper bound of the bytes of its tensors with this alignment."""
+def bytes_of(projector: Projector, alignment: int) -> int:
+    """Return an upper bound on the bytes of its tensors with this alignment."""
     return projector.tensor_bytes + projector.tensors * alignment

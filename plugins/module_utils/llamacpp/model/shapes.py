@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Headers of models with a published shape: their tensors, with the types that llama-quantize chooses (llama-quant.cpp of build 11063).
 
-This ignores biases, norms of heads, the extra bits of the first layers in Q3_K_M, and the reduced bits of values in IQ4_XS and Q2_K.
-tests/unit/test_what_fits.py compares sizes with those of files.
+They omit biases, norms of heads, the extra bits of the first layers in Q3_K_M, and the reduced bits of values in IQ4_XS and Q2_K.
+tests/unit/test_what_fits.py compares sizes with real files.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Experts(NamedTuple):
     """First layer with experts."""
 
 
-class Latent(NamedTuple):
+class LatentAttention(NamedTuple):
     """MLA: ranks of queries and of the cache, and elements of a head's keys, their rotated part, and values."""
 
     query: Count
@@ -59,12 +59,12 @@ class WindowShape(NamedTuple):
     period: Count
     """Number of layers in a group, whose last layer attends to everything."""
     kv_heads: CountOrZero = 0
-    """KV heads of the layers with a window, if they differ. Then ``head`` differs too, and the other layers have no separate values."""
+    """KV heads of the layers with a window, if they differ. Then ``head`` also differs, and the other layers have no separate values."""
     head: CountOrZero = 0
 
 
-class Shape(NamedTuple):
-    """Published description of a model."""
+class ModelShape(NamedTuple):
+    """Dimensions of a model, as its publisher describes them."""
 
     name: str
     architecture: str
@@ -75,7 +75,7 @@ class Shape(NamedTuple):
     vocabulary: Count
     context: Count
     repo: str = ""
-    """Repository with its GGUF files on Hugging Face."""
+    """Hugging Face repository with its GGUF files."""
     head: Count = 128
     """Elements of a head."""
     inner: CountOrZero = 0
@@ -85,11 +85,11 @@ class Shape(NamedTuple):
     prediction_layers: CountOrZero = 0
     """Number of last layers that predict further tokens."""
     experts: Experts | None = None
-    latent: Latent | None = None
+    latent: LatentAttention | None = None
     recurrent: RecurrentHeads | None = None
     window: WindowShape | None = None
     quantisation: str = ""
-    """Only published quantisation of the model; empty if there are several."""
+    """Quantisation of the model if only one is published, otherwise empty."""
 
 
 TYPE_MIXTURES: dict[str, dict[str, str]] = {
@@ -102,8 +102,7 @@ TYPE_MIXTURES: dict[str, dict[str, str]] = {
     "Q2_K": {"": "Q2_K", "value": "Q4_K", "ffn_down": "Q3_K", "attn_output": "Q3_K"},
     "MXFP4_MOE": {"": "Q8_0", "output": "Q8_0", "experts": "MXFP4"},
 }
-"""Type of each kind of tensor in each quantisation, the largest first. The default for the output is Q6_K; ``more`` applies to values and ffn_down in layers
-that get more bits."""
+"""Quantisation → type of each kind of tensor, the largest first. The output defaults to Q6_K; ``more`` is for values and ffn_down in layers with more bits."""
 NARROW_TYPES = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 """Replacement for types whose blocks are longer than a row; for other types it is Q4_0."""
 UNQUANTISED = re.compile(r"norm|_inp$|conv1d")
@@ -114,13 +113,13 @@ TensorShapes = dict[str, "tuple[int, ...]"]
 """Number of elements in each dimension of each tensor, the row first."""
 
 
-def quantisations(shape: Shape) -> list[str]:
+def quantisations(shape: ModelShape) -> list[str]:
     """Return the available quantisations of a model, the largest first."""
     return [shape.quantisation] if shape.quantisation else [name for name in TYPE_MIXTURES if name != "MXFP4_MOE"]
 
 
-def _attention(shape: Shape, layer: int) -> TensorShapes:
-    width, heads, head, kv_heads, values = shape.width, shape.heads, shape.head, shape.kv_heads, True
+def _attention_shapes(shape: ModelShape, layer: int) -> TensorShapes:
+    width, heads, head, kv_heads, has_values = shape.width, shape.heads, shape.head, shape.kv_heads, True
     if latent := shape.latent:
         return {
             "attn_q_a": (width, latent.query),
@@ -139,18 +138,18 @@ def _attention(shape: Shape, layer: int) -> TensorShapes:
         }
         return {**rows, **gates, "attn_gate": (width, value_width), "ssm_out": (value_width, width)}
     if shape.window and shape.window.head:
-        values = _is_windowed(shape, layer)
-        kv_heads, head = (shape.window.kv_heads, shape.window.head) if values else (kv_heads, head)
+        has_values = _is_windowed(shape, layer)
+        kv_heads, head = (shape.window.kv_heads, shape.window.head) if has_values else (kv_heads, head)
     tensors = {"attn_q": (width, heads * head * (2 if shape.recurrent else 1)), "attn_output": (heads * head, width)}
-    return {**tensors, **dict.fromkeys(("attn_k", "attn_v") if values else ("attn_k",), (width, kv_heads * head))}
+    return {**tensors, **dict.fromkeys(("attn_k", "attn_v") if has_values else ("attn_k",), (width, kv_heads * head))}
 
 
-def _is_windowed(shape: Shape, layer: int) -> bool:
+def _is_windowed(shape: ModelShape, layer: int) -> bool:
     period = shape.window.period if shape.window else 1
     return layer % period != period - 1
 
 
-def _forward(shape: Shape, layer: int) -> TensorShapes:
+def _ffn_shapes(shape: ModelShape, layer: int) -> TensorShapes:
     width, experts = shape.width, shape.experts
     parts: TensorShapes = {"": (shape.inner,)}
     tensors: TensorShapes = {}
@@ -179,31 +178,31 @@ def _type_name(mixture: dict[str, str], name: str, index: int, count: int) -> st
     return next(mixture[key] for key in (kind, *alternatives, "") if key in mixture)
 
 
-def _tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
+def _quantised_tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
     if size[0] % TYPES[kind].elements:
         kind = NARROW_TYPES.get(kind, "Q4_0")
     elements = math.prod(size)
     return gguf.Tensor(kind, size, elements, TYPES[kind].size(size[0], elements // size[0]))
 
 
-def tensors(shape: Shape, quantisation: str) -> dict[str, gguf.Tensor]:
+def tensors(shape: ModelShape, quantisation: str) -> dict[str, gguf.Tensor]:
     """Return the tensors of a model in a quantisation by name."""
     mixture, embedding, norm = TYPE_MIXTURES[quantisation], (shape.width, shape.vocabulary), (shape.width,)
     output = mixture.get("output", "Q6_K")
-    result = {"output_norm.weight": _tensor("F32", norm)}
-    result["token_embd.weight"] = _tensor(output if shape.tied else mixture[""], embedding)
+    result = {"output_norm.weight": _quantised_tensor("F32", norm)}
+    result["token_embd.weight"] = _quantised_tensor(output if shape.tied else mixture[""], embedding)
     if not shape.tied:
-        result["output.weight"] = _tensor(output, embedding)
-    layers = [_attention(shape, layer) for layer in range(shape.layers)]
+        result["output.weight"] = _quantised_tensor(output, embedding)
+    layers = [_attention_shapes(shape, layer) for layer in range(shape.layers)]
     values = [layer for layer, attention in enumerate(layers) if VALUE_TENSORS & attention.keys()]
     for layer, attention in enumerate(layers):
-        for name, size in {"attn_norm": norm, "ffn_norm": norm, **attention, **_forward(shape, layer)}.items():
+        for name, size in {"attn_norm": norm, "ffn_norm": norm, **attention, **_ffn_shapes(shape, layer)}.items():
             position = (values.index(layer), len(values)) if name in VALUE_TENSORS else (layer, shape.layers)
-            result[f"blk.{layer}.{name}.weight"] = _tensor(_type_name(mixture, name, *position), size)
+            result[f"blk.{layer}.{name}.weight"] = _quantised_tensor(_type_name(mixture, name, *position), size)
     return result
 
 
-def keys(shape: Shape) -> dict[str, int | list[int]]:
+def header_keys(shape: ModelShape) -> dict[str, int | list[int]]:
     """Return the keys of the header without the architecture's name."""
     result: dict[str, int | list[int]] = {
         **{"block_count": shape.layers, "embedding_length": shape.width, "context_length": shape.context},
@@ -228,21 +227,19 @@ def keys(shape: Shape) -> dict[str, int | list[int]]:
         if window.head:
             windows = [_is_windowed(shape, layer) for layer in range(shape.layers)]
             result["attention.sliding_window_pattern"] = list(map(int, windows))
-            result["attention.head_count_kv"] = [
-                window.kv_heads if windowed else shape.kv_heads for windowed in windows
-            ]
+            result["attention.head_count_kv"] = [window.kv_heads if local else shape.kv_heads for local in windows]
             result["attention.key_length_swa"] = result["attention.value_length_swa"] = window.head
     return result
 
 
 @functools.lru_cache(maxsize=1024)
-def summary_of(shape: Shape, quantisation: str) -> ModelSummary:
+def summary_of(shape: ModelShape, quantisation: str) -> ModelSummary:
     """Return the summary of a model in a quantisation.
 
     :raises gguf.GGUFError: the model cannot be served.
     """
     stored_tensors, name = tensors(shape, quantisation), f"{shape.name} {quantisation}"
-    architecture_keys = {f"{shape.architecture}.{key}": value for key, value in keys(shape).items()}
+    architecture_keys = {f"{shape.architecture}.{key}": value for key, value in header_keys(shape).items()}
     general_keys = {"general.architecture": shape.architecture, "general.name": name}
     file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored_tensors.values())}
     model = gguf.ModelHeader({**general_keys, **architecture_keys}, stored_tensors, [file], [])

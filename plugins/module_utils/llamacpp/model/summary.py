@@ -10,8 +10,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 MAX_LAYERS = 512
 """Maximum number of layers that llama.cpp and ik_llama.cpp load: LLAMA_MAX_LAYERS in llama-hparams.h."""
 Name = Annotated[str, Text(max_length=TEXT_LIMIT)]
-Count = Annotated[int, Number(1, gguf.MAX_COUNT)]
-CountOrZero = Annotated[int, Number(0, gguf.MAX_COUNT)]
+Count = Annotated[int, Number(1, gguf.MAX_INT32)]
+CountOrZero = Annotated[int, Number(0, gguf.MAX_INT32)]
 KeyValue = Union[CountOrZero, tuple[CountOrZero, ...]]
 """Value of a key of the header: a single value, or a value for each layer."""
 _DIFFUSION = "a diffusion model, which llama-server does not support: use an autoregressive model"
@@ -26,11 +26,11 @@ UNSUPPORTED = {
     **dict.fromkeys(("dflash", "dflash-draft", "eagle3", "gemma4-assistant", "gemma4_mtp"), _DRAFT),
 }
 """Reason and remedy for each architecture that llama-server does not serve (llm_arch_is_diffusion and llama_model_has_encoder of build 11434)."""
-_EMBEDDERS = """
+_EMBEDDING_ARCHITECTURES = """
 bert eurobert gemma-embedding gemma-embedding2 jina-bert-v2 jina-bert-v3 llama-embed modern-bert neo-bert nomic-bert nomic-bert-moe t5encoder
 """
-EMBEDDERS = frozenset(_EMBEDDERS.split())
-"""Architectures that make embeddings only; other headers contain a pooling type."""
+EMBEDDING_ARCHITECTURES = frozenset(_EMBEDDING_ARCHITECTURES.split())
+"""Architectures that only produce embeddings; other embedding models have a pooling type in the header."""
 RANK_POOLING = 4
 """``pooling_type`` of a model for reranking (LLAMA_POOLING_TYPE_RANK); 0 means no pooling."""
 
@@ -93,21 +93,21 @@ class ModelSummary(NamedTuple):
         return self.tensors or ()
 
     @property
-    def switch(self) -> Optional[str]:
-        """Option for a model that makes embeddings or reranks; None for a model that generates text."""
-        pools = self.number("pooling_type") or 0
-        if pools == RANK_POOLING:
+    def pooling_option(self) -> Optional[str]:
+        """Option of llama-server for a model that produces embeddings or reranks; None for a model that generates text."""
+        pooling_type = self.number("pooling_type") or 0
+        if pooling_type == RANK_POOLING:
             return "--reranking"
-        return "--embeddings" if pools or self.architecture in EMBEDDERS else None
+        return "--embeddings" if pooling_type or self.architecture in EMBEDDING_ARCHITECTURES else None
 
     @property
     def size(self) -> int:
-        """Bytes of its files, or of its tensors if files are unknown."""
+        """Bytes of its files, or of its tensors if its files are unknown."""
         return self.bytes or sum(self.layer_bytes) + self.input_bytes + self.output_bytes
 
     @property
     def active_share(self) -> float:
-        """Part of the experts' tensors that a token reads."""
+        """Share of the experts' tensors that a token reads."""
         count, used_count = self.number("expert_count") or 0, self.number("expert_used_count") or 0
         return min(1.0, used_count / count) if count and used_count else 1.0
 
@@ -124,15 +124,15 @@ class ModelSummary(NamedTuple):
     @property
     def layer_heads(self) -> list[int]:
         """Number of heads in each layer."""
-        return self.by_layer("attention.head_count", self.heads)
+        return self.values_by_layer("attention.head_count", self.heads)
 
     @property
     def layer_kv_heads(self) -> list[int]:
         """Number of heads with keys and values in each layer."""
-        return self.by_layer("attention.head_count_kv", self.kv_heads)
+        return self.values_by_layer("attention.head_count_kv", self.kv_heads)
 
-    def by_layer(self, key: str, default: int = 0) -> list[int]:
-        """Return the value of a key in each layer: its single value, ``default`` without the key, or its list, extended by zeros."""
+    def values_by_layer(self, key: str, default: int = 0) -> list[int]:
+        """Return the value of a key for each layer: its single value, ``default`` if the key is missing, or its list, padded with zeros."""
         layer_values = self.layer_values(key)
         if layer_values is None:
             number = self.number(key)

@@ -44,7 +44,7 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             toolkit, built_backends = toolkits.TOOLKITS.get(backend), context.backends_of(name)
             gpu_backends = [gpu_backend for gpu_backend in built_backends if gpu_backend != backends.CPU.name]
             can_compile = sources[backend] in release_request.COMPILED_SOURCES and not gpu_backends
-            components = [toolkit.title, *toolkits.libraries(backend)] if toolkit and can_compile else []
+            components = [toolkit.title, *toolkits.libraries_of(backend)] if toolkit and can_compile else []
             devices = ", ".join(sorted({accelerator.name for accelerator in unused_devices}))
             values = {
                 "where": f"{devices} on {name}",

@@ -41,12 +41,13 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
     is_compiled = context.release.source in release_request.COMPILED_SOURCES
     variables = None if is_compiled else remedies.join_names(context.variables_of(context.release.id))
     cases: Cases = []
-    for name in dict.fromkeys(device.host for device in context.devices if backends.BY_NAME[device.backend].all_quants):
+    hosts = (device.host for device in context.devices if backends.BY_NAME[device.backend].quants_option)
+    for name in dict.fromkeys(hosts):
         builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
         options = {
             option: build.cmake_options.get(option, "OFF")
             for build in builds
-            if (option := backends.BY_NAME[build.backend].all_quants)
+            if (option := backends.BY_NAME[build.backend].quants_option)
         }
         if not options or not all(map(backends.is_enabled, options.values())):
             host_options = context.cluster.all_hosts[name].cmake_options
@@ -60,13 +61,13 @@ def cache_kernels(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def _missing_architecture(context: AdvisoryContext) -> capabilities.Appearance | None:
-    """Return the appearance of the model's architecture; None if the serving build certainly has it."""
+def _missing_architecture(context: AdvisoryContext) -> capabilities.ArchitectureSupport | None:
+    """Return which builds support the model's architecture; None if the serving build certainly has it."""
     release = context.release
-    appearance = capabilities.appearance_of(context.summary.architecture, release.fork)
+    support = capabilities.support_of(context.summary.architecture, release.fork)
     is_patched = any(ARCHITECTURES_FILE in patch.files for patch in release.patches)
-    is_supported = appearance is None or release.build >= (appearance.oldest_build_with or math.inf)
-    return None if is_supported or is_patched else appearance
+    is_supported = support is None or release.build >= (support.oldest_build_with or math.inf)
+    return None if is_supported or is_patched else support
 
 
 def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
@@ -76,8 +77,8 @@ def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
         return re.sub(r"[^a-z0-9]", "", name.lower())
 
     for name in (*capabilities.ARCHITECTURES, *" ".join(capabilities.NEW_ARCHITECTURES.values()).split()):
-        appearance = capabilities.appearance_of(name, release.fork)
-        is_known = not appearance or release.build >= (appearance.oldest_build_with or math.inf)
+        support = capabilities.support_of(name, release.fork)
+        is_known = not support or release.build >= (support.oldest_build_with or math.inf)
         if is_known and name != architecture and normalize_name(name) == normalize_name(architecture):
             return name
     return None
@@ -86,17 +87,17 @@ def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
 def unknown_architecture(context: AdvisoryContext) -> Cases:
     """Return the head if llama-server would refuse the file, or may refuse it because the architecture is new."""
     name, release, source = context.summary.architecture, context.release, context.cluster.model.source
-    appearance = _missing_architecture(context)
-    spelling = _other_spelling(name, release) if appearance else None
+    support = _missing_architecture(context)
+    spelling = _other_spelling(name, release) if support else None
     if source and (spelling or name in OLLAMA_ARCHITECTURES):
         subject = f"build {release.build} knows {spelling} but not" if spelling else "only Ollama knows"
         removal = "" if source.variable == "llama_model_huggingface" else f", and remove {source.variable}"
         values = {"modal": "would", "subject": subject, "removal": removal, "variables": None}
-    elif appearance and release.build < (appearance.oldest_build_with or appearance.newest_build_without + 1):
-        modal, verb = ("would", "does") if release.build <= appearance.newest_build_without else ("may", "may")
+    elif support and release.build < (support.oldest_build_with or support.newest_build_without + 1):
+        modal, verb = ("would", "does") if release.build <= support.newest_build_without else ("may", "may")
         newer_build = (
-            f"build {appearance.oldest_build_with} or newer"
-            if appearance.oldest_build_with
+            f"build {support.oldest_build_with} or newer"
+            if support.oldest_build_with
             else "a newer build that supports it"
         )
         variables = remedies.join_names(context.variables_of(release.id))

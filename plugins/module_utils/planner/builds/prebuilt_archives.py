@@ -24,7 +24,7 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
             "nothing: remove the options, or use source: git"
         )
     types = server.cache_type_k, server.cache_type_v
-    if backends.BY_NAME[backend].all_quants and backends.needs_all_quants(*types):
+    if backends.BY_NAME[backend].quants_option and backends.needs_all_quants(*types):
         raise Refusal(
             f"llama_server_cache_type_k and _v are {' and '.join(types)}, but upstream's {backend} archive for {host.name} has no kernels for these types: "
             "use f16, q8_0 or q4_0 for both, or source: git"
@@ -86,14 +86,14 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
     archive = f"upstream's archive {asset.name} (llama_release, source: prebuilt)"
     devices, rocm, parse = facts.architectures(backend), facts.newest_toolkit(backend), versions.parse
     system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
-    if version is not None and parse(version) < parse(asset.oldest):
+    if version is not None and parse(version) < parse(asset.oldest_system):
         library = f"{system_library} {version}" if version else "a C library other than glibc"
-        yield f"has {library}, but {archive} needs {system_library} {asset.oldest}: use a newer system on that host, or compile with source: git"
+        yield f"has {library}, but {archive} needs {system_library} {asset.oldest_system}: use a newer system on that host, or compile with source: git"
     if asset.cuda and facts.newest_cuda is not None and parse(facts.newest_cuda) < parse(asset.cuda):
         yield f"has an NVIDIA driver for CUDA {facts.newest_cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
-    old_devices = [device for device in devices if device and parse(device) < parse(asset.capability)]
+    old_devices = [device for device in devices if device and parse(device) < parse(asset.min_capability)]
     if old_devices:
-        yield f"has a device with compute capability {old_devices[0]}, but {archive} needs {asset.capability} or newer: {prebuilt.REMEDY}"
+        yield f"has a device with compute capability {old_devices[0]}, but {archive} needs {asset.min_capability} or newer: {prebuilt.REMEDY}"
     if asset.rocm and facts.toolchains is not None and (not rocm or parse(rocm.version)[:1] != parse(asset.rocm)):
         installed_rocm = f"ROCm {rocm.version}" if rocm else "no ROCm"
         yield f"has {installed_rocm}, but {archive} needs the ROCm {asset.rocm} libraries: install them, or {prebuilt.REMEDY}"

@@ -46,7 +46,7 @@ def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
     )
     raise Refusal(
         f"llama_release {cause}, but llama_build_fast_load is true: remove llama_build_fast_load, or use a release with RPC protocol "
-        f"{', '.join(fast_load.PATCHES)} that the hosts compile, like {fast_load.EXAMPLE} (source: pypi)"
+        f"{', '.join(fast_load.PATCHES)} that the hosts compile, like {fast_load.EXAMPLE_RELEASE} (source: pypi)"
     )
 
 
@@ -112,7 +112,7 @@ def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[s
     any other ref of a repository needs a commit."""
     location = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
     if request.source == "package":
-        return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_TREES.get(package)}
+        return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_BUILDS.get(package)}
     if request.source == "git":
         tag = re.fullmatch(release_request.BUILD_TAG, request.ref)
         if not request.commit and not tag:

@@ -39,7 +39,7 @@ def backends_of(host: Host, sources: Mapping[str, str], catalogue: Catalogue) ->
 
 def _check_architecture(host: Host, accelerator: Accelerator) -> None:
     form = backends.BY_NAME[accelerator.backend].architecture
-    if form is None or re.fullmatch(form.expression, accelerator.architecture):
+    if form is None or re.fullmatch(form.pattern, accelerator.architecture):
         return
     if accelerator.architecture:
         raise Refusal(
@@ -149,7 +149,7 @@ def _needed_tools(
     """Return tools and packages that a host needs for a build → whether they are missing."""
     facts = host.facts
     if compiling_tools:
-        needs = {tool: not facts.toolchain.get(tool) for tool in toolkits.tools(backend)}
+        needs = {tool: not facts.toolchain.get(tool) for tool in toolkits.tools_of(backend)}
         needs.update((name, name in compiling_tools.missing_libraries) for name in compiling_tools.libraries)
         return {**needs, **({"patch": not facts.toolchain.get("patch")} if release.patches else {})}
     if release.source == "package":
@@ -174,7 +174,7 @@ def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mappin
     facts, missing_tools = host.facts, [name for name, is_missing in needs.items() if is_missing]
     unpackaged_tools = [name for name in missing_tools if name not in packages]
     if unpackaged_tools:
-        sources = sorted({toolkits.VENDORS[name] for name in unpackaged_tools if name in toolkits.VENDORS})
+        sources = sorted({toolkits.REPOSITORIES[name] for name in unpackaged_tools if name in toolkits.REPOSITORIES})
         raise Refusal(
             f"{host.name} lacks {', '.join(unpackaged_tools)}, for which no {facts.distribution.id} package is known: install the missing tools "
             f"yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set another llama_backend for {host.name}"

@@ -22,7 +22,7 @@ def can_build(facts: Facts, backend: str) -> bool:
     has_command = not toolkit or bool(facts.toolchain.get(toolkit.command))
     installed_toolkits = facts.toolkits_of(backend) if backend in toolkits.SIDE_BY_SIDE else [None]
     return has_command and not all(
-        _missing_libraries(facts, toolkit, toolkits.libraries(backend)) for toolkit in installed_toolkits or [None]
+        _missing_libraries(facts, toolkit, toolkits.libraries_of(backend)) for toolkit in installed_toolkits or [None]
     )
 
 
@@ -56,8 +56,8 @@ def _unsuitable_reason(toolchain: Toolchain, architectures: list[str]) -> str | 
     toolkit, form = toolkits.SIDE_BY_SIDE[toolchain.backend], backends.BY_NAME[toolchain.backend].architecture
     title = f"{toolkit.title} {toolchain.version}"
     version = versions.parse(toolchain.version)
-    if version < versions.parse(toolkit.minimum):
-        return f"{title}, too old for llama.cpp: install {toolkit.title} {toolkit.minimum} or newer"
+    if version < versions.parse(toolkit.min_version):
+        return f"{title}, too old for llama.cpp: install {toolkit.title} {toolkit.min_version} or newer"
     if form is None:
         return None
     for architecture in architectures:
@@ -87,7 +87,7 @@ def _toolchains_at(prefix: str, facts: Facts, backend: str) -> dict[str, Toolcha
 
 def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
     """Return a toolkit with a known version and a compiler at the usual path below the prefix; nothing without a version."""
-    version = facts.toolchain.get(toolkits.command(backend))
+    version = facts.toolchain.get(toolkits.command_of(backend))
     if backend not in toolkits.SIDE_BY_SIDE or not version:
         return []
     compiler = f"{prefix}/{toolkits.SIDE_BY_SIDE[backend].compilers[0]}" if prefix else None
@@ -121,7 +121,7 @@ def choose_tools(host: Host, backend: str, fork: str) -> BuildTools:
 
     :raises Refusal: no toolkit fits, or the compiler is too old.
     """
-    facts, libraries, toolkit = host.facts, toolkits.libraries(backend, fork), None
+    facts, libraries, toolkit = host.facts, toolkits.libraries_of(backend, fork), None
     prefix_toolchains = _toolchains_at(host.toolchain, facts, backend) if host.toolchain else {}
     if backend in toolkits.SIDE_BY_SIDE:
         named_toolkits = [prefix_toolchains[backend]] if backend in prefix_toolchains else facts.toolkits_of(backend)
@@ -135,7 +135,7 @@ def choose_tools(host: Host, backend: str, fork: str) -> BuildTools:
         )
     return BuildTools(
         prefix=(toolkit.prefix or None) if toolkit else None,
-        version=toolkit.version if toolkit else facts.toolchain.get(toolkits.command(backend)),
+        version=toolkit.version if toolkit else facts.toolchain.get(toolkits.command_of(backend)),
         compiler=compiler.compiler if compiler else version,
         environment={**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
         libraries=tuple(libraries),
@@ -149,7 +149,7 @@ def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str,
     cxx = str(compiler.compiler)
     environment = {"CC": cxx.replace("clang++", "clang").replace("g++", "gcc"), "CXX": cxx}
     toolkit = toolkits.TOOLKITS.get(backend)
-    return {**environment, **({toolkit.cxx_variable: cxx} if toolkit and toolkit.cxx_variable else {})}
+    return {**environment, **({toolkit.host_cxx_variable: cxx} if toolkit and toolkit.host_cxx_variable else {})}
 
 
 def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
@@ -163,7 +163,7 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
     values = {
         "prefix": prefix,
         "compiler": toolkit.compiler or "",
-        "beside": parent,
+        "components": parent,
         "packages": ":".join(prefixes),
         "libraries": ":".join(f"{folder}/lib" for folder in prefixes),
     }

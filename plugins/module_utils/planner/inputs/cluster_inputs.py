@@ -403,7 +403,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
         identity, _space, version = hardware["distribution"].partition(" ")
         facts["distribution"] = names.distribution(f"ID={identity}\nVERSION_ID={version}\n")
         major_version = re.match(r"\d+", version)
-        is_too_old = major_version and int(major_version[0]) < capabilities.PACKAGED_SINCE.get(identity, 0)
+        is_too_old = major_version and int(major_version[0]) < capabilities.OLDEST_DISTRIBUTIONS.get(identity, 0)
         if is_too_old or facts["distribution"]["family"] != DEFAULT_FACTS["distribution"]["family"]:
             facts["packaged"] = None
     return facts

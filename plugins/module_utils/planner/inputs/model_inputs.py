@@ -175,7 +175,7 @@ def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
 
     :raises Refusal: the files belong to several models.
     """
-    parts = split_files.siblings(names[0]) if names else []
+    parts = split_files.part_names(names[0]) if names else []
     if not set(names) <= set(parts):
         raise Refusal(
             f"{variable} has {' and '.join(names[:3])}, which are not parts of the same model: name one file of the model"

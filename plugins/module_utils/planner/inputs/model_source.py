@@ -194,7 +194,7 @@ def as_plan(model: Model) -> ModelPlan:
         revision=model.revision,
         files=model.files,
         chat_template=None
-        if model.known_answer or known_answer.is_name(model.summary.name)
+        if model.known_answer or known_answer.is_model_name(model.summary.name)
         else model.summary.chat_template,
     )
 
@@ -205,7 +205,7 @@ def _files_from_variables(source: ModelSource, summary: ModelSummary | None) -> 
     if source.path:
         parent, name = posixpath.split(source.path)
         sizes = dict(files)
-        siblings = split_files.siblings(name)
+        siblings = split_files.part_names(name)
         return [
             ModelFilePlan(part, source.role, posixpath.join(parent, part), bytes=sizes.get(part)) for part in siblings
         ]
@@ -213,9 +213,9 @@ def _files_from_variables(source: ModelSource, summary: ModelSummary | None) -> 
     if source.huggingface:
         file_names = source.huggingface.files
     elif source.url:
-        file_names = split_files.siblings(download_record.name_of_url(source.url))
+        file_names = split_files.part_names(download_record.name_of_url(source.url))
     elif source.copy:
-        file_names = split_files.siblings(posixpath.basename(source.copy))
+        file_names = split_files.part_names(posixpath.basename(source.copy))
     if not file_names and source.role == host_types.MODEL:
         file_names = [name for name, _size in files]
     if not file_names:

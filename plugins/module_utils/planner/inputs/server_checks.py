@@ -123,7 +123,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
         if option.is_exclusive:
             words_by_remedy.setdefault(option.alternative(), []).append(word)
     problems = [f"{', '.join(group)}, which cannot be set there: {remedy}" for remedy, group in words_by_remedy.items()]
-    if joined_arguments and not any(option.secret for option in known_options.values()):
+    if joined_arguments and not any(option.is_secret for option in known_options.values()):
         text = "as one argument: use a list with option and value as separate entries"
         problems.append(f"{', '.join(map(repr, joined_arguments))} {text}")
     foreign_words = [
@@ -143,7 +143,7 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
 
 def _check_environment(environment: Mapping[str, str]) -> None:
     """Refuse environment variables that set an option: the plan reads options only from variables of the collection."""
-    variables = [name for name in environment if options.is_variable(name)]
+    variables = [name for name in environment if options.is_option_variable(name)]
     if variables:
         raise Refusal(
             f"llama_server_environment sets options of llama-server with {', '.join(variables)}: set the collection's variables instead, or put the options "

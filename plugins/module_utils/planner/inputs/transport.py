@@ -49,7 +49,7 @@ def _with_rdma(cluster: Cluster) -> Cluster:
         _check_rdma(name, host, address)
         _check_rdma(name, hosts[head], addresses.common_address(hosts[head], name, address))
         for host_name in (name, head):
-            options = {**hosts[host_name].cmake_options, backends.RDMA: "ON"}
+            options = {**hosts[host_name].cmake_options, backends.RDMA_OPTION: "ON"}
             hosts[host_name] = hosts[host_name]._replace(rdma=True, cmake_options=options)
     return cluster._replace(hosts=hosts)
 

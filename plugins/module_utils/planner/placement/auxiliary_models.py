@@ -50,7 +50,7 @@ def _auxiliary_model(workload: Workload, role: str, device: Device | None) -> Au
         return None
     backend = backends.BY_NAME[device.backend] if device else backends.CPU
     if isinstance(header, Projector):
-        return AuxiliaryModel(role, device, projector.weights(header, backend.alignment), 0, projector.COMPUTE_BYTES)
+        return AuxiliaryModel(role, device, projector.bytes_of(header, backend.alignment), 0, projector.COMPUTE_BYTES)
     # A draft model may be a part of another model: its layers that predict further tokens, which count the others and lack them.
     is_part = not all(header.layer_bytes)
     summary = header.without_key("nextn_predict_layers") if is_part else header

@@ -37,7 +37,7 @@ class PartCost(NamedTuple):
     """The cost of a tensor for a token."""
 
     read_bytes: float
-    """Bytes that it reads, more of types that take longer (device_rates.TYPES)."""
+    """Bytes that it reads, more of types that take longer (device_rates.TYPE_COSTS)."""
     multiplied_weights: float
     """Weights that it is multiplied with, more of such types and of experts, which get few tokens of a prompt each."""
     expert_read_bytes: float
@@ -72,7 +72,7 @@ def _part_cost(size: int, experts: int, active_fraction: float, row: TensorGroup
     :param average: bits of a weight, where nothing is known of the tensor.
     """
     bits = 8 * row.bytes / math.prod(row.shape) if row else average
-    cost = device_rates.cost_of_type(row.type) if row else device_rates.OTHER_TYPE
+    cost = device_rates.cost_of_type(row.type) if row else device_rates.DEFAULT_TYPE_COST
     prompt_weights = 8 * cost.prompt_factor / bits
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
     return PartCost(

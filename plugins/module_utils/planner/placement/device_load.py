@@ -100,7 +100,7 @@ def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> 
 
 def _padded_size(part: Part, backend: str) -> int:
     record = backends.BY_NAME[backend]
-    return kv_cache.pad(part.bytes + (part.padding_bytes if record.row_padding else 0), record.alignment)
+    return kv_cache.pad(part.bytes + (part.padding_bytes if record.pads_rows else 0), record.alignment)
 
 
 class Share(NamedTuple):

@@ -34,7 +34,7 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
     workload, buffers = candidate.workload, candidate.layout.layer_buffers
     cache_bytes: dict[str, float] = {}
     attended_rates: dict[str, float] = {}
-    layers = kv_cache.attention_of(candidate.summary, workload.cache, candidate.release.build, max(1, depth))
+    layers = kv_cache.attention_costs(candidate.summary, workload.cache, candidate.release.build, max(1, depth))
     for buffer, size, multiplications in zip(buffers, *layers):
         cache_bytes[buffer] = cache_bytes.get(buffer, 0.0) + size
         attended_rates[buffer] = attended_rates.get(buffer, 0.0) + multiplications

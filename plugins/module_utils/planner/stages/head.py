@@ -177,7 +177,7 @@ def argv_of(candidate: Candidate, cache: PromptCache, build_id: str) -> tuple[st
     for name, value in values:
         try:
             argv += options.render_option(name, value, release.fork)
-        except options.UnknownOption:
+        except options.UnsupportedValue:
             raise Refusal(_unsupported_message(name, value, release)) from None
     metrics_words = [METRICS_OPTION] * bool(
         (host.metrics or server.page_port) and METRICS_OPTION not in server.extra_args
