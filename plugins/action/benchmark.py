@@ -93,7 +93,7 @@ class ActionModule(Action):
             if not served_plan.release.mainline:
                 remedy = f"select a release of llama.cpp, because {served_plan.release.ref} of {served_plan.release.fork} cannot be measured"
             raise Refusal(f"the release on {self._head_name} has no {options.BENCH}: {remedy}")
-        if self._head_plan.service_manager not in job.MANAGERS:
+        if self._head_plan.service_manager not in job.BENCHMARK_MANAGERS:
             raise Refusal(
                 f"{self._head_name} runs services under {self._head_plan.service_manager}, but a benchmark needs systemd or supervisor: use a head with either"
             )

@@ -170,7 +170,7 @@ def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence
     """Return what proves two workers with all layers of a model."""
     summary = header_summary.parse(header_summary.summarize(headers.read_path(str(model))))
     sample = layer_sample.choose_layers(summary, 1 << 40, 512)
-    context = proof_plan.PROCESSOR_CONTEXT if given.processor else questions.CONTEXT
+    context = proof_plan.PROCESSOR_CONTEXT if given.processor else questions.CONTEXT_TOKENS
     argv = [
         str(given.programs / "llama-server"),
         *f"-c {context} -np 1 -fit off --no-warmup --cache-ram 0".split(),
@@ -194,7 +194,7 @@ def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence
         folder=str(folder),
         account=None,
         environment=environment,
-        launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{folder}/{run.SOCKET}"),
+        launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{folder}/{run.PROOF_SOCKET}"),
         sockets=True,
         context=context,
         micro_batch=512,
@@ -240,7 +240,7 @@ def read(job: ProofWork, model: Path, folder: Path) -> Reading | None:
     try:
         with run._launcher(job), run._serve(job, folder, lambda _port: True, job.devices[1]) as server:
             return speech.take_reading(server._ask, "0" * 16, None)
-    except run.Failure:
+    except run.ProofError:
         return None
     finally:
         target.unlink()

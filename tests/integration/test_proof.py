@@ -61,7 +61,7 @@ def prove(programs, workers, tmp_path):
             folder=str(tmp_path),
             account=None,
             environment={},
-            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.SOCKET}"),
+            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.PROOF_SOCKET}"),
             sockets=True,
             context=context,
             micro_batch=512,

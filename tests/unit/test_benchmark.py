@@ -302,7 +302,7 @@ def test_a_job_takes_the_place_of_the_server_and_gives_it_back(head, call):
     found = call(module=module, host=head.host, programs=1)
     nothing = {"results": [], "status": None, "log_end": ""}
     assert (found["running"], found["changed"], found["programs"]) == (True, False, [nothing])
-    text = job_of(head).measuring.path(PROGRAM).read_text()
+    text = job_of(head).job_manager.path(PROGRAM).read_text()
     if head.name == "systemd":
         unit, _service, own = text.partition("\n[Service]\n")
         assert f"Conflicts={SERVER}.service\nAfter={SERVER}.service\nOnFailure={SERVER}.service\n" in unit
@@ -329,7 +329,7 @@ def test_who_touches_the_server_ends_a_benchmark_first(head, call, wanted):
 
 def test_a_job_that_has_ended_by_itself_costs_the_server_no_restart(head, call):
     call(**started(head))
-    job_of(head).measuring.stop([PROGRAM])
+    job_of(head).job_manager.stop([PROGRAM])
     head.apply(start=[SERVER])
     head.lines("events")
     call(module=service, host=head.host, names=[SERVER])

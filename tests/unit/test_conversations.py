@@ -81,12 +81,12 @@ def place(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"model")
     stub, logged = Stub(tmp_path / conversations.FOLDER), []
     argv = ["/build/bin/llama-server", "--model", str(tmp_path / "model.gguf"), "--ctx-size", "8192"]
-    argv += ["--parallel", "2", "--cache-type-k", "q8_0", conversations.OPTION, str(stub.folder)]
+    argv += ["--parallel", "2", "--cache-type-k", "q8_0", conversations.SLOT_OPTION, str(stub.folder)]
 
     def start(*words, limits=LIMITS):
         keeper = conversations.open_store([*argv, *words], tmp_path, limits, logged.append)
         if keeper:
-            keeper.head, keeper.pause = stub.head, 0
+            keeper.head, keeper.check_interval_s = stub.head, 0
         return keeper
 
     yield SimpleNamespace(stub=stub, start=start, argv=argv, state=tmp_path, logged=logged, folder=stub.folder)
@@ -136,11 +136,11 @@ def test_a_conversation_is_saved_when_its_slot_rests_and_is_there_after_a_restar
     again.job.join(10)
     assert place.stub.slots[0] == conversation(1)
     assert names(place) == [conversations.SAVED_SUFFIX]
-    assert again.counts[metrics.CONVERSATIONS[0]] == 1
-    assert again.counts[metrics.CONVERSATIONS[1]] == 300
-    assert 70 < again.counts[metrics.CONVERSATIONS[2]] <= 1000 * 300 / 4096
+    assert again.counts[metrics.CONVERSATION_METRICS[0]] == 1
+    assert again.counts[metrics.CONVERSATION_METRICS[1]] == 300
+    assert 70 < again.counts[metrics.CONVERSATION_METRICS[2]] <= 1000 * 300 / 4096
     third = place.start()
-    assert third.counts[metrics.CONVERSATIONS[1]] == 300
+    assert third.counts[metrics.CONVERSATION_METRICS[1]] == 300
     assert place.logged == ["restored 300 tokens of conversations in 0.0 s"]
 
 
@@ -297,7 +297,7 @@ def test_the_last_part_of_a_disk_stays_free(place, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(total=total, free=51 * units.MIB))
     place.stub.slots[0] = conversation(1)
     step(keeper, 2)
-    assert place.logged == [f"a conversation of 300 tokens was not saved: {place.folder} is full"]
+    assert place.logged == [f"a conversation of 300 tokens was not saved: it does not fit into {place.folder}"]
     assert place.stub.asked == []
 
 
@@ -332,7 +332,7 @@ def test_an_idle_server_is_not_asked_so_that_it_can_sleep(place):
     place.stub.head.last_sample, place.stub.slots[0] = IDLE, conversation(1)
     step(keeper, 3)
     assert names(place) == []
-    busy = IDLE._replace(activity=IDLE.activity._replace(seconds=1.0))
+    busy = IDLE._replace(activity=IDLE.activity._replace(processor_seconds=1.0))
     place.stub.head.last_sample = busy
     step(keeper, 2)
     assert names(place) == [conversations.SAVED_SUFFIX]

@@ -215,7 +215,7 @@ def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
 
 def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        for name in (runtime.HANDSHAKES, runtime.EXITS, journal.START_LOG):
+        for name in (runtime.HANDSHAKES_FILE, runtime.EXITS_FILE, journal.START_LOG):
             make(folder / name)
         found = collect()
         assert (found.log, found.exits.total) == ((), 0)
@@ -227,7 +227,7 @@ def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
 def test_handshakes_of_an_earlier_start_are_not_believed(tmp_path):
     answers = {"x": Handshake("ok", "", "7.0.0", (WorkerDevice(1, 2),))}
     runtime.write_handshakes(tmp_path, answers)
-    path = tmp_path / runtime.HANDSHAKES
+    path = tmp_path / runtime.HANDSHAKES_FILE
     assert evidence.read_handshakes(path, [os.getpid()]) == Handshakes(answers)
     found = evidence.read_handshakes(path, [1])
     assert found.workers == {}

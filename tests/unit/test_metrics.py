@@ -60,7 +60,7 @@ def test_text_that_nothing_in_a_label_breaks():
     assert one(found, "client_connections") == 1 << 60
     ((labels,),) = [found["worker_connected"]]
     assert dict(labels)["worker_host"].startswith('a\\"b\\\\c?dxx')
-    assert len(dict(labels)["worker_host"]) == metrics.LABEL_LENGTH + 2
+    assert len(dict(labels)["worker_host"]) == metrics.MAX_LABEL_LENGTH + 2
 
 
 class Exported:
@@ -220,7 +220,7 @@ def test_a_folder_that_is_missing_and_a_description_of_others_stop_nothing(expor
     exporter.Exporter(description, "another").export_worker()
     said = capfd.readouterr().out
     assert said.count(f"{exported.file} could not be written: No such file or directory") == 1
-    assert f"metrics are not written: {description} does not describe another" in said
+    assert f"metrics are not written, because {description} does not describe another" in said
 
 
 def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_file(exported, monkeypatch):
@@ -240,8 +240,8 @@ def test_of_what_was_sent_again_the_kernel_says_what_had_arrived(length, needles
     struct.pack_into("=I", told, 100, 1433)
     struct.pack_into("=I", told, 216, 1321)
     connection = SimpleNamespace(getsockopt=lambda *_asked: bytes(told[:length]))
-    traffic = progress.traffic_of(connection)
-    assert (traffic.retransmissions, traffic.needless_resends) == (1433, needless)
+    traffic = progress.read_traffic(connection)
+    assert (traffic.retransmissions, traffic.needless_retransmissions) == (1433, needless)
 
 
 CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/device"
@@ -259,25 +259,24 @@ CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/devic
 )
 def test_memory_of_amd_s_devices_as_the_kernel_says_it(tmp_path, files, found):
     files = {f"{CARD}/mem_info_vram_used": "200", f"{CARD}/mem_info_gtt_used": "3000", **files}
-    read = exporter.Sensors(write(tmp_path, files)).read(["ROCm0", "ROCm1", "Vulkan0", "MTL0", "CPU"])
+    read = exporter.MemorySensors(write(tmp_path, files)).read(["ROCm0", "ROCm1", "Vulkan0", "MTL0", "CPU"])
     assert read == found
 
 
 def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(tmp_path):
     said = tmp_path / "said"
-    sensors = exporter.Sensors(tmp_path, ["cat", said])
+    sensors = exporter.MemorySensors(tmp_path, ["cat", said])
     assert [sensors.read(["ROCm0"]), sensors.query_thread] == [{}, None]
     said.write_text("1, 1024\nUnable to determine, 1\n2, [N/A]\n3, 1\n")
     assert sensors.read(["CUDA1"]) == {}
     sensors.query_thread.join()
     found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
     assert found == {"CUDA1": 1 << 30, "CUDA3": 1 << 20}, "a device that says nothing moves no other one up"
-    failing = exporter.Sensors(tmp_path, ["sh", "-c", "echo 1, 2; exit 9"])
+    failing = exporter.MemorySensors(tmp_path, ["sh", "-c", "echo 1, 2; exit 9"])
     failing.read(["CUDA1"])
     failing.query_thread.join()
     assert failing.read(["CUDA1"]) == {"CUDA1": 2 << 20}, "another device has failed"
-    missing = exporter.Sensors(tmp_path, [tmp_path / "missing"])
-    assert missing.read(["CUDA0"]) == {}
+    assert exporter.MemorySensors(tmp_path, [tmp_path / "missing"]).read(["CUDA0"]) == {}
 
 
 def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
@@ -287,7 +286,8 @@ def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):
         'llamacpp_cluster_restarts_total{service="s",cause="colour"} 8\n'
         'llamacpp_cluster_restarts_total{service="s",cause="ended"} 1e9\n'
     )
-    assert exporter.Exporter(description, service).restarts == dict.fromkeys(metrics.CAUSES["head"], 0) | {"silent": 7}
+    restarts = exporter.Exporter(description, service).restarts
+    assert restarts == dict.fromkeys(metrics.RESTART_CAUSES["head"], 0) | {"silent": 7}
 
 
 @pytest.mark.parametrize(
@@ -298,7 +298,7 @@ def test_workers_that_the_head_waits_for_or_serves_without(tmp_path, without, wa
     workers = {"192.0.2.1:1": ("one", "cpu"), "192.0.2.1:2": ("one", "gpu"), "192.0.2.2:1": ("two", "other")}
     told = metrics.Description("/metrics", "llama_cluster", "head", "0123", "head", "b1", workers=workers)
     record = serving.HeadRecord(tmp_path)
-    record.set(serving.FALLBACK, without, waiting_for)
+    record.set_state(serving.FALLBACK, without, waiting_for)
     exported = exporter.Exporter(None, "s")
     exported.description = told._replace(folder="")
     exported.export_head(record)
@@ -336,7 +336,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
     head = exporter.description_of(tmp_path / "head", wanted["head"]["service"])
     assert {tuple(worker) for worker in head.workers.values()} == {("worker1", "cpu"), ("worker2", "cpu")}
     ((predicted,),) = [[*head.planned.values()]]
-    assert predicted.keys() <= metrics.BY_NAME.keys()
+    assert predicted.keys() <= metrics.METRICS_BY_NAME.keys()
     assert predicted["planned_generation_tokens_per_second"] == wanted["estimate"]["generation_tokens_per_s"]
     assert names.METRICS in names.INSTALLED_ENTRIES
 

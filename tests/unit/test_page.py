@@ -75,8 +75,8 @@ def exports_of(plan, folder):
     described = json.loads(told["content"])
     described["services"]["llamacpp-server"]["folder"] = str(folder)
     (folder / "metrics.json").write_text(json.dumps(described))
-    (folder / exporter.VERIFICATION).write_text(json.dumps({"passed": True, "failed": []}))
-    os.utime(folder / exporter.VERIFICATION, (NOW - VERIFIED["age_s"],) * 2)
+    (folder / exporter.VERIFICATION_FILE).write_text(json.dumps({"passed": True, "failed": []}))
+    os.utime(folder / exporter.VERIFICATION_FILE, (NOW - VERIFIED["age_s"],) * 2)
     return exporter.Exporter(folder / "metrics.json", "llamacpp-server")
 
 
@@ -85,7 +85,7 @@ def gathered(plan, folder, state, name="worker2"):
     exports, record = exports_of(plan, folder), serving.HeadRecord(folder)
     for text in ("lost worker 192.0.2.11:50052: restarting llama-server", "worker <b>x</b> is back"):
         record.log(text)
-    record.set(
+    record.set_state(
         "serving" if state == "silent" else state,
         (name,) if state == "fallback" else (),
         (ENDPOINT,) if state == "waiting" else (),
@@ -165,7 +165,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
 
 def test_a_failed_verification_is_shown(paged, tmp_path):
     exports, record = exports_of(paged, tmp_path), serving.HeadRecord(tmp_path)
-    (tmp_path / exporter.VERIFICATION).write_text(json.dumps({"passed": False, "failed": ["known answer: <3 words"]}))
+    (tmp_path / exporter.VERIFICATION_FILE).write_text('{"passed": false, "failed": ["known answer: <3 words"]}')
     exports.export_head(record, Watched())
     assert "the last verification failed: known answer: &lt;3 words" in page.render(exports.snapshot, NOW)
     assert "has just started" in page.render(None, NOW)
@@ -232,7 +232,7 @@ def test_it_links_to_the_chat_page_of_the_same_host(paged, tmp_path, state):
     shown, _record = gathered(paged, tmp_path, state)
     text = page.render(shown, NOW, "8080")
     assert ("(answers when the model is loaded)" in text) == (state in ("silent", "loading", "waiting"))
-    assert page.HOST not in page.render(shown, NOW)
+    assert page.HOST_PLACEHOLDER not in page.render(shown, NOW)
     for host, link in (
         ("10.0.0.1:8081", "10.0.0.1"),
         ("[fd00::1]:81", "[fd00::1]"),
@@ -242,7 +242,7 @@ def test_it_links_to_the_chat_page_of_the_same_host(paged, tmp_path, state):
         request = f"GET / HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer k\r\n\r\n".encode()
         reply = page._reply(request, [b"k"], (), lambda: text).decode()
         assert f'<a href="//{link}:8080/">Chat with the model</a>' in reply
-        assert page.HOST not in reply
+        assert page.HOST_PLACEHOLDER not in reply
 
 
 def test_a_chat_page_is_linked_if_the_release_has_it(tmp_path):

@@ -196,7 +196,7 @@ def test_why_no_layers_are_taken():
 
 # ------------------------------------------------------------------------------------------------- what is compared
 
-ASKED = questions.list_questions(questions.CONTEXT)
+ASKED = questions.list_questions(questions.CONTEXT_TOKENS)
 GROUPS = [*dict.fromkeys(one.group for one in ASKED)]
 
 
@@ -214,7 +214,7 @@ def judged(other, limits=None):
 
 def test_what_is_asked_fits_the_context():
     assert len(GROUPS) == 7
-    assert max(one.length for one in ASKED) < questions.CONTEXT
+    assert max(one.length for one in ASKED) < questions.CONTEXT_TOKENS
     assert {one.length for one in questions.list_questions(65)} == {*range(2, 10), 16, 17, 31, 32, 33, 48, 64}
     assert max(one.length for one in questions.variant_questions(ASKED)) == questions.MAX_VARIANT_LENGTH
     assert questions.list_questions(2) == []
@@ -505,7 +505,7 @@ def work(tmp_path):
         return ProofWork(
             **{"model": str(model), "folder": str(tmp_path), "layers": (0, 1), "bytes": 1000, "context": 300},
             **{"account": None, "environment": {}, "sockets": True, "micro_batch": 512},
-            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.SOCKET}"),
+            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.PROOF_SOCKET}"),
             **{"limit_s": 300, "timeout_s": 30},
             processor=Side(ID(reference), "head's processor", (str(program), processor)),
             variants=tuple((how,) for how in variants),
@@ -525,10 +525,10 @@ def prove(work, tmp_path):
     """Runs a proof; returns it."""
 
     def of(*sides, owner=processes.is_listening_alone, **changed):
-        (tmp_path / run.FOLDER / ".nv").mkdir(parents=True, exist_ok=True)  # a driver's cache
-        (tmp_path / run.FOLDER / "partial").write_text("")
+        (tmp_path / run.PROOF_FOLDER / ".nv").mkdir(parents=True, exist_ok=True)  # a driver's cache
+        (tmp_path / run.PROOF_FOLDER / "partial").write_text("")
         proof = typed_json.parse(Proof, run.prove(work(*sides, **changed), owner))
-        assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} <= {".json"}
+        assert {path.suffix for path in (tmp_path / run.PROOF_FOLDER).iterdir()} <= {".json"}
         return proof
 
     return of
@@ -613,7 +613,7 @@ def test_what_cannot_be_compared_says_why(prove, tmp_path, processor, changed, w
 @pytest.mark.programs
 def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
     assert run.prepare_reference(work(variants=("near",)), processes.is_listening_alone)
-    assert {path.suffix for path in (tmp_path / run.FOLDER).iterdir()} == {".json", ".gguf"}
+    assert {path.suffix for path in (tmp_path / run.PROOF_FOLDER).iterdir()} == {".json", ".gguf"}
     for _again in range(2):
         assert [one.is_correct for one in prove("crashes", ("rounds", "wrong")).devices] == [True, False]
     assert run.prepare_reference(work("crashes", ("right",)), processes.is_listening_alone)
@@ -626,7 +626,7 @@ def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
 @pytest.mark.parametrize("text", ["", "5", '[[], [{"one": 1}], []]', "[" * 9999])
 def test_a_damaged_reference_is_computed_again(prove, work, tmp_path, text):
     assert run.prepare_reference(work(), processes.is_listening_alone)
-    next((tmp_path / run.FOLDER).glob("*.json")).write_text(text)
+    next((tmp_path / run.PROOF_FOLDER).glob("*.json")).write_text(text)
     assert [device.is_correct for device in prove(devices=("right",)).devices] == [True]
 
 
@@ -635,18 +635,18 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
     """Neither another proof's nor what was written of one when its proof was killed."""
     assert prove(devices=("right",)).failures() == []
     assert run.prepare_reference(work(reference=98, layers=(0,)), processes.is_listening_alone)
-    assert list((tmp_path / run.FOLDER).glob("*.gguf"))
+    assert list((tmp_path / run.PROOF_FOLDER).glob("*.gguf"))
     assert prove("crashes").failures() == []
     monkeypatch.setattr(run, "MAX_REFERENCES", 1)
     prove(devices=("right",), reference=1)
-    assert [path.name[:16] for path in (tmp_path / run.FOLDER).iterdir()] == [ID(1)]
+    assert [path.name[:16] for path in (tmp_path / run.PROOF_FOLDER).iterdir()] == [ID(1)]
 
 
 @pytest.mark.programs
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
     assert not run.prepare_reference(work("crashes"), processes.is_listening_alone)
-    assert not list((tmp_path / run.FOLDER).iterdir())
-    monkeypatch.setattr(run.resources, "available_memory", lambda _text: run.RESERVED_MEMORY >> 20)
+    assert not list((tmp_path / run.PROOF_FOLDER).iterdir())
+    monkeypatch.setattr(run.resources, "available_memory", lambda _text: run.RESERVED_MEMORY_BYTES >> 20)
     assert not run.prepare_reference(work("hangs"), processes.is_listening_alone)
     assert not list(tmp_path.glob("*.starts"))
 
@@ -674,7 +674,7 @@ def test_a_device_is_proven_again_only_if_asked_or_with_a_larger_micro_batch(wor
 
     names_of = ["worker0 cpu", "worker1 cpu"]
     assert remaining(work(), stage="reference") == (2, [])
-    assert list((tmp_path / run.FOLDER).glob(f"{ID(99)}-*.json"))
+    assert list((tmp_path / run.PROOF_FOLDER).glob(f"{ID(99)}-*.json"))
     assert remaining(work("crashes")) == (2, names_of)
     assert remaining(work("crashes", micro_batch=128), stage="reference") == (0, names_of)
     assert remaining(work("crashes")) == (0, names_of)

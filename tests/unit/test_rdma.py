@@ -120,7 +120,7 @@ def test_a_silent_way_back_to_tcp_is_a_failure(rdma, connections, status):
 @pytest.fixture
 def devices(tmp_path, monkeypatch):
     """A folder whose open files count as RDMA devices: one is open."""
-    monkeypatch.setattr(progress, "RDMA_DEVICES", f"{tmp_path}/")
+    monkeypatch.setattr(progress, "RDMA_DEVICE_FOLDER", f"{tmp_path}/")
     with open(tmp_path / "uverbs0", "w") as device:
         yield device
 

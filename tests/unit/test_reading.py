@@ -48,12 +48,12 @@ facts/toolchains._toolkits firewall/rules._nftables
 firewall/rules.find_foreign_objects firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
 host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/conversations._tokens_of
-launcher/exporter.Sensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
-launcher/journal.replace_file launcher/progress.activity_of launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
+launcher/exporter.MemorySensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
+launcher/journal.replace_file launcher/progress.read_activity launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
 launcher/server.keys_of links/configuration._files_with_our_names links/configuration.is_unplugged links/inspection._interfaces
 links/inspection._protected_interfaces model/layer_sample.write_sample model/gguf.LocalFile.__init__
 model/known_answer_file.write_model models/download._fetch_file models/download._difference
-models/download._write_record models/web.open_url launcher/runtime.ProgramRequest.handle proof/run._read_reference proof/run.prepare_reference
+models/download._write_record models/web.open_url launcher/runtime.ProgramHandler.handle proof/run._read_reference proof/run.prepare_reference
 verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.read_keys
 """
 """Functions that open files by other means than those of ``reading``, or follow links: of root, the kernel, the operator or a build, or as the account

@@ -40,7 +40,7 @@ def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(cluste
     assert children(process) == []
     a_worker(port=second_port)
     lines_until(process, "model buffer size")
-    record = json.loads((cluster.state / runtime.HANDSHAKES).read_text())
+    record = json.loads((cluster.state / runtime.HANDSHAKES_FILE).read_text())
     assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
     assert record["workers"][first_endpoint]["protocol"] == "7.0.0"
     assert "model buffer size" in (cluster.state / journal.START_LOG).read_text()
@@ -57,7 +57,7 @@ def test_a_program_ends_with_its_launcher_however_that_ends(cluster, worker_serv
     assert process.wait() == status
     assert status or kind == "worker" or not os.path.exists(f"/proc/{child}")
     until(lambda: not os.path.exists(f"/proc/{child}"))
-    assert not (cluster.state / runtime.EXITS).exists()
+    assert not (cluster.state / runtime.EXITS_FILE).exists()
 
 
 def test_asked_to_stop_while_it_waits(cluster):
@@ -79,7 +79,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         (3, ["/no/such/llama-server"], missing, []),
     ):
         assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path)) == 1
-        told = json.loads((tmp_path / runtime.EXITS).read_text())
+        told = json.loads((tmp_path / runtime.EXITS_FILE).read_text())
         assert (told["number"], told["how"], told["log"][:1]) == (number, how, last)
         assert sum(map(len, told["log"])) < llama_server.LOG_TAIL_BYTES
 
@@ -107,18 +107,18 @@ def test_the_server_is_heard_where_its_log_is_no_file(tmp_path, capfd, spoil):
     head = llama_server.Head([sys.executable, "-c", "print('x' * 100000)"], [], "http://127.0.0.1:1", tmp_path)
     head.relay.join(10)
     head.kill()
-    assert head.last.strip().endswith(b"xxx")
+    assert head.log_tail.strip().endswith(b"xxx")
     assert f"{journal.START_LOG} could not be written: " in capfd.readouterr().out
 
 
 def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(cluster, small_disk):
-    for name in (runtime.HANDSHAKES, runtime.EXITS, journal.START_LOG):
+    for name in (runtime.HANDSHAKES_FILE, runtime.EXITS_FILE, journal.START_LOG):
         (small_disk / name).write_text("{}")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     port = free_port()
     process = cluster.head("answers", [f"127.0.0.1:{port}"], ["--state", str(small_disk)])
     said = lines_until(process, "waiting for worker")
-    assert any(f"{runtime.HANDSHAKES} could not be written: Read-only file system" in line for line in said)
+    assert any(f"{runtime.HANDSHAKES_FILE} could not be written: Read-only file system" in line for line in said)
     a_worker(port=port)
     said = lines_until(process, "model buffer size")
     assert any(f"{journal.START_LOG} could not be written: Read-only file system" in line for line in said)
@@ -142,17 +142,17 @@ def number_of_ends(path):
 def verified(path):
     exports = exports_of(path.parent)
     exports.export_head(serving.HeadRecord(path.parent))
-    return exports.snapshot.failed or exports.snapshot.figures.get("verified_passed")
+    return exports.snapshot.failed_checks or exports.snapshot.figures.get("verified_passed")
 
 
 READ_BACK = {
     serving.RECORD_FILE: lambda path: serving.read_history(path) != serving.History(),
-    runtime.EXITS: number_of_ends,
-    "sizes.json": lambda path: workers.known_sizes(path.parent / "rpc", [300]) != {300},
+    runtime.EXITS_FILE: number_of_ends,
+    "sizes.json": lambda path: workers.record_tensor_sizes(path.parent / "rpc", [300]) != {300},
     "fallbacks.json": serving.read_fallbacks,
     "metrics.json": lambda path: exporter.Exporter(path, "s").description,
     "s.prom": lambda path: any(exports_of(path.parent, path.parent).restarts.values()),
-    exporter.VERIFICATION: verified,
+    exporter.VERIFICATION_FILE: verified,
 }
 """File that the launcher reads → whether it has found something there."""
 TEXTS = r"""
@@ -163,7 +163,7 @@ TEXTS = r"""
 """
 SPOILT = [
     *("", *TEXTS.split(), "[" * 100_000, *(f'{{"last": [], "restarts": {sign}1{"0" * 400}}}' for sign in ("", "-"))),
-    *(b"\xff", b" " * (journal.FILE_BYTES + 1), os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")),
+    *(b"\xff", b" " * (journal.MAX_FILE_BYTES + 1), os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")),
 ]
 
 
@@ -175,7 +175,7 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
         spoilt(tmp_path / name)
     else:
         (tmp_path / name).write_bytes(spoilt if isinstance(spoilt, bytes) else spoilt.encode())
-    if (name, spoilt) != (runtime.EXITS, os.mkdir):
+    if (name, spoilt) != (runtime.EXITS_FILE, os.mkdir):
         assert not READ_BACK[name](tmp_path / name)
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
     "place, name",
     [
         *((progress, "sample_process"), (progress, "children_of"), (llama_server, "is_healthy"), (page, "Snapshot")),
-        *((exporter, "_add_record"), (exporter.Sensors, "read"), (metrics.Figures, "text")),
+        *((exporter, "_add_record"), (exporter.MemorySensors, "read"), (metrics.Figures, "text")),
     ],
 )
 def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, capfd, place, name, error):
@@ -197,8 +197,8 @@ def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, 
         monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
     settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, router=name == "children_of")
     assert runtime.run(argv, settings, exports) == 1
-    assert json.loads((tmp_path / runtime.EXITS).read_text())["how"] == "with status 0"
-    assert workers.run_worker(argv, None, 0, port="1", exports=exports) == 1
+    assert json.loads((tmp_path / runtime.EXITS_FILE).read_text())["how"] == "with status 0"
+    assert workers.run_worker(argv, None, 0, port="1", metrics_exporter=exports) == 1
     said = capfd.readouterr().out
     assert "the worker exited with status 0" in said
     assert said.count(str(error)) in ((0, 1, 2) if isinstance(error, OSError) else (1, 2)), "once each"
@@ -276,7 +276,7 @@ DEAF = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);
 def test_a_server_that_does_not_end_by_itself_is_not_waited_for(tmp_path):
     """Clients of a cluster that is upgraded wait for it."""
     head = llama_server.Head([sys.executable, "-c", DEAF], [], "http://127.0.0.1:1", tmp_path)
-    while b"ready" not in head.last:
+    while b"ready" not in head.log_tail:
         time.sleep(0.05)
     head.stop()
     assert head.process.returncode == -signal.SIGKILL
@@ -330,7 +330,7 @@ def test_a_worker_starts_with_its_cache_below_the_limit_and_ignores_broken_conne
     kept, gone = cached(cache, "kept", 1 << 20, 1), cached(cache, "gone", 1 << 20, 99)
     process = worker_service(cache)
     said = lines_until(process, "SIG_IGN")
-    assert any("files removed" in line and "the cache exceeded 1 MiB: 1" in line for line in said)
+    assert any("removed files" in line and "the cache exceeded 1 MiB: 1" in line for line in said)
     assert kept.exists()
     assert not gone.exists()
 

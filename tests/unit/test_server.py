@@ -50,7 +50,7 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
         def kept():
             links = progress.sample_process(child, set(), set()).links
             (inode,) = [link.inode for link in links if link.state == progress.ESTABLISHED]
-            with progress.borrow_socket(child, progress.socket_descriptors(child)[inode]) as connection:
+            with progress.copy_socket(child, progress.socket_descriptors(child)[inode]) as connection:
                 return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
         until(kept)
@@ -329,7 +329,7 @@ def test_a_record_keeps_its_counts_and_its_last_lines(tmp_path):
     for number in range(30):
         record.log(f"line {number}")
         record.count_restart()
-    record.set(serving.FALLBACK, ("strix1:hip",))
+    record.set_state(serving.FALLBACK, ("strix1:hip",))
     after = serving.HeadRecord(tmp_path)
     assert after.history.restarts == 30
     assert [line["text"] for line in after.history.last] == [f"line {number}" for number in range(10, 30)]

@@ -81,7 +81,7 @@ def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stay
         cluster.ask(model="two")
 
     def greeted():
-        found = json.loads((cluster.state / runtime.HANDSHAKES).read_text())["workers"]
+        found = json.loads((cluster.state / runtime.HANDSHAKES_FILE).read_text())["workers"]
         return [endpoint for endpoint in (one, two) if found[endpoint]["state"] == "ok"]
 
     assert greeted() == [one]

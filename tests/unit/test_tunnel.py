@@ -176,7 +176,7 @@ class TestRealTunnels:
         ends.start()
         head = ends.head()
         lines_until(
-            head, f"{ends.outer}, the far end of the tunnel, is unreachable, has another key, or forwards to no worker"
+            head, f"{ends.outer}, the far end of the tunnel, is unreachable, has another key, or does not forward to"
         )
         ends.give(ends.own, KEY)
         until(lambda: ends.cluster.is_now("serving"))

@@ -25,23 +25,23 @@ OPTION_NAMES = {
     "-fa": "flash-attention",
     "-lm": "load-mode",
 }
-"""Name in the table of the llama-server option with the same values, for each option of llama-bench."""
+"""Option of llama-bench → name, in the table of options, of the llama-server option with the same values."""
 
 
 PROGRAM_SECONDS = 7200
-"""Time limit of a program."""
+"""Time limit for a program."""
 FILE_BLOCKS = (256 << 20) // 512
-"""Largest file that a program may write, in blocks."""
+"""Size limit of a file that a program writes, in blocks of 512 bytes."""
 
 
-def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> str:
+def script_of(state_folder: str, programs: Sequence[tuple[Sequence[str], Mapping[str, str]]]) -> str:
     """Return a script that runs programs one after another. Files named after a program's number contain its output and its exit status.
 
-    :param state: folder that is writable for the services' account.
-    :param programs: command line and environment of each.
+    :param state_folder: folder that the services' account can write.
+    :param programs: command line and environment of each program.
     """
     lines = [
-        f"cd {shlex.quote(state)} || exit 1; ulimit -f {FILE_BLOCKS}",
+        f"cd {shlex.quote(state_folder)} || exit 1; ulimit -f {FILE_BLOCKS}",
         "trap 'kill $!; wait; exit 143' TERM",
         f'run() {{ n={FILE_PREFIX}$1; shift; timeout {PROGRAM_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
     ]
@@ -52,25 +52,25 @@ def script_of(state: str, programs: Sequence[tuple[Sequence[str], Mapping[str, s
 
 
 def argv_of(plan: Plan, request: Request) -> list[str]:
-    """Return the command line that measures llama-server's work with this plan."""
-    server = options_of(plan.head.argv)
+    """Return the llama-bench command line that measures what llama-server does with this plan."""
+    server_options = options_of(plan.head.argv)
     program = str(PurePosixPath(plan.head.argv[0]).with_name(options.BENCH))
-    words = [program, "-m", server["model"], "-o", "jsonl", "-v", "-r", str(REPETITIONS)]
-    pairs = {
-        **{word: server.get(name) for word, name in OPTION_NAMES.items()},
-        "-dev": server.get("device", "").replace(",", "/"),
-        "-ts": server.get("tensor-split", "").replace(",", "/"),
-        "-ot": server.get("override-tensor", "").replace(",", ";"),
-        "--repack": "0" if server.get("repack") == "off" else None,
+    words = [program, "-m", server_options["model"], "-o", "jsonl", "-v", "-r", str(REPETITIONS)]
+    values = {
+        **{word: server_options.get(name) for word, name in OPTION_NAMES.items()},
+        "-dev": server_options.get("device", "").replace(",", "/"),
+        "-ts": server_options.get("tensor-split", "").replace(",", "/"),
+        "-ot": server_options.get("override-tensor", "").replace(",", ";"),
+        "--repack": "0" if server_options.get("repack") == "off" else None,
         "-p": ",".join(map(str, request.prompts)),
         "-n": str(GENERATED_TOKENS),
         "-d": ",".join(map(str, request.depths)),
     }
-    return [*words, *(word for name, value in pairs.items() if value for word in (name, value))]
+    return [*words, *(word for name, value in values.items() if value for word in (name, value))]
 
 
 def options_of(argv: Sequence[str]) -> dict[str, str]:
-    """Return the values of llama-server's options in a command line, by their names in the table; a switch has the value that it stands for."""
+    """Return the values of llama-server's options in a command line, by their names in the table of options; a switch has the value that it sets."""
     values = {}
     for word, next_word in zip(argv[1:], [*argv[2:], ""]):
         option = options.by_word(word) if word.startswith("-") else None

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Service that measures on the head instead of its server.
+"""Service that measures on the head while its server is stopped.
 
-Under systemd, its definition starts the server again however it ends, without the controller, and lies in a folder that a reboot empties. Supervisor
-cannot do this: the server starts again when this run, or a later one, ends the job.
+Under systemd, its definition starts the server again however the job ends, without the controller, and is in a folder that a reboot empties. Supervisor
+cannot do this: there, the server starts again when this run, or a later run, ends the job.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
-MANAGERS = (*services.SYSTEMD, "supervisor")
-"""Managers that can run a benchmark: launchd would start the job again at boot."""
+BENCHMARK_MANAGERS = (*services.SYSTEMD, "supervisor")
+"""Service managers that can run a benchmark; launchd would start the job again at boot."""
 SERVICE_NAME = names.service("benchmark")
 RESTART_SECTIONS = """
 [Unit]
@@ -38,39 +38,39 @@ class BenchmarkJob:
     def __init__(self, paths: InstallationPaths) -> None:
         scope = "--user " if paths.scope == "user" else ""
         systemd = paths.service_manager in services.SYSTEMD
-        self._return = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
+        self._restart_sections = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
         self._state_folder = Path(paths.prefix, "state")
         self._server_manager = services.manager_of(paths)
-        self.measuring = services.temporary_manager(paths)
+        self.job_manager = services.temporary_manager(paths)
 
     def exists(self) -> bool:
         """Return whether an unfinished benchmark exists on this host."""
-        return self.measuring.path(SERVICE_NAME).exists()
+        return self.job_manager.path(SERVICE_NAME).exists()
 
-    def runs(self) -> bool:
-        return self.measuring.state([SERVICE_NAME])[SERVICE_NAME] == services.RUNNING
+    def is_running(self) -> bool:
+        return self.job_manager.state([SERVICE_NAME])[SERVICE_NAME] == services.RUNNING
 
     def start(self, definition: str) -> None:
         """Stop the server and measure.
 
-        :param definition: definition of the measuring service, without systemd's additions.
+        :param definition: definition of the benchmark's service, without RESTART_SECTIONS.
         """
-        if not self._return:
+        if not self._restart_sections:
             _apply(self._server_manager, stop=[names.SERVER])
         for old_file in self._state_folder.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there
                 old_file.unlink()
-        service = services.Service(SERVICE_NAME, definition + self._return, temporary=True)
-        _apply(self.measuring, run=[service], restart=[SERVICE_NAME])
+        service = services.Service(SERVICE_NAME, definition + self._restart_sections, temporary=True)
+        _apply(self.job_manager, run=[service], restart=[SERVICE_NAME])
 
-    def end(self, serve: bool = True) -> None:
+    def end(self, start_server: bool = True) -> None:
         """End the job.
 
-        :param serve: whether to start the server; otherwise the caller decides.
+        :param start_server: whether to start the server; otherwise the caller decides.
         """
-        was_running = self.runs()
-        _apply(self.measuring, remove=[SERVICE_NAME])
-        if serve:
+        was_running = self.is_running()
+        _apply(self.job_manager, remove=[SERVICE_NAME])
+        if start_server:
             _apply(self._server_manager, start=[names.SERVER])
         elif was_running:  # systemd is about to start the server
             self._server_manager.stop([names.SERVER])
@@ -81,16 +81,16 @@ def _apply(manager: services.Manager, **request: Any) -> None:
 
 
 def cancel_benchmark(paths: InstallationPaths, touched_services: Collection[str], check: bool) -> list[services.Change]:
-    """End a benchmark whose server is about to be changed: at its end it would start the server, no matter who stopped it.
+    """End a benchmark whose server is about to be changed: otherwise it would start the server at its end, whoever stopped it.
 
     :param touched_services: services that are about to be stopped or started.
     """
-    if paths.service_manager not in MANAGERS or names.SERVER not in touched_services:
+    if paths.service_manager not in BENCHMARK_MANAGERS or names.SERVER not in touched_services:
         return []
     job = BenchmarkJob(paths)
     if not job.exists():
         return []
-    state_before = job.measuring.state([SERVICE_NAME])[SERVICE_NAME]
+    state_before = job.job_manager.state([SERVICE_NAME])[SERVICE_NAME]
     if not check:
-        job.end(serve=False)
+        job.end(start_server=False)
     return [services.Change(SERVICE_NAME, state_before, services.STOPPED, "", "")]

@@ -33,24 +33,25 @@ class Request(NamedTuple):
 
 def request_of(variables: Mapping[str, Any]) -> Request:
     """:param variables: variables of the head, with their defaults.
-    :raises Refusal: names the variable and its value.
+    :raises Refusal: a number is too small, or one is required.
     """
     request = Request(*(tuple(dict.fromkeys(variables[f"llama_benchmark_{name}"])) for name in Request._fields))
-    faults = [count for count in (*request.hosts, *request.prompts) if count < 1]
-    faults += [count for count in request.depths if count < 0]
-    if faults or not request.prompts or not request.depths:
+    invalid_numbers = [count for count in (*request.hosts, *request.prompts) if count < 1]
+    invalid_numbers += [count for count in request.depths if count < 0]
+    if invalid_numbers or not request.prompts or not request.depths:
         raise Refusal(
-            "llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths "
-            + (f"contains {faults[0]}: use larger numbers" if faults else "is empty: set at least one number of tokens")
+            f"llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths contains {invalid_numbers[0]}: use larger numbers"
+            if invalid_numbers
+            else "llama_benchmark_prompts or llama_benchmark_depths is empty: set at least one number of tokens"
         )
     return request
 
 
 def hosts_in_order(plan: Plan) -> list[str]:
     """Return the head, then hosts with layers in the plan's order, then other hosts with workers."""
-    layer_hosts = [plan.head.host, *(entry.host for entry in plan.placement if entry.endpoint)]
-    lending_hosts = [name for name, host in plan.hosts.items() if host.workers]
-    return list(dict.fromkeys([*layer_hosts, *lending_hosts, *(worker.host for worker in plan.external_workers)]))
+    layer_hosts = [plan.head.host, *(device.host for device in plan.placement if device.endpoint)]
+    worker_hosts = [name for name, host in plan.hosts.items() if host.workers]
+    return list(dict.fromkeys([*layer_hosts, *worker_hosts, *(worker.host for worker in plan.external_workers)]))
 
 
 def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
@@ -69,7 +70,7 @@ def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
 
 def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: Plan) -> Cluster:
     """Return the cluster for this load: only these hosts with all their devices, a cache for the tests, and only the model, because llama-bench loads
-    neither projector nor draft. Prompts have the batches of the serving plan, which suit its context."""
+    neither projector nor draft model. Prompts have the batches of the serving plan, which suit its context."""
     server, prompt = cluster.server, None if plan.model.known_answer else plan.estimate.prompt
     if prompt:
         batch = server.batch or max(prompt.batch, server.micro_batch or 0)
@@ -99,7 +100,7 @@ def skip_reason(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[s
         return " ".join(load_plan.reasons)
     if _build_id(load_plan) not in [build.id for build in serving_plan.hosts[serving_plan.head.host].builds]:
         return f"this measurement needs build {_build_id(load_plan)}, which the serving plan does not contain"
-    layer_hosts = {entry.host for entry in load_plan.placement if entry.layers or entry.output}
+    layer_hosts = {device.host for device in load_plan.placement if device.layers or device.output}
     idle_hosts = [host for host in hosts[1:] if host not in layer_hosts]
     return f"the plan places no layers on {', '.join(idle_hosts)}" if idle_hosts else None
 

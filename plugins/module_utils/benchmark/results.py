@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 
-SIZES = {"jsonl": 1 << 20, "log": 16 << 10, "status": 16}
+TAIL_BYTES = {"jsonl": 1 << 20, "log": 16 << 10, "status": 16}
 """Number of bytes to read from the end of a program's file, by its suffix."""
 MAX_LOG_LINES, MAX_LINE_LENGTH = 3, 500
 """Maximum number of log lines to show, and maximum length of a line."""
@@ -31,9 +31,9 @@ def result_of(text: str) -> types.Result | None:
 
 
 def read_results(folder: Path, number: int) -> types.Program:
-    """Return a program's results so far. The services' account owns the files, so they may contain anything."""
+    """Return a program's results so far. The services' account owns its files, so they may contain anything."""
     rows, log, status = (
-        reading.read_end(folder / f"{types.FILE_PREFIX}{number}.{end}", size) for end, size in SIZES.items()
+        reading.read_end(folder / f"{types.FILE_PREFIX}{number}.{suffix}", size) for suffix, size in TAIL_BYTES.items()
     )
     last_lines = [printable(line, MAX_LINE_LENGTH) for line in log.splitlines() if line.strip()][-MAX_LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import TEXT_LIMIT, Number, Text
 
 FILE_PREFIX = "benchmark-"
-"""Prefix of the programs' output files."""
+"""Prefix of the names of the programs' output files."""
 
 SCHEMA = 1
 MIN_SPEED, MAX_SPEED = 1e-4, 10**9
@@ -34,7 +34,7 @@ class Cell(NamedTuple):
     hosts: tuple[str, ...]
     """hosts with layers, the head first"""
     test: Test
-    """`pp` and tokens of a prompt, or `tg` and generated tokens"""
+    """`pp` and prompt tokens, or `tg` and generated tokens"""
     depth: int
     """tokens in the cache before the measurement"""
     predicted: Optional[float]
@@ -42,7 +42,7 @@ class Cell(NamedTuple):
     measured: Optional[Speed] = None
     """measured speed; null before the measurement"""
     skipped: Optional[Prose] = None
-    """reason for not measuring it"""
+    """reason why it is not measured"""
 
     @property
     def is_done(self) -> bool:
@@ -61,7 +61,7 @@ class Benchmark(NamedTuple):
     """Contents of a benchmark."""
 
     schema: Annotated[int, Number(SCHEMA, SCHEMA)]
-    """version of this form"""
+    """version of this format"""
     cluster: str
     """name of the cluster"""
     time: int
@@ -69,7 +69,7 @@ class Benchmark(NamedTuple):
     plan: str
     """id of the serving plan"""
     release: str
-    """llama.cpp release that measures"""
+    """llama.cpp release whose llama-bench measures"""
     model: str
     """served model"""
     cells: tuple[Cell, ...]

@@ -59,7 +59,7 @@ def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
     size = sum(tensor.bytes for tensor in tensors)
     if tensors and not check_mode:
         # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
-        launcher.known_sizes(worker.folder, {tensor.bytes for tensor in worker.prefill.tensors})
+        launcher.record_tensor_sizes(worker.folder, {tensor.bytes for tensor in worker.prefill.tensors})
         _check_free_space(worker.folder, size)
         _send_tensors(worker, tensors)
     return size

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Keeps conversations on the head's disk, so that they survive a restart: saves the slots of llama-server, and restores them after loading.
 
-The files are llama-server's own (``--slot-save-path``; read in build 11063, tried with 11669). It accepts those of the same build, model and settings
-only, so their names begin with a key of these.
+llama-server writes the files itself (``--slot-save-path``; read in build 11063, tried with 11669). It accepts only files of the same build, model and
+settings, so their names begin with a hash of these.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, metrics, progress, server
 
-KEPT_FILES, RESTORED_TOKENS, SAVED_SECONDS = metrics.CONVERSATIONS
-PAUSE = "paused_until"
-OPTION, FOLDER, RECORD = "--slot-save-path", "conversations", "conversations.json"
-"""Option of llama-server; folder and record in the launcher's state."""
+FILES_METRIC, TOKENS_METRIC, SECONDS_METRIC = metrics.CONVERSATION_METRICS
+PAUSE_END = "paused_until"
+SLOT_OPTION, FOLDER, RECORD_FILE = "--slot-save-path", "conversations", "conversations.json"
+"""Option of llama-server; folder and record file in the launcher's state folder."""
 NEW_SUFFIX, SAVED_SUFFIX, TRIED_SUFFIX = ".new", ".slot", ".tried"
 """Suffixes of files: being saved; saved; being restored."""
 IDLE_SECONDS, STOP_SECONDS, PAUSE_SECONDS = 10.0, 15.0, 3600.0
-"""Idle time after which a slot is saved; time for saving before a stop, for which service managers allow 20 s; pause after a save or restore that hung."""
+"""Idle time after which a slot is saved; time limit for saving before a stop (service managers allow 20 s); pause after a save or restore has hung."""
 MIN_TOKENS = 256
-"""Shorter conversations are quickly computed again; a verification reads 200 tokens."""
-BUSY_SECONDS, DISK_SHARE, SAME_SHARE = 0.05, 0.05, 0.9
-"""Processor time between two samples that shows a busy llama-server; part of the disk that stays free; part of an older file's tokens that a newer file
+"""Shorter conversations are quick to recompute; a verification reads 200 tokens."""
+BUSY_SECONDS, FREE_DISK_SHARE, PREFIX_SHARE = 0.05, 0.05, 0.9
+"""Processor time between two samples that shows a busy llama-server; share of the disk to keep free; share of an older file's tokens that a newer file
 must begin with to replace it."""
 STATE_LINE = re.compile(rb"(?m)^\S+ I srv .*: (?:server is (entering|exiting) sleeping state|model loaded)$")
-"""Lines that llama-server logs when it frees its model and before it takes requests again. A restore comes before a waiting prompt, because
+"""Lines that llama-server logs when it frees its model and before it takes requests again. A restore overtakes a waiting prompt, because
 llama-server reads the shorter request sooner."""
-HEADER_BYTES, LIST_WORDS = 12, 4
+HEADER_BYTES, LIST_HEADER_WORDS = 12, 4
 """Bytes of a file's header, which ends with the word count of the token list; words of this list before the first token."""
 NEUTRAL_OPTIONS = frozenset(
     "--rpc --device --override-tensor --tensor-split --host --port --n-gpu-layers --threads --cache-ram --ctx-checkpoints --sleep-idle-seconds --load-mode "
     "--api-key-file --ssl-cert-file --ssl-key-file --fit --log-verbosity --metrics --no-repack --batch-size --ubatch-size --alias --model --ctx-size "
-    f"--parallel {OPTION}".split()
+    f"--parallel {SLOT_OPTION}".split()
 )
 """Options that do not change the content of a file, or that the key includes in another form."""
 
 
 class Limits(NamedTuple):
     mib: int
-    """Size of all files."""
+    """Size limit of all files together."""
     context_mib: int
     """Size of a file whose context is full."""
     seconds: int
@@ -64,51 +64,51 @@ class Limits(NamedTuple):
 
 
 def cache_key(argv: Sequence[str]) -> str:
-    """Return a name for everything that decides whether llama-server can read a file.
+    """Return a hash of everything that decides whether llama-server can read a file.
 
     :raises OSError: the model's file cannot be read.
     """
-    values, key_words, is_relevant = dict(zip(argv, argv[1:])), [], True
+    values, relevant_words, is_relevant = dict(zip(argv, argv[1:])), [], True
     for word in argv:
         is_relevant = word not in NEUTRAL_OPTIONS if re.match("--?[A-Za-z]", word) else is_relevant
-        key_words += [word] * is_relevant
+        relevant_words += [word] * is_relevant
     model_status, context = os.stat(values["--model"]), int(values["--ctx-size"]) // int(values["--parallel"])
-    identity = json.dumps([key_words, values["--model"], model_status.st_size, model_status.st_mtime_ns, context])
+    identity = json.dumps([relevant_words, values["--model"], model_status.st_size, model_status.st_mtime_ns, context])
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
 def open_store(argv: list[str], root: Path, limits: Sequence[int], log: Callable[[str], None]) -> SlotStore | None:
-    """Return the slot store of a command line. If no conversations are kept, delete the folder; if it cannot be created, remove the option."""
+    """Return the slot store of a command line. If no conversations are kept, delete the folder. If the folder cannot be created, remove the option."""
     folder = root / FOLDER
     if not limits and folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         log(f"conversations are no longer kept: {folder} was deleted")
-    if not limits or OPTION not in argv:
+    if not limits or SLOT_OPTION not in argv:
         return None
     try:
         return SlotStore(argv, root, Limits(*limits), log)
     except (OSError, ValueError, LookupError) as error:
         log(f"conversations are not kept: {error}")
         if not folder.is_dir():
-            position = argv.index(OPTION)
+            position = argv.index(SLOT_OPTION)
             del argv[position : position + 2]
         return None
 
 
 def _tokens_of(path: Path) -> array.array[int]:
-    """Return the tokens of a file, and the data of its pictures behind them."""
+    """Return the tokens of a file, followed by the data of its images."""
     with path.open("rb") as file:
         token_count = int.from_bytes(file.read(HEADER_BYTES)[8:], "little")
         data = file.read(4 * min(token_count, units.MIB))
-        return array.array("i", data[: len(data) // 4 * 4])[LIST_WORDS:]
+        return array.array("i", data[: len(data) // 4 * 4])[LIST_HEADER_WORDS:]
 
 
 def _continues(tokens: array.array[int], older_tokens: array.array[int]) -> bool:
-    length = math.ceil(SAME_SHARE * len(older_tokens))
+    length = math.ceil(PREFIX_SHARE * len(older_tokens))
     return tokens[:length] == older_tokens[:length]
 
 
-def _reason(answer: Any) -> str:
+def _reason_of(answer: Any) -> str:
     """Return the reason in an answer of llama-server."""
     error = answer.get("error") if isinstance(answer, dict) else None
     return str(error.get("message") if isinstance(error, dict) else "llama-server did not answer")[:200]
@@ -119,15 +119,15 @@ class SlotStore:
 
     def __init__(self, argv: Sequence[str], state_folder: Path, limits: Limits, log: Callable[[str], None]) -> None:
         """:raises OSError: the folder or the model cannot be read, or the folder cannot be written."""
-        self.folder, self.record_path = state_folder / FOLDER, state_folder / RECORD
+        self.folder, self.record_path = state_folder / FOLDER, state_folder / RECORD_FILE
         self.limits, self.log = limits, lru_cache(log)
         self.key = cache_key(argv)
         self.slots, self.context = (int(argv[argv.index(option) + 1]) for option in ("--parallel", "--ctx-size"))
         sleep_seconds = float(argv[argv.index(server.SLEEP_OPTION) + 1]) if server.SLEEP_OPTION in argv else math.inf
-        self.pause = min(IDLE_SECONDS, sleep_seconds / 3)
+        self.check_interval_s = min(IDLE_SECONDS, sleep_seconds / 3)
         self.head: server.Head | None = None
         self.job: threading.Thread | None = None
-        self.timer = progress.IdleTimer(limits.seconds / 5, 0)
+        self.idle_timer = progress.IdleTimer(limits.seconds / 5, 0)
         self.is_restored = self.has_pending_slots = False
         self.last_check_time = self.processor_seconds = 0.0
         self.last_states: dict[int, tuple[Any, ...]] = {}
@@ -135,7 +135,7 @@ class SlotStore:
         self.saved_states: dict[int, tuple[Any, ...]] = {}
         self.tokens: dict[Path, array.array[int]] = {}
         """Tokens of the files that were saved or restored since the start."""
-        self.counts = dict.fromkeys((*metrics.CONVERSATIONS, PAUSE), 0.0)
+        self.counts = dict.fromkeys((*metrics.CONVERSATION_METRICS, PAUSE_END), 0.0)
         self.counts.update(
             journal.read_back(self.record_path, lambda row: {name: float(row[name]) for name in [*self.counts]}) or {}
         )
@@ -160,9 +160,9 @@ class SlotStore:
             return None
         if self.job and self.job.is_alive():
             sample, limit = head.last_sample, self.limits.seconds
-            if not sample or self.timer.seconds(sample, head.endpoints, clock) < limit:
+            if not sample or self.idle_timer.seconds(sample, head.endpoints, clock) < limit:
                 return None
-            self.counts[PAUSE] = time.time() + PAUSE_SECONDS
+            self.counts[PAUSE_END] = time.time() + PAUSE_SECONDS
             journal.write_state(self.record_path, self.counts)
             pause = f"nothing is saved for the next {PAUSE_SECONDS / 60:.0f} minutes"
             return server.Fault(f"saving or restoring a conversation has hung for {limit} s: {pause}", is_silent=True)
@@ -170,7 +170,7 @@ class SlotStore:
             return None
         if not self.is_restored:
             self._start(self._restore)
-        elif clock - self.last_check_time >= self.pause and (self._was_busy(head) or self.has_pending_slots):
+        elif clock - self.last_check_time >= self.check_interval_s and (self._was_busy(head) or self.has_pending_slots):
             self.last_check_time, self.has_pending_slots = clock, False
             self._start(self._save)
         return None
@@ -188,12 +188,13 @@ class SlotStore:
         sample = head.last_sample
         if sample is None:
             return server.SLEEP_OPTION not in head.argv
-        used_seconds, self.processor_seconds = sample.activity.seconds - self.processor_seconds, sample.activity.seconds
+        total_seconds = sample.activity.processor_seconds
+        used_seconds, self.processor_seconds = total_seconds - self.processor_seconds, total_seconds
         return used_seconds >= BUSY_SECONDS or head.idle_timer.since > self.last_check_time
 
     def _start(self, action: Callable[[], None]) -> None:
-        if self.counts[PAUSE] < time.time() and not (self.job and self.job.is_alive()):
-            self.is_restored, self.timer = True, progress.IdleTimer(self.limits.seconds / 5, time.monotonic())
+        if self.counts[PAUSE_END] < time.time() and not (self.job and self.job.is_alive()):
+            self.is_restored, self.idle_timer = True, progress.IdleTimer(self.limits.seconds / 5, time.monotonic())
             failure_text = "conversations are not kept"
             self.job = threading.Thread(target=journal.run_safely, args=(failure_text, action), daemon=True)
             self.job.start()
@@ -213,7 +214,7 @@ class SlotStore:
         """Return the answer, or None. Cancel a request for a busy slot: it would wait until the slot is idle, and then restore an older state."""
         while request and request.is_alive():
             request.join(None if slot is None else 1.0)
-            if request.is_alive() and any(entry["id"] == slot and entry["is_processing"] for entry in self._slots()):
+            if request.is_alive() and any(row["id"] == slot and row["is_processing"] for row in self._slots()):
                 request.cancel()
         with suppress(ValueError):
             return json.loads(request.reply) if request else None
@@ -231,15 +232,15 @@ class SlotStore:
             answer = self._await_answer(request, slot)
             if answer and not answer.get("n_restored"):
                 tried_path.unlink()
-                self.log(f"deleted the file of a conversation that could not be restored: {_reason(answer)}")
+                self.log(f"deleted the file of a conversation that could not be restored: {_reason_of(answer)}")
             elif answer or (request and request.is_cancelled):
                 tried_path.replace(saved_path)
                 self.tokens[saved_path] = _tokens_of(saved_path)
                 tokens += answer["n_restored"] if answer else 0
         if tokens:
-            seconds, full_slot_tokens = time.monotonic() - start_time, self.context / self.slots
-            self.counts[RESTORED_TOKENS] += tokens
-            self.counts[SAVED_SECONDS] += max(0.0, self.limits.computing_seconds * tokens / full_slot_tokens - seconds)
+            seconds, slot_context = time.monotonic() - start_time, self.context / self.slots
+            self.counts[TOKENS_METRIC] += tokens
+            self.counts[SECONDS_METRIC] += max(0.0, self.limits.computing_seconds * tokens / slot_context - seconds)
             self.log(f"restored {tokens} tokens of conversations in {seconds:.1f} s")
         self._free_space(0)
 
@@ -258,12 +259,12 @@ class SlotStore:
 
     def _save_slot(self, slot: int, tokens: int) -> None:
         if not self._free_space(self.limits.context_mib * units.MIB * tokens * self.slots // self.context + units.MIB):
-            self.log(f"a conversation of {tokens} tokens was not saved: {self.folder} is full")
+            self.log(f"a conversation of {tokens} tokens was not saved: it does not fit into {self.folder}")
             return
         new_path = self.folder / f"{self.key}-{slot}{NEW_SUFFIX}"
         answer = self._await_answer(self._request(f"/{slot}?action=save", new_path), slot)
         if not answer or not answer.get("n_saved"):
-            self.log(f"a conversation was not saved in {self.folder}: {_reason(answer)}")
+            self.log(f"a conversation was not saved in {self.folder}: {_reason_of(answer)}")
             with suppress(OSError):
                 new_path.unlink()
             return
@@ -291,18 +292,18 @@ class SlotStore:
         return sorted(paths, key=lambda path: (path.name.startswith(self.key), path.stat().st_mtime))
 
     def _free_space(self, size: int) -> bool:
-        """Delete files until this number of bytes is free; if that is impossible, delete none and return False."""
+        """Delete files until this number of bytes is free; if that is impossible, delete nothing and return False."""
         paths, disk = self._paths(SAVED_SUFFIX), shutil.disk_usage(self.folder)
         sizes = {path: path.stat().st_size for path in paths}
         used_bytes = sum(sizes.values())
-        available_bytes = min(self.limits.mib * units.MIB, used_bytes + disk.free - int(DISK_SHARE * disk.total)) - size
-        if available_bytes < 0 < size:
+        max_bytes = min(self.limits.mib * units.MIB, used_bytes + disk.free - int(FREE_DISK_SHARE * disk.total)) - size
+        if max_bytes < 0 < size:
             return False
         for path in paths:
-            if used_bytes > available_bytes:
+            if used_bytes > max_bytes:
                 path.unlink()
                 self.tokens.pop(path, None)
                 used_bytes -= sizes.pop(path)
-        self.counts[KEPT_FILES] = sum(path.name.startswith(self.key) for path in sizes)
+        self.counts[FILES_METRIC] = sum(path.name.startswith(self.key) for path in sizes)
         journal.write_state(self.record_path, self.counts)
         return True

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Gathers what the launcher knows about its service, for node exporter's textfile collector and for the page. A full or missing folder stops nothing.
+"""Gathers what the launcher knows about its service, for node exporter's textfile collector and for the page. Write errors do not stop the service.
 
-Stopping the service removes the file. The file of a launcher that was killed stays, and its time shows its age.
+Stopping the service removes the file. A killed launcher leaves its file, whose timestamp shows its age.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 
 EXPORT_SECONDS = 15.0
-VERIFICATION = "verified.json"
+VERIFICATION_FILE = "verified.json"
 """Result of the last verification, in the folder of the description."""
 CUDA = "CUDA"
 NVIDIA_QUERY = ("nvidia-smi", "--query-gpu=index,memory.used", "--format=csv,noheader,nounits")
-MEMORY_KINDS = "vram", "gtt"
-"""Memory kinds of an AMD device: its own memory, and memory that the host lends it."""
+AMD_MEMORY_KINDS = "vram", "gtt"
+"""Memory kinds of an AMD device: its own memory, and host memory that it maps."""
 
 
 def description_of(path: Path, service: str) -> metrics.Description | None:
     """Return the description of a service; None if the file does not describe it."""
-    return journal.read_back(path, lambda record: _description(**record["services"][service]))
+    return journal.read_back(path, lambda record: _parse_description(**record["services"][service]))
 
 
-def _description(**fields: Any) -> metrics.Description:
+def _parse_description(**fields: Any) -> metrics.Description:
     description = metrics.Description(**fields)
-    metrics.CAUSES[description.kind], Path(description.folder)
+    metrics.RESTART_CAUSES[description.kind], Path(description.folder)
     return description
 
 
@@ -54,61 +54,61 @@ class Exporter:
         self.path, self.service = path, service
         self.state = ""
         self.snapshot: page.Snapshot | None = None
-        self.last_export = -EXPORT_SECONDS
+        self.last_export_time = -EXPORT_SECONDS
         self.start_time: float | None = None
         self.restarts: dict[str, int] = {}
-        self.sensors = Sensors()
+        self.memory_sensors = MemorySensors()
         self.description = description_of(path, service) if path else None
-        """Description of the running program. A run replaces the file long before it restarts services, and leaves out services that it drops."""
+        """Description of the running program. A playbook run replaces the file long before it restarts services, and omits removed services."""
         if self.description:
             self.restarts = {
-                **dict.fromkeys(metrics.CAUSES[self.description.kind], 0),
+                **dict.fromkeys(metrics.RESTART_CAUSES[self.description.kind], 0),
                 **self._previous_restarts(self.description),
             }
         elif path:
-            journal.log(f"metrics are not written: {path} does not describe {service}")
+            journal.log(f"metrics are not written, because {path} does not describe {service}: run site.yml")
 
-    def _file(self, info: metrics.Description) -> Path:
+    def _metrics_path(self, info: metrics.Description) -> Path:
         return Path(info.folder or os.devnull, f"{self.service}.prom")
 
     def _previous_restarts(self, info: metrics.Description) -> dict[str, int]:
         """Return restarts by cause, from the file that the previous start left."""
         pattern = rf'^{metrics.PREFIX}restarts_total{{.*cause="(\w+)"}} (\d{{1,15}})$'
-        text = journal.read_back(self._file(info), str, bytes.decode) or ""
+        text = journal.read_back(self._metrics_path(info), str, bytes.decode) or ""
         matches = re.findall(pattern, text, re.MULTILINE)
-        counts = {cause: int(count) for cause, count in matches if cause in metrics.CAUSES[info.kind]}
+        counts = {cause: int(count) for cause, count in matches if cause in metrics.RESTART_CAUSES[info.kind]}
         was_running = f"\n{metrics.PREFIX}started_timestamp_seconds{{" in text
         return {**counts, "killed": counts.get("killed", 0) + was_running}
 
     def note_start(self) -> None:
-        self.start_time, self.last_export = time.time(), -EXPORT_SECONDS
+        self.start_time, self.last_export_time = time.time(), -EXPORT_SECONDS
 
     def note_exit(self, cause: str) -> None:
         self.start_time = None
         self.count_restart(cause)
 
     def count_restart(self, cause: str) -> None:
-        self.last_export = -EXPORT_SECONDS
+        self.last_export_time = -EXPORT_SECONDS
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
 
     def stop(self) -> None:
         """Remove the file, because the service stops permanently."""
         if self.description:
             with suppress(OSError):
-                self._file(self.description).unlink()
+                self._metrics_path(self.description).unlink()
 
     def export_head(self, record: serving.HeadRecord, head: server.Head | None = None) -> None:
         """:param head: llama-server, while it runs."""
         if record.state != self.state:
-            self.state, self.last_export = record.state, -EXPORT_SECONDS
+            self.state, self.last_export_time = record.state, -EXPORT_SECONDS
         self._export(lambda figures, info: self._add_head(figures, info, record, head))
 
     def export_worker(self) -> None:
         self._export(lambda _figures, _info: None)
 
     def _export(self, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
-        if self.description and time.monotonic() - self.last_export >= EXPORT_SECONDS:
-            self.last_export = time.monotonic()
+        if self.description and time.monotonic() - self.last_export_time >= EXPORT_SECONDS:
+            self.last_export_time = time.monotonic()
             journal.run_safely("metrics are not written", partial(self._write, self.description, add))
 
     def _write(self, info: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
@@ -117,13 +117,13 @@ class Exporter:
         figures.add("service_info", 1, **label, kind=info.kind, release=info.release, plan=info.plan)
         figures.add("updated_timestamp_seconds", time.time(), **label)
         figures.add("started_timestamp_seconds", self.start_time, **label)
-        for cause, number in self.restarts.items():
-            figures.add("restarts_total", number, **label, cause=cause)
-        for device, used_bytes in self.sensors.read(info.driven).items():
+        for cause, count in self.restarts.items():
+            figures.add("restarts_total", count, **label, cause=cause)
+        for device, used_bytes in self.memory_sensors.read(info.driven).items():
             figures.add("device_memory_used_bytes", used_bytes, worker=info.worker, device=device)
         add(figures, info)
         if info.folder:
-            journal.replace_file(self._file(info), figures.text(), 0o644)
+            journal.replace_file(self._metrics_path(info), figures.text(), 0o644)
 
     def _add_head(
         self, figures: metrics.Figures, info: metrics.Description, record: serving.HeadRecord, head: server.Head | None
@@ -133,17 +133,17 @@ class Exporter:
         if head:
             _add_connections(figures, head, info.workers)
             _add_counts(figures, head, info)
-            for name in metrics.CONVERSATIONS if head.slot_counts else ():
+            for name in metrics.CONVERSATION_METRICS if head.slot_counts else ():
                 figures.add(name, head.slot_counts[name])
         verification = self.path and journal.read_back(
-            self.path.with_name(VERIFICATION), lambda record: (bool(record["passed"]), (*map(str, record["failed"]),))
+            self.path.with_name(VERIFICATION_FILE), lambda data: (bool(data["passed"]), (*map(str, data["failed"]),))
         )
         if verification and self.path:
             figures.add("verified_passed", verification[0])
-            figures.add("verified_timestamp_seconds", self.path.with_name(VERIFICATION).stat().st_mtime)
-        record_fields, load = (record.history, record.without, record.waiting_for), head.load if head else None
+            figures.add("verified_timestamp_seconds", self.path.with_name(VERIFICATION_FILE).stat().st_mtime)
+        workers, load = (record.unused_workers, record.absent_workers), head.load if head else None
         self.snapshot = page.Snapshot(
-            info, figures, record.state, *record_fields, load, verification[1] if verification else ()
+            info, figures, record.state, record.history, *workers, load, verification[1] if verification else ()
         )
 
 
@@ -155,7 +155,7 @@ def _add_record(figures: metrics.Figures, record: serving.HeadRecord, info: metr
         for name, value in predicted_values.items():
             figures.add(name, value, model=model)
     for endpoint, (host, worker) in info.workers.items():
-        is_absent = endpoint in record.waiting_for or {host, f"{host}:{worker}"} & set(record.without)
+        is_absent = endpoint in record.absent_workers or {host, f"{host}:{worker}"} & set(record.unused_workers)
         figures.add("worker_awaited", bool(is_absent), worker_host=host, worker=worker)
 
 
@@ -170,16 +170,16 @@ def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mappi
             for link in sample.links
             if link.peer == endpoint
         ]
-        figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _ in links), **labels)
-        if traffic := [count for _link, count in links if count]:
-            figures.add("worker_round_trip_seconds", max(count.round_trip for count in traffic) / 1e6, **labels)
-            figures.add("worker_retransmissions_total", sum(count.retransmissions for count in traffic), **labels)
+        figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _flow in links), **labels)
+        if flows := [flow for _link, flow in links if flow]:
+            figures.add("worker_round_trip_seconds", max(flow.round_trip_us for flow in flows) / 1e6, **labels)
+            figures.add("worker_retransmissions_total", sum(flow.retransmissions for flow in flows), **labels)
             figures.add(
-                "worker_needless_retransmissions_total", sum(flow.needless_resends for flow in traffic), **labels
+                "worker_needless_retransmissions_total", sum(flow.needless_retransmissions for flow in flows), **labels
             )
             if not any(sample.rdma_connections for sample in samples):
-                figures.add("worker_sent_bytes_total", sum(count.sent_bytes for count in traffic), **labels)
-                figures.add("worker_received_bytes_total", sum(count.received_bytes for count in traffic), **labels)
+                figures.add("worker_sent_bytes_total", sum(flow.sent_bytes for flow in flows), **labels)
+                figures.add("worker_received_bytes_total", sum(flow.received_bytes for flow in flows), **labels)
     if head.last_sample:
         figures.add("client_connections", len(head.client_connections(head.last_sample)))
 
@@ -198,31 +198,31 @@ def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Descr
             figures.add(metric, watched_server.counts.get(name), model=model or next(iter(info.planned), ""))
 
 
-class Sensors:
+class MemorySensors:
     """Reads how much memory of a host's devices is in use."""
 
     def __init__(self, root: Path = Path("/"), query: Sequence[str] = NVIDIA_QUERY) -> None:
         self.root, self.query = root, query
-        self.nvidia: dict[str, int] = {}
+        self.nvidia_bytes: dict[str, int] = {}
         self.query_thread: threading.Thread | None = None
 
     def read(self, devices: Iterable[str]) -> dict[str, int]:
         """Return used bytes by device, if they are known.
 
-        :param devices: names of llama.cpp.
+        :param devices: llama.cpp's names of devices.
         """
-        sizes = {**self._read_amd(), **self.nvidia}
+        used_bytes = {**self._read_amd(), **self.nvidia_bytes}
         if any(name.startswith(CUDA) for name in devices) and not (self.query_thread and self.query_thread.is_alive()):
             self.query_thread = threading.Thread(target=self._query_nvidia, daemon=True)
             self.query_thread.start()
-        return {name: sizes[name] for name in devices if name in sizes}
+        return {name: used_bytes[name] for name in devices if name in used_bytes}
 
     def _read_amd(self) -> dict[str, int]:
-        """Return used bytes by device, in the order of render nodes. Vulkan's order is its own, with devices of all vendors."""
+        """Return used bytes by device, in the order of render nodes. Vulkan orders devices of all vendors in its own way."""
         nodes, used_bytes = sorted(self.root.glob("sys/class/drm/renderD*/device")), []
         for node in nodes:
             with suppress(OSError, ValueError):
-                used_bytes.append(sum(int((node / f"mem_info_{kind}_used").read_text()) for kind in MEMORY_KINDS))
+                used_bytes.append(sum(int((node / f"mem_info_{kind}_used").read_text()) for kind in AMD_MEMORY_KINDS))
         return {
             f"{kind}{index}": size
             for kind in (["ROCm", "Vulkan"] if len(nodes) == 1 else ["ROCm"])
@@ -237,4 +237,4 @@ class Sensors:
                 self.query, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
             ).stdout
         rows = re.findall(r"^([0-9]+), ([0-9]{1,18})$", output, re.MULTILINE)
-        self.nvidia = {f"{CUDA}{index}": int(used_mib) * units.MIB for index, used_mib in rows}
+        self.nvidia_bytes = {f"{CUDA}{index}": int(used_mib) * units.MIB for index, used_mib in rows}

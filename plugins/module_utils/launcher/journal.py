@@ -14,23 +14,23 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-Parsed = TypeVar("Parsed")
+Result = TypeVar("Result")
 
-SYSTEMD = "NOTIFY_SOCKET"
-"""Variable with the socket on which systemd waits for signs of life from the process that it started."""
-OUTPUT = 1
+NOTIFY_VARIABLE = "NOTIFY_SOCKET"
+"""Environment variable with the socket on which systemd waits for signs of life from the process that it started."""
+OUTPUT_DESCRIPTOR = 1
 """Standard output: a journal, a pipe to supervisor, or a file."""
-LOCK = threading.Lock()
+OUTPUT_LOCK = threading.Lock()
 START_LOG = "start.log"
 START_LOG_BYTES = 8 * 1024 * 1024
-FILE_BYTES = 4 * 1024 * 1024
-"""Limit of a file that is read back."""
+MAX_FILE_BYTES = 4 * 1024 * 1024
+"""Size limit of a file that the launcher reads back."""
 
 
 def write(data: bytes) -> None:
-    with LOCK, suppress(OSError):
+    with OUTPUT_LOCK, suppress(OSError):
         while data:
-            data = data[os.write(OUTPUT, data) :]
+            data = data[os.write(OUTPUT_DESCRIPTOR, data) :]
 
 
 def log(text: str) -> None:
@@ -47,8 +47,8 @@ def log_once(text: str, key: str = "") -> None:
         log(text)
 
 
-def run_safely(failure_text: str, action: Callable[[], Parsed]) -> Parsed | None:
-    """Return what ``action`` returns, or None after logging its exception: showing or watching a service must never stop it."""
+def run_safely(failure_text: str, action: Callable[[], Result]) -> Result | None:
+    """Return the result of ``action``, or None after logging its exception: monitoring a service must never stop it."""
     try:
         return action()
     except Exception as error:
@@ -57,20 +57,20 @@ def run_safely(failure_text: str, action: Callable[[], Parsed]) -> Parsed | None
         return None
 
 
-def read_back(path: Path, parse: Callable[[Any], Parsed], decode: Callable[[bytes], Any] = json.loads) -> Parsed | None:
+def read_back(path: Path, parse: Callable[[Any], Result], decode: Callable[[bytes], Any] = json.loads) -> Result | None:
     """Return the result of ``parse`` for a file's content. Return None if the file is missing, a link, a pipe, too long or invalid."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
-            text = file.read(FILE_BYTES + 1)
-        return parse(decode(text)) if len(text) <= FILE_BYTES else None
+            text = file.read(MAX_FILE_BYTES + 1)
+        return parse(decode(text)) if len(text) <= MAX_FILE_BYTES else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
 
 class StartLog:
-    """File with the beginning of llama-server's output since its start, as far as it can be written."""
+    """File with the beginning of llama-server's output since its start; write errors are ignored."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -91,9 +91,9 @@ class StartLog:
     def close(self) -> None:
         os.close(self.file)
 
-    def write(self, part: bytes) -> None:
+    def write(self, data: bytes) -> None:
         with suppress(OSError):
-            self.bytes_left -= os.write(self.file, part[: self.bytes_left])
+            self.bytes_left -= os.write(self.file, data[: self.bytes_left])
 
 
 def write_state(path: Path, content: dict) -> bool:
@@ -101,7 +101,7 @@ def write_state(path: Path, content: dict) -> bool:
 
 
 def replace_file(path: Path, text: str, mode: int | None = None) -> bool:
-    """Replace a file of the launcher as a whole; log an error."""
+    """Replace a file of the launcher atomically; log an error."""
     partial_file = path.with_name(path.name + ".new")
     try:
         partial_file.unlink(missing_ok=True)
@@ -117,8 +117,8 @@ def replace_file(path: Path, text: str, mode: int | None = None) -> bool:
 
 
 def notify_watchdog() -> None:
-    """Tell systemd that the launcher works. systemd kills a launcher that is silent for WatchdogSec, with its program."""
-    address = os.environ.get(SYSTEMD, "")
+    """Tell systemd that the launcher works. systemd kills a launcher that is silent for WatchdogSec, together with its program."""
+    address = os.environ.get(NOTIFY_VARIABLE, "")
     if address:
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as watchdog:
             watchdog.setblocking(False)

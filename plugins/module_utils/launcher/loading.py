@@ -22,7 +22,7 @@ class LoadCounters(NamedTuple):
 
 
 class ExpectedBytes(NamedTuple):
-    """Bytes of weights that a plan puts on its devices. Empty if only the head's part of a plan is known."""
+    """Bytes of weights that a plan puts on its devices. Empty without the plan of the whole cluster."""
 
     worker_bytes: Mapping[str, int] = MappingProxyType({})
     """Bytes on each worker, by endpoint."""
@@ -55,14 +55,14 @@ class LoadProgress(NamedTuple):
     workers: tuple[WorkerProgress, ...]
     """workers in the order of the plan"""
     bytes_per_s: Optional[int]
-    """rate of loading; null if nothing has moved"""
+    """loading rate; null before anything is loaded"""
     left_s: Optional[int]
-    """seconds left; null if nothing has moved or the model's size is unknown"""
+    """seconds left; null before anything is loaded, or without the model's size"""
     at_most: bool
-    """whether less may be left, because workers may have cached tensors"""
+    """whether less time may be left, because workers may have cached tensors"""
 
 
-def expected_bytes(weights: Iterable[tuple[Optional[str], float]], cached: bool) -> ExpectedBytes:
+def expected_bytes(weights: Iterable[tuple[Optional[str], float]], are_cached: bool) -> ExpectedBytes:
     """:param weights: endpoint of each worker, or None for the head's own memory, and its planned MiB of weights."""
     worker_bytes: dict[str, int] = {}
     head_bytes = 0
@@ -72,11 +72,11 @@ def expected_bytes(weights: Iterable[tuple[Optional[str], float]], cached: bool)
             worker_bytes[endpoint] = worker_bytes.get(endpoint, 0) + size
         else:
             head_bytes += size
-    return ExpectedBytes(worker_bytes, head_bytes, cached)
+    return ExpectedBytes(worker_bytes, head_bytes, are_cached)
 
 
 def _loaded_bytes(load: LoadCounters, goal: ExpectedBytes) -> int:
-    """Return bytes that have arrived. Bytes that were read and not sent count as bytes on the head."""
+    """Return the bytes that have arrived. Bytes that were read but not sent count as bytes on the head."""
     if goal.worker_bytes and not load.sent:
         return min(load.read or 0, goal.head_bytes + sum(goal.worker_bytes.values()))
     sent_bytes = sum(min(size, goal.worker_bytes.get(endpoint, size)) for endpoint, size in load.sent.items())
@@ -85,7 +85,7 @@ def _loaded_bytes(load: LoadCounters, goal: ExpectedBytes) -> int:
 
 def progress_of(load: LoadCounters, goal: ExpectedBytes) -> LoadProgress:
     size = _loaded_bytes(load, goal)
-    rate = round(size / load.seconds) if load.seconds >= metrics.MIN_SECONDS and size > 0 else None
+    rate = round(size / load.seconds) if load.seconds >= metrics.MIN_RATE_SECONDS and size > 0 else None
     total = goal.head_bytes + sum(goal.worker_bytes.values())
     endpoints = goal.worker_bytes or load.sent
     return LoadProgress(
@@ -102,7 +102,7 @@ def progress_of(load: LoadCounters, goal: ExpectedBytes) -> LoadProgress:
 
 
 def _amount(size: Optional[int], total: Optional[int]) -> str:
-    """Return a text like '1.2 of 4.1 GB', '80 of 300 MB', '? of 4.1 GB' or '1.2 GB'."""
+    """Return a text such as '1.2 of 4.1 GB', '80 of 300 MB', '? of 4.1 GB' or '1.2 GB'."""
     is_large = max(size or 0, total or 0) >= units.GB
     figure = (
         f"{size / units.GB:.1f}" if is_large and size is not None else "?" if size is None else f"{size / units.MB:.0f}"
@@ -112,7 +112,7 @@ def _amount(size: Optional[int], total: Optional[int]) -> str:
 
 
 def progress_sentence(progress: LoadProgress) -> str:
-    """Return a line for people: bytes to each worker, bytes read, rate and time left."""
+    """Return a readable line: bytes sent to each worker, bytes read, rate and time left."""
     known_workers = [worker for worker in progress.workers if worker.sent_bytes is not None]
     parts = [
         f"{_amount(worker.sent_bytes, worker.planned_bytes)} sent to worker {worker.endpoint}"

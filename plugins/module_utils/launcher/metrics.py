@@ -14,18 +14,17 @@ from typing import NamedTuple
 PREFIX = "llamacpp_cluster_"
 GAUGE, COUNTER = "gauge", "counter"
 HEAD, WORKER = "head", "worker"
-CAUSES = {
+RESTART_CAUSES = {
     HEAD: ("ended", "lost_worker", "model_lost_worker", "silent", "stopped", "start_failed", "returned", "killed"),
     WORKER: ("ended", "hung", "killed"),
 }
-"""Causes of a restart, by kind of service. A head waits for a lost worker; one of several models does not. 'killed' includes the launcher's own death
-and power failures."""
-MIN_SECONDS = 0.001
+"""Restart causes by kind of service. A head waits for a lost worker; one of several models does not. 'killed' includes a killed launcher and power failures."""
+MIN_RATE_SECONDS = 0.001
 """Shortest time for which a rate is meaningful."""
 WORKER_LABELS = ("worker_host", "worker")
 """Labels of a head's metrics about a worker."""
-LABEL_LENGTH = 128
-"""Longest label value, in characters."""
+MAX_LABEL_LENGTH = 128
+"""Maximum length of a label value, in characters."""
 
 
 class Metric(NamedTuple):
@@ -61,7 +60,7 @@ METRICS = (
     Metric("updated_timestamp_seconds", GAUGE, "Time when the launcher wrote the file", ("service",)),
     Metric("started_timestamp_seconds", GAUGE, "Time when the program was last started", ("service",)),
     Metric("restarts_total", COUNTER, "Restarts of the program, by cause", ("service", "cause")),
-    Metric("state", GAUGE, "Whether this is the state of the head", ("state",)),
+    Metric("state", GAUGE, "Whether the head is in this state", ("state",)),
     Metric("state_since_timestamp_seconds", GAUGE, "Time when the head entered its current state"),
     Metric("answers", GAUGE, "Whether llama-server reports that it is healthy"),
     Metric("model_loaded", GAUGE, "Whether the model is in memory", ("model",)),
@@ -80,15 +79,15 @@ METRICS = (
     Metric("generation_seconds_total", COUNTER, "Time spent on generation", ("model",)),
     Metric("requests_processing", GAUGE, "Requests in progress", ("model",)),
     Metric("requests_deferred", GAUGE, "Requests waiting for a slot", ("model",)),
-    Metric("conversations_kept", GAUGE, "Conversations on the disk that llama-server can restore"),
+    Metric("conversations_kept", GAUGE, "Saved conversations that llama-server can restore"),
     Metric("conversation_tokens_restored_total", COUNTER, "Tokens restored from saved conversations"),
-    Metric("conversation_seconds_saved_total", COUNTER, "Predicted time that restoring tokens saved"),
+    Metric("conversation_seconds_saved_total", COUNTER, "Predicted time saved by restoring tokens"),
     Metric("client_connections", GAUGE, "Client connections to llama-server"),
     Metric("verified_passed", GAUGE, "Whether the last verification passed"),
     Metric("verified_timestamp_seconds", GAUGE, "Time of the last verification"),
     Metric("device_memory_used_bytes", GAUGE, "Device memory in use by all programs", ("worker", "device")),
 )
-CONVERSATIONS = tuple(metric.name for metric in METRICS if metric.name.startswith("conversation"))
+CONVERSATION_METRICS = tuple(metric.name for metric in METRICS if metric.name.startswith("conversation"))
 """Metrics of conversations.py: files, restored tokens, saved seconds."""
 SERVER_COUNTERS = {
     "prompt_tokens_total": "prompt_tokens_total",
@@ -98,8 +97,8 @@ SERVER_COUNTERS = {
     "requests_processing": "requests_processing",
     "requests_deferred": "requests_deferred",
 }
-"""Metrics of llama-server (tools/server/README.md of build 11063, server.cpp of ik_llama.cpp 4840) → names of this table. A request counts when it ends."""
-BY_NAME = {metric.name: metric for metric in METRICS}
+"""Metrics of llama-server (tools/server/README.md of build 11063, server.cpp of ik_llama.cpp 4840) → names of this table. Requests count when they end."""
+METRICS_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 class Description(NamedTuple):
@@ -114,7 +113,7 @@ class Description(NamedTuple):
     release: str
     worker: str = ""
     driven: Sequence[str] = ()
-    """Devices of its host, as llama.cpp names them."""
+    """llama.cpp's names of the devices of its host."""
     workers: Mapping[str, tuple[str, str]] = {}
     """Workers that a head may use: endpoint → host and name."""
     planned: Mapping[str, Mapping[str, float | None]] = {}
@@ -126,7 +125,7 @@ class Figures:
 
     def __init__(self) -> None:
         self.values_by_metric: dict[str, dict[tuple[str, ...], float]] = {metric.name: {} for metric in METRICS}
-        """Metric → values of its labels → value."""
+        """Metric → label values → value."""
 
     def add(self, name: str, value: float | None, **labels: str) -> None:
         """Add a value; ignore an unknown one."""
@@ -137,7 +136,7 @@ class Figures:
         return self.values_by_metric[name].get(self._key(name, labels))
 
     def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple(_label_value(labels[label]) for label in BY_NAME[name].labels)
+        return tuple(_label_value(labels[label]) for label in METRICS_BY_NAME[name].labels)
 
     def text(self) -> str:
         lines = []
@@ -151,11 +150,11 @@ class Figures:
 
 def rate(count: float | None, seconds: float | None) -> float | None:
     """Return tokens per second; None if the time is too short."""
-    return round(count / seconds, 2) if count is not None and seconds and seconds >= MIN_SECONDS else None
+    return round(count / seconds, 2) if count is not None and seconds and seconds >= MIN_RATE_SECONDS else None
 
 
 def _label_value(value: str) -> str:
-    return "".join(letter if letter.isprintable() else "?" for letter in value[:LABEL_LENGTH])
+    return "".join(character if character.isprintable() else "?" for character in value[:MAX_LABEL_LENGTH])
 
 
 def _label_text(labels: Sequence[str], values: Iterable[str]) -> str:

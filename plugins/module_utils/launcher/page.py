@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Web page with the launcher's knowledge of its cluster, for people without Prometheus, and its server in a thread of the launcher.
+"""Status page of a cluster, for people without Prometheus, and its web server, which runs in threads of the launcher.
 
-The server requires llama-server's keys, and uses its certificate.
+The web server requires llama-server's keys, and uses its certificate.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import uni
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, loading, metrics, serving
 
 REFRESH_SECONDS = 15
-HOST = "//host-of-the-request.invalid:"
-"""Placeholder for the host in a link: the server of the page replaces it with the host that the browser requested."""
-LINKED_HOST = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
-"""Pattern of a host that a link may name."""
+HOST_PLACEHOLDER = "//host-of-the-request.invalid:"
+"""Placeholder for the host in a link: the web server replaces it with the host that the browser requested."""
+HOST_PATTERN = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
+"""Pattern of a host that a link may contain."""
 STATE_CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #57606a; --back: #fff; --card: #f6f8fa; --line: #d0d7de;
@@ -72,14 +72,14 @@ CONTENT_POLICY = (
     f"form-action 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
 )
 CLIENT_SECONDS = 5.0
-"""Timeout of a handshake, of a request and of sending an answer."""
+"""Timeout of a TLS handshake, of a request and of sending an answer."""
 WRONG_KEY_SECONDS = 1.0
-"""Delay of the answer to a wrong key."""
+"""Delay before answering a wrong key."""
 LISTEN_RETRY_SECONDS = 10.0
 MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
-"""Limits of simultaneous clients and of a request. Further clients wait in the kernel, and use no descriptor."""
+"""Maximum number of simultaneous clients, and size limit of a request. Further clients wait in the kernel, and use no descriptor."""
 LOCAL_SUFFIXES = ("", ".local", ".lan", ".internal", ".home.arpa")
-"""Suffixes of a host's name in its network. Nobody can register a name with such a suffix."""
+"""Suffixes of host names in a local network. Nobody can register a name with such a suffix."""
 FOREIGN_NAME_TEXT = (
     "The page is not served under this name, which someone else may control. Open the page at an address of its host, under the host's own name, "
     "or under the host's name in the inventory. With llama_server_api_key_file, any name works."
@@ -101,15 +101,15 @@ class Snapshot(NamedTuple):
     state: str
     history: serving.History
     unused_workers: Sequence[str]
-    waiting_for: Sequence[str]
+    absent_workers: Sequence[str]
     load: loading.LoadCounters | None
     """Load in progress."""
-    failed: Sequence[str]
+    failed_checks: Sequence[str]
     """Failed checks of the last verification."""
 
 
 def state_of(snapshot: Snapshot) -> str:
-    """Return one of serving.STATES, or SILENT if the server should answer and does not."""
+    """Return one of serving.STATES, or SILENT if llama-server should answer and does not."""
     claims_to_serve = snapshot.state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
     return serving.SILENT if claims_to_serve and not snapshot.figures.get("answers") else snapshot.state
 
@@ -134,10 +134,10 @@ def _problems(snapshot: Snapshot) -> Iterator[str]:
         yield "llama-server does not answer"
     if snapshot.state == serving.FALLBACK:
         yield serving.describe_absence(snapshot.unused_workers)
-    if state == serving.WAITING and snapshot.waiting_for:
-        yield serving.describe_wait(snapshot.description.workers, snapshot.waiting_for)
+    if state == serving.WAITING and snapshot.absent_workers:
+        yield serving.describe_wait(snapshot.description.workers, snapshot.absent_workers)
     if snapshot.figures.get("verified_passed") == 0:
-        yield f"the last verification failed{': ' * bool(snapshot.failed)}{'; '.join(snapshot.failed)}"
+        yield f"the last verification failed{': ' * bool(snapshot.failed_checks)}{'; '.join(snapshot.failed_checks)}"
 
 
 def _model_card(snapshot: Snapshot, model: str) -> str:
@@ -177,7 +177,7 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
     return _tag("section", title + table + reason_items, "card")
 
 
-def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
+def _worker_item(snapshot: Snapshot, endpoint: str) -> str:
     host, worker = snapshot.description.workers[endpoint]
 
     def figure(name: str) -> float | None:
@@ -202,7 +202,7 @@ def _connection_item(snapshot: Snapshot, endpoint: str) -> str:
     )
 
 
-def _verification(snapshot: Snapshot, clock: float) -> str:
+def _verification_result(snapshot: Snapshot, clock: float) -> str:
     timestamp, passed = (snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed"))
     if timestamp is None:
         return _tag("p", "The head has no record of a verification.", "quiet")
@@ -217,7 +217,7 @@ def _recent_events(snapshot: Snapshot, clock: float) -> str:
         f"{units.duration(max(0, clock - line['time']))} ago: {line['text']}"
         for line in reversed(snapshot.history.last)
     ]
-    return _tag("ul", _tags("li", lines)) if lines else _tag("p", "nothing", "quiet")
+    return _tag("ul", _tags("li", lines)) if lines else _tag("p", "none", "quiet")
 
 
 def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
@@ -231,7 +231,7 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     description, state = snapshot.description, state_of(snapshot)
     since = snapshot.figures.get("state_since_timestamp_seconds")
     label = serving.STATE_LABELS.get(state, state)
-    notes_on_models = [
+    details = [
         f"for {units.duration(max(0, clock - (since or clock)))}",
         f"head {description.host}",
         description.release,
@@ -240,33 +240,33 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     body = [
         _tag("h1", html.escape(description.cluster)),
         _tag("p", html.escape(label), f"state {STATE_CLASSES.get(state, 'bad')}"),
-        _tag("p", html.escape(" · ".join(notes_on_models)), "quiet"),
+        _tag("p", html.escape(" · ".join(details)), "quiet"),
         _tags("p", _problems(snapshot), "notice bad"),
     ]
     if chat_port:
         is_answering = state in (serving.SERVING, serving.ASLEEP, serving.FALLBACK)
         note = "" if is_answering else " (answers when the model is loaded)"
-        body.append(_tag("p", f'<a href="{HOST}{chat_port}/">Chat with the model</a>{note}'))
+        body.append(_tag("p", f'<a href="{HOST_PLACEHOLDER}{chat_port}/">Chat with the model</a>{note}'))
     if snapshot.state == serving.LOADING and snapshot.load:
         progress = loading.progress_of(snapshot.load, loading.ExpectedBytes())
         body.append(_tags("p", [loading.progress_sentence(progress)], "notice warn"))
     models = "".join(_model_card(snapshot, model) for model in description.planned)
     body += [_tag("h2", "Models"), _tag("div", models, "cards")]
-    if connections := "".join(_connection_item(snapshot, endpoint) for endpoint in description.workers):
+    if connections := "".join(_worker_item(snapshot, endpoint) for endpoint in description.workers):
         body += [_tag("h2", "Connections to workers"), _tag("ul", connections)]
-    body += [_tag("h2", "Last verification"), _verification(snapshot, clock)]
+    body += [_tag("h2", "Last verification"), _verification_result(snapshot, clock)]
     body += [_tag("h2", "Recent events"), _recent_events(snapshot, clock)]
     return _document(f"{label}: {description.cluster}", body)
 
 
 def _document(title: str, body: Iterable[str]) -> str:
     """:param body: HTML."""
-    outdated_note = '<p id="gone" class="notice bad" hidden>The head is not responding: this page is out of date.</p>'
+    outdated_notice = '<p id="gone" class="notice bad" hidden>The head is not responding: this page is out of date.</p>'
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="icon" href="data:,"><noscript><meta http-equiv="refresh" content="{REFRESH_SECONDS}"></noscript>'
         f"<title>{html.escape(title)}</title><style>{STYLE}</style><script>{SCRIPT}</script></head>"
-        f"<body>{outdated_note}{''.join(body)}</body></html>\n"
+        f"<body>{outdated_notice}{''.join(body)}</body></html>\n"
     )
 
 
@@ -280,20 +280,19 @@ class PageAccess(NamedTuple):
     certificate: str = ""
     tls_key: str = ""
     """Files for TLS; empty without TLS."""
-    names: Sequence[str] = ()
-    """Names of its host. Without keys the page is served only under these names and addresses, so that a stranger's page whose name resolves to it cannot
-    read it."""
+    host_names: Sequence[str] = ()
+    """Names of its host. Without keys, the page is served only under these names and IP addresses, which prevents DNS rebinding."""
 
 
 def start_server(access: PageAccess, render_page: Callable[[], str]) -> None:
-    """Start the server and return at once. Errors are logged and stop nothing.
+    """Start the web server in a thread, which logs its errors.
 
-    :param render_page: returns the page.
+    :param render_page: function that returns the page.
     """
     threading.Thread(target=_listen, args=(access, render_page), daemon=True).start()
 
 
-def _listen(access: PageAccess, render: Callable[[], str]) -> None:
+def _listen(access: PageAccess, render_page: Callable[[], str]) -> None:
     def listen() -> tuple[socket.socket, ssl.SSLContext | None]:
         context = None
         if access.certificate:
@@ -304,8 +303,8 @@ def _listen(access: PageAccess, render: Callable[[], str]) -> None:
     while not (listener := journal.run_safely(f"the page is not served at {access.address}:{access.port}", listen)):
         time.sleep(LISTEN_RETRY_SECONDS)
     keys = [key.encode("utf-8", "surrogateescape") for key in access.api_keys]
-    host_names = [name.lower() + suffix for name in (*access.names, "localhost") for suffix in LOCAL_SUFFIXES]
-    serve = partial(_serve, *listener, partial(_reply, keys=keys, host_names=host_names, render_page=render))
+    host_names = [name.lower() + suffix for name in (*access.host_names, "localhost") for suffix in LOCAL_SUFFIXES]
+    serve = partial(_serve, *listener, partial(_reply, keys=keys, host_names=host_names, render_page=render_page))
     for _thread in range(MAX_CLIENTS):
         threading.Thread(target=serve, daemon=True).start()
 
@@ -330,9 +329,9 @@ def _answer(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
     request, deadline = b"", time.monotonic() + CLIENT_SECONDS
     while b"\r\n\r\n" not in request:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
-        part = connection.recv(MAX_REQUEST_BYTES)
-        request += part
-        if not part or len(request) > MAX_REQUEST_BYTES:
+        chunk = connection.recv(MAX_REQUEST_BYTES)
+        request += chunk
+        if not chunk or len(request) > MAX_REQUEST_BYTES:
             return
     connection.settimeout(CLIENT_SECONDS)
     connection.sendall(reply(request))
@@ -344,24 +343,24 @@ def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], ren
     if keys and not _has_key(fields.get(b"authorization", b""), keys):
         time.sleep(WRONG_KEY_SECONDS * (b"authorization" in fields))
         authentication_header = 'WWW-Authenticate: Basic realm="any name, the API key as password", charset="UTF-8"'
-        return _message("401 Unauthorized", "The password is an API key of the server.", authentication_header)
+        return _response("401 Unauthorized", "Use an API key of the server as the password.", authentication_header)
     if not keys and not _is_host_name(fields.get(b"host", b"").decode("latin-1"), host_names):
-        return _message("421 Misdirected Request", FOREIGN_NAME_TEXT)
+        return _response("421 Misdirected Request", FOREIGN_NAME_TEXT)
     if request_line.split(b" ")[:2] != [b"GET", b"/"]:
-        return _message("404 Not Found", "The only page is /")
+        return _response("404 Not Found", "The only page is /")
     host = re.sub(r":\d*$", "", fields.get(b"host", b"").decode("latin-1"))
-    text = render_page().replace(HOST, f"//{host if re.fullmatch(LINKED_HOST, host) else 'localhost'}:")
-    return _message("200 OK", text, "Content-Type: text/html; charset=utf-8")
+    text = render_page().replace(HOST_PLACEHOLDER, f"//{host if re.fullmatch(HOST_PATTERN, host) else 'localhost'}:")
+    return _response("200 OK", text, "Content-Type: text/html; charset=utf-8")
 
 
-def _message(status: str, text: str, *headers: str) -> bytes:
+def _response(status: str, text: str, *headers: str) -> bytes:
     body = text.encode()
     lines = (f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", *RESPONSE_HEADERS, "", "")
     return "\r\n".join(lines).encode() + body
 
 
 def _is_host_name(host_field: str, host_names: Sequence[str]) -> bool:
-    """Return whether a client has asked for an address or for one of these names."""
+    """Return whether a client requested an IP address or one of these names."""
     host = re.sub(r":\d*$", "", host_field).lower()
     try:
         ipaddress.ip_address(host.strip("[]"))

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Checks whether a process makes progress, using what the Linux kernel reports about it and its TCP connections over IPv4.
 
-A slow process and a hung one differ in what moves, not in how long they take. So this reads processor time, bytes read, and bytes on connections. To
-count these, the kernel provides a copy of the other process's socket (pidfd_getfd, Linux 5.6), always for children.
+A slow process and a hung one differ in what moves, not in how long they take. So this module compares processor time, bytes read, and
+bytes on connections. To count the latter, it copies the process's sockets (pidfd_getfd, Linux 5.6), which the kernel always allows for children.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import l
 
 ON_LINUX = sys.platform.startswith("linux")
 PR_SET_PDEATHSIG = 1
-STOPPED_SECONDS = 5.0
-"""Seconds after which a service that a signal has stopped is restarted; a debugger's stop is another state."""
+MAX_SUSPENDED_SECONDS = 5.0
+"""Seconds after which a service that SIGSTOP has suspended is restarted; a process in a debugger has another state."""
 TCP_TABLE = Path("/proc/net/tcp")
 ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
-RETRANSMISSION = "01"
-"""Timer in /proc/net/tcp of a connection whose data wait for an acknowledgement."""
+RETRANSMISSION_TIMER = "01"
+"""Timer in /proc/net/tcp of a connection with unacknowledged data."""
 PIDFD_GETFD = 438
 """Number of the system call, the same on all processors."""
 TCP_INFO_BYTES = 220
 KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-"""The kernel closes an idle connection 25 s after the other host's last sign. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
-RDMA_DEVICES = "/dev/infiniband/"
+"""The kernel closes an idle connection 25 s after the other host's last packet. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
+RDMA_DEVICE_FOLDER = "/dev/infiniband/"
 BUSY_SHARE = 1 / 600
-"""Share of a processor. A /health request took less than 0.5 ms of llama-server 0.7.0, so one per second is less than this."""
+"""Share of a processor above which a process is busy. A /health request takes llama-server 0.7.0 less than 0.5 ms; one per second stays below this."""
 MIN_READ_BYTES = 1 << 20
-MIN_PAGE_FAULTS = 16
+MIN_MAJOR_FAULTS = 16
 
 
 class TcpSocket(NamedTuple):
@@ -53,7 +53,7 @@ class TcpSocket(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Counters of one connection since it began."""
+    """Counters of one connection since it was opened."""
 
     sent_bytes: int
     """Bytes that the other side has acknowledged."""
@@ -62,10 +62,10 @@ class Traffic(NamedTuple):
     """Milliseconds since this host last sent data."""
     ms_since_received: int
     """Milliseconds since this host last received data."""
-    round_trip: int = 0
-    """Smoothed round trip in microseconds."""
+    round_trip_us: int = 0
+    """Smoothed round-trip time in microseconds."""
     retransmissions: int = 0
-    needless_resends: int = 0
+    needless_retransmissions: int = 0
     """Retransmissions of segments that had arrived. While a worker computes, its host acknowledges so late that the kernel sends the last segment again.
     0 before Linux 4.19."""
 
@@ -75,16 +75,16 @@ class Traffic(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """Counters of a process since it began."""
+    """Counters of a process since it was started."""
 
     state: str
-    """State letter; T means that a signal has stopped it."""
-    seconds: float
-    """Processor time in seconds."""
+    """State letter; T means that a signal has suspended it."""
+    processor_seconds: float
+    """User and system time."""
     read_bytes: int
     """Bytes that it requested, plus bytes read from a disk on its behalf."""
-    fault_count: int
-    """Major page faults: pages of files that it had to wait for."""
+    major_faults: int
+    """Major page faults, in which it had to wait for a page of a file."""
     file_bytes: int | None = None
     """Bytes of files: the larger of the two counts. Mapped pages count only as disk reads, cached data only as requests. None if the kernel does not
     report them."""
@@ -98,7 +98,7 @@ class ProcessSample(NamedTuple):
     traffic: Mapping[str, Traffic]
     """Inode of a socket → its counters. Empty if the kernel does not share sockets."""
     rdma_connections: int = 0
-    """Number of RDMA connections. Their sockets carry only the handshake and the end."""
+    """Number of RDMA connections. Their sockets carry only the handshake and the close."""
 
 
 def parse_tcp_table(tcp_table: str) -> list[TcpSocket]:
@@ -112,7 +112,7 @@ def parse_tcp_table(tcp_table: str) -> list[TcpSocket]:
                     address=_endpoint(fields[1]),
                     peer=_endpoint(fields[2]),
                     state=int(fields[3], 16),
-                    retransmissions=timeouts if timer == RETRANSMISSION else 0,
+                    retransmissions=timeouts if timer == RETRANSMISSION_TIMER else 0,
                     inode=fields[9],
                 )
             )
@@ -137,20 +137,20 @@ def socket_descriptors(pid: int) -> dict[str, int]:
 
 
 def count_rdma_connections(pid: int) -> int:
-    """Return the number of RDMA connections; 0 if the process has ended. RPC opens the device once per connection (transport.cpp of 0.3.36)."""
+    """Return the number of RDMA connections; 0 if the process has exited. RPC opens the device once per connection (transport.cpp of 0.3.36)."""
     with suppress(OSError):
-        return sum(target.startswith(RDMA_DEVICES) for _descriptor, target in _open_files(pid))
+        return sum(target.startswith(RDMA_DEVICE_FOLDER) for _descriptor, target in _open_files(pid))
     return 0
 
 
 @contextmanager
-def borrow_socket(pid: int, descriptor: int) -> Iterator[socket.socket]:
+def copy_socket(pid: int, descriptor: int) -> Iterator[socket.socket]:
     """Yield a copy of another process's socket.
 
-    :raises OSError: the kernel is too old, or does not allow it.
+    :raises OSError: the kernel is too old, or does not allow the copy.
     """
     if not hasattr(os, "pidfd_open"):
-        raise OSError("this kernel or Python cannot share sockets between processes")
+        raise OSError("this kernel or Python version cannot share sockets between processes")
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.pidfd_open(pid)
     try:
@@ -163,24 +163,24 @@ def borrow_socket(pid: int, descriptor: int) -> Iterator[socket.socket]:
         yield copy
 
 
-def traffic_of(connection: socket.socket) -> Traffic:
+def read_traffic(connection: socket.socket) -> Traffic:
     """Read struct tcp_info (include/uapi/linux/tcp.h)."""
     info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
     sent_ms, received_ms = struct.unpack_from("=I4xI", info, 44)
-    round_trip, retransmissions = struct.unpack_from("=I28xI", info, 68)
+    round_trip_us, retransmissions = struct.unpack_from("=I28xI", info, 68)
     sent_bytes, received_bytes = struct.unpack_from("=QQ", info, 120)
     (needless_resends,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
-    return Traffic(sent_bytes, received_bytes, sent_ms, received_ms, round_trip, retransmissions, needless_resends)
+    return Traffic(sent_bytes, received_bytes, sent_ms, received_ms, round_trip_us, retransmissions, needless_resends)
 
 
-def keep_alive(connection: socket.socket) -> None:
-    """Make the kernel close the connection when the other host is gone, whatever the process has set."""
+def enable_keepalive(connection: socket.socket) -> None:
+    """Make the kernel close the connection when the other host is gone, regardless of the process's own settings."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in KEEPALIVE.items():
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
-def activity_of(pid: int) -> Activity:
+def read_activity(pid: int) -> Activity:
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     read_bytes, file_bytes = 0, None
     with suppress(OSError, ValueError, KeyError):
@@ -202,7 +202,7 @@ def children_of(pid: int) -> dict[int, list[str]]:
 
 
 def argv_of(pid: int) -> list[str]:
-    """Return an argv; empty if the process has ended or is hidden."""
+    """Return a process's argv; empty if the process has exited or is hidden."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
     except OSError:
@@ -220,12 +220,12 @@ def sample_process(pid: int, keepalive_inodes: set[str], ports: set[str]) -> Pro
     traffic = {}
     for link in links:
         if link.state == ESTABLISHED:
-            with suppress(OSError), borrow_socket(pid, descriptors_by_inode[link.inode]) as connection:
+            with suppress(OSError), copy_socket(pid, descriptors_by_inode[link.inode]) as connection:
                 if link.inode not in keepalive_inodes and {port_of(link.address), port_of(link.peer)} & ports:
-                    keep_alive(connection)
+                    enable_keepalive(connection)
                     keepalive_inodes.add(link.inode)
-                traffic[link.inode] = traffic_of(connection)
-    return ProcessSample(activity_of(pid), links, traffic, count_rdma_connections(pid))
+                traffic[link.inode] = read_traffic(connection)
+    return ProcessSample(read_activity(pid), links, traffic, count_rdma_connections(pid))
 
 
 def port_of(endpoint: str) -> str:
@@ -248,24 +248,24 @@ class ConditionTimer:
 class IdleTimer:
     """Measures how long nothing has moved: no byte on the connections, and almost no processor time or reading."""
 
-    def __init__(self, window: float, clock: float) -> None:
-        self.window = window
-        """Seconds over which processor time and reading are counted."""
+    def __init__(self, window_s: float, clock: float) -> None:
+        self.window_s = window_s
+        """Time over which processor time and reading are counted."""
         self.since = clock
         self.reference: tuple[float, Activity | None] = (clock, None)
-        self.bytes: dict[str, tuple[int, int]] = {}
+        self.byte_counts: dict[str, tuple[int, int]] = {}
 
-    def seconds(self, sample: ProcessSample, remote_ends: list[str], clock: float) -> float:
-        """:param remotes: remote ends of the connections that count."""
+    def seconds(self, sample: ProcessSample, peers: list[str], clock: float) -> float:
+        """:param peers: remote ends of the connections that count."""
         byte_counts = {
             link.inode: sample.traffic[link.inode][:2]
             for link in sample.links
-            if link.peer in remote_ends and link.inode in sample.traffic
+            if link.peer in peers and link.inode in sample.traffic
         }
-        if byte_counts != self.bytes:
-            self.bytes, self.since = byte_counts, clock
+        if byte_counts != self.byte_counts:
+            self.byte_counts, self.since = byte_counts, clock
         sample_time, previous_activity = self.reference
-        if previous_activity is None or clock - sample_time >= self.window:
+        if previous_activity is None or clock - sample_time >= self.window_s:
             if previous_activity is not None and _is_active(previous_activity, sample.activity, clock - sample_time):
                 self.since = clock
             self.reference = (clock, sample.activity)
@@ -275,7 +275,7 @@ class IdleTimer:
 def load_of(
     sample: ProcessSample, endpoints: Collection[str], seconds: float, previous_load: loading.LoadCounters | None
 ) -> loading.LoadCounters:
-    """:param previous_load: previous state; it keeps the bytes of closed connections."""
+    """:param previous_load: previous counters, which include the bytes of closed connections."""
     sent_bytes = dict(previous_load.sent) if previous_load else {}
     for endpoint in endpoints:
         counts = [
@@ -290,14 +290,14 @@ def load_of(
 
 def _is_active(earlier_activity: Activity, later_activity: Activity, seconds: float) -> bool:
     return (
-        later_activity.seconds - earlier_activity.seconds > seconds * BUSY_SHARE
+        later_activity.processor_seconds - earlier_activity.processor_seconds > seconds * BUSY_SHARE
         or later_activity.read_bytes - earlier_activity.read_bytes >= MIN_READ_BYTES
-        or later_activity.fault_count - earlier_activity.fault_count >= MIN_PAGE_FAULTS
+        or later_activity.major_faults - earlier_activity.major_faults >= MIN_MAJOR_FAULTS
     )
 
 
 def die_with_parent() -> None:
-    """Kill a program with its launcher: otherwise it would keep the port and the workers."""
+    """Make the kernel kill a program with its launcher: otherwise it would keep its port and its workers."""
     if ON_LINUX:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -313,13 +313,13 @@ def _exit(_number: int, _frame: object) -> None:
 
 
 def stop_process(process: subprocess.Popen, seconds: float) -> None:
-    """Terminate a process, and kill it after this many seconds: a process that a signal has stopped does not react."""
+    """Terminate a process, and kill it after this many seconds: a suspended process does not react to SIGTERM."""
     process.terminate()
     try:
         process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        # Python may keep the lock of a wait that a signal interrupts, so an endless wait might never return.
+        # If a signal interrupts a wait, Python may keep the lock of this wait, so an endless wait might never return.
         with suppress(subprocess.TimeoutExpired):
             process.wait(timeout=seconds)
 

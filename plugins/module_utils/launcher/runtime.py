@@ -4,7 +4,7 @@
 
 For a head, it waits until every worker shakes hands, records the handshakes, starts llama-server and keeps the log of this start. It stops
 llama-server when a worker is lost or nothing moves, records how it exited, and exits itself; the service manager starts it again. If a worker stays absent, it
-serves on a fallback. It restarts a worker that is stopped or does not notice that its client has gone, and keeps a worker's tensor cache below its
+serves on a fallback. It restarts a worker that is suspended or does not notice that its client is gone, and keeps a worker's tensor cache below its
 limit, because llama.cpp never removes anything from it. It runs the llama-servers of a proof in the head's sandbox. It is installed with copies of the
 other modules of this folder, rpc.py, words.py and units.py, and needs only Python 3.9.
 """
@@ -39,7 +39,7 @@ if not __package__:  # on a host all modules are in one folder
         sys.modules[package] = types.ModuleType(package)
         sys.modules[package].__path__ = [os.path.dirname(os.path.abspath(__file__))]
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (  # noqa: E402  # only now can these be found there
+from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (  # noqa: E402  # requires the packages above
     conversations,
     exporter,
     journal,
@@ -50,22 +50,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     tunnel,
     worker,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # only now can these be found there
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # requires the packages above
 
 HANDSHAKE_SECONDS, SAMPLE_SECONDS = 5.0, 1.0
 """Time limit of a handshake, and seconds between two samples of llama-server."""
-HANDSHAKES = "handshakes.json"
-EXITS = "ends.json"
+HANDSHAKES_FILE = "handshakes.json"
+EXITS_FILE = "ends.json"
 RELEASE_RECORD = "manifest.json"
 LAST_LINES, ERROR_LINES = 20, 5
 FRESH_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
 EARLY_PAUSE, EARLY_SECONDS = 0.25, 10.0
-"""Pause between the first handshakes, and how long it applies; stunnel logs each failed one."""
-RETURN_SECONDS, RETURN_TIMEOUT = 5.0, 2.0
+"""Pause between the first handshakes, and how long it applies; stunnel logs each failed handshake."""
+RETURN_POLL_SECONDS, RETURN_TIMEOUT = 5.0, 2.0
 MIN_STABLE_SECONDS = 30.0
 """Seconds that a worker must answer before the head returns to it from a fallback."""
-PROOF_NICE, PROOF_STOP_SECONDS, PROOF_IDLE = 10, 5.0, 30
+PROOF_NICE, PROOF_STOP_SECONDS, PROOF_IDLE_SECONDS = 10, 5.0, 30
 """Priority of a proof's programs, seconds that a program has to exit, and seconds without a client after which their launcher exits."""
 NO_ANSWER = rpc.Handshake("", "")
 Handshakes = Mapping[str, rpc.Handshake]
@@ -80,7 +80,7 @@ def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Hands
 
 def write_handshakes(state_folder: Path, answers: Handshakes) -> bool:
     """Write the answers; return whether they were written. If not, remove the file, so that older answers are not trusted."""
-    path = state_folder / HANDSHAKES
+    path = state_folder / HANDSHAKES_FILE
     workers = {
         endpoint: {**answer._asdict(), "devices": [device._asdict() for device in answer.devices]}
         for endpoint, answer in answers.items()
@@ -93,9 +93,9 @@ def write_handshakes(state_folder: Path, answers: Handshakes) -> bool:
 
 
 def record_exit(state_folder: Path, exit_text: str, log: str) -> None:
-    """Count the exits of llama-server over all starts of the launcher, with the last exit and the last lines of its log."""
-    number = journal.read_back(state_folder / EXITS, lambda record: int(record["number"])) or 0
-    journal.write_state(state_folder / EXITS, {"number": number + 1, "how": exit_text, "log": last_lines(log)})
+    """Count the exits of llama-server over all starts of the launcher; record the last exit and the end of its log."""
+    exit_count = journal.read_back(state_folder / EXITS_FILE, lambda record: int(record["number"])) or 0
+    journal.write_state(state_folder / EXITS_FILE, {"number": exit_count + 1, "how": exit_text, "log": last_lines(log)})
 
 
 def last_lines(log: str) -> list[str]:
@@ -130,23 +130,23 @@ class StartChoice(NamedTuple):
     fallback: serving.FallbackCommand | None = None
 
     @property
-    def without(self) -> tuple[str, ...]:
+    def unused_workers(self) -> tuple[str, ...]:
         return (self.fallback.name,) if self.fallback else ()
 
 
-class Start:
-    """One start of a head: waits for the workers, starts llama-server, and watches it."""
+class HeadRun:
+    """One run of a head: waits for the workers, starts llama-server, and watches it."""
 
     def __init__(
         self,
         argv: Sequence[str],
         settings: HeadSettings,
-        exports: exporter.Exporter = worker.NO_EXPORTER,
+        metrics_exporter: exporter.Exporter = worker.NO_EXPORTER,
         tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
     ) -> None:
         self.argv = argv
         self.settings = settings
-        self.exports = exports
+        self.exporter = metrics_exporter
         self.tunnels = tunnels
         self.record = serving.HeadRecord(settings.state)
         self.return_timer = progress.ConditionTimer()
@@ -171,8 +171,8 @@ class Start:
                 answer_times[endpoint] = time.monotonic()
                 if answers[endpoint].state != last_state:
                     write_handshakes(settings.state, answers)
-                self.record.set(serving.WAITING, waiting_for=tuple(_absent_workers(answers)))
-                self.exports.export_head(self.record)
+                self.record.set_state(serving.WAITING, absent_workers=tuple(_absent_workers(answers)))
+                self.exporter.export_head(self.record)
             absent_workers = _absent_workers(answers)
             if absent_workers and time.monotonic() - start_time >= settings.fallback_after:
                 if settings.fallbacks and (choice := self._choose_fallback(settings.fallbacks, answers)):
@@ -208,7 +208,7 @@ class Start:
         answers = {**answers, **self._probe(sorted(other_workers))}
         absent_workers = _absent_workers(answers)
         matches = (
-            entry for entry in fallbacks if entry.without in absent_workers and not {*entry.workers} & {*absent_workers}
+            match for match in fallbacks if match.without in absent_workers and not {*match.workers} & {*absent_workers}
         )
         fallback = next(matches, None)
         if fallback is None:
@@ -221,7 +221,7 @@ class Start:
 
     def serve(self, choice: StartChoice) -> None:
         record, settings = self.record, self.settings
-        record.set(serving.LOADING, choice.without)
+        record.set_state(serving.LOADING, choice.unused_workers)
         argv = words.command_line_of_build(choice.argv)
         store = self.store = conversations.open_store(argv, settings.state, settings.conversations, record.log)
         try:
@@ -233,7 +233,7 @@ class Start:
             record.log(f"llama-server could not be started: {error}")
             self._record_exit("start_failed", f"before start-up: {error}", "")
             return
-        self.exports.note_start()
+        self.exporter.note_start()
         head.tunnels = self.tunnels
         if store:
             store.head, head.slot_counts, head.on_output = head, store.counts, store.watch_output
@@ -247,12 +247,12 @@ class Start:
         head.relay.join(timeout=5)
         if fault and fault.is_return:
             record.count_restart()
-            self.exports.note_exit(fault.cause)
+            self.exporter.note_exit(fault.cause)
             return
         exit_text = fault.exit_text if fault else progress.describe_exit(head.process.returncode)
         if not fault:
             record.log(f"llama-server exited {exit_text}: restarting it")
-        self._record_exit(fault.cause if fault else "ended", exit_text, head.last.decode("utf-8", "replace"))
+        self._record_exit(fault.cause if fault else "ended", exit_text, head.log_tail.decode("utf-8", "replace"))
 
     def _stop(self, head: server.Head) -> None:
         if self.store:
@@ -262,8 +262,8 @@ class Start:
     def _record_exit(self, cause: str, exit_text: str, log: str) -> None:
         record_exit(self.settings.state, exit_text, log)
         self.record.count_restart()
-        self.exports.note_exit(cause)
-        self.exports.export_head(self.record)
+        self.exporter.note_exit(cause)
+        self.exporter.export_head(self.record)
 
     def _watch(self, head: server.Head, choice: StartChoice) -> server.Fault | None:
         """Watch llama-server until it exits or a fault requires stopping it; return the fault."""
@@ -280,16 +280,16 @@ class Start:
                 fault = journal.run_safely("conversations are not kept", self.store.fault)
             if fault and fault.model:
                 self.record.log(f"{fault.finding}: stopping model {fault.model}; the next request loads it again")
-                self.exports.count_restart(fault.cause)
+                self.exporter.count_restart(fault.cause)
             elif fault:
                 self.record.log(f"{fault.finding}: restarting llama-server")
                 return fault
             if head.load:
-                self.record.set(serving.LOADING, choice.without, load=head.load)
+                self.record.set_state(serving.LOADING, choice.unused_workers, load=head.load)
             elif head.ready:
                 serving_state = serving.ASLEEP if head.asleep else serving.SERVING
-                self.record.set(serving.FALLBACK if choice.fallback else serving_state, choice.without)
-            self.exports.export_head(self.record, head)
+                self.record.set_state(serving.FALLBACK if choice.fallback else serving_state, choice.unused_workers)
+            self.exporter.export_head(self.record, head)
             if not head.ready:
                 continue
             choice = self._update_handshakes(head, choice)
@@ -306,7 +306,7 @@ class Start:
         clock = time.monotonic()
         used_workers = {endpoint for watched_server in head.models().values() for endpoint in watched_server.endpoints}
         absent_workers = [endpoint for endpoint in _absent_workers(choice.answers) if endpoint not in used_workers]
-        if not absent_workers or clock - self.last_handshake_time < RETURN_SECONDS:
+        if not absent_workers or clock - self.last_handshake_time < RETURN_POLL_SECONDS:
             return choice
         self.last_handshake_time = clock
         answers = self._probe(absent_workers)
@@ -317,9 +317,9 @@ class Start:
         return choice
 
     def _may_return(self, head: server.Head, choice: StartChoice) -> bool:
-        """Return whether all workers of the full plan have answered for long enough and no client waits. Workers in use are not asked."""
+        """Return whether all workers of the full plan have answered for long enough and no client waits. Do not ask workers in use."""
         clock = time.monotonic()
-        if clock - self.last_handshake_time >= RETURN_SECONDS:
+        if clock - self.last_handshake_time >= RETURN_POLL_SECONDS:
             self.last_handshake_time = clock
             unused_workers = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
             self.return_timer.seconds("back", not _absent_workers(self._probe(unused_workers)), clock)
@@ -334,25 +334,25 @@ def _absent_workers(answers: Handshakes) -> list[str]:
 def run(
     argv: Sequence[str],
     settings: HeadSettings,
-    exports: exporter.Exporter = worker.NO_EXPORTER,
+    metrics_exporter: exporter.Exporter = worker.NO_EXPORTER,
     tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
 ) -> int:
-    """Wait, start and watch; return the service's exit status, which is 0 only after a request to stop."""
+    """Wait for the workers, run llama-server and watch it; return the service's exit status: 0 only after a request to stop."""
     progress.exit_on_signals()
     with suppress(OSError):  # if the folder is still missing, the failed writes report it
         settings.state.mkdir(exist_ok=True)
     write_handshakes(settings.state, {})
-    start = Start(argv, settings, exports, tunnels)
+    head_run = HeadRun(argv, settings, metrics_exporter, tunnels)
     try:
-        start.serve(start.choose_start())
+        head_run.serve(head_run.choose_start())
     except SystemExit:
-        exports.stop()
+        metrics_exporter.stop()
         raise
     return 1
 
 
-def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) -> None:
-    """Serve the page with llama-server's keys and certificate; serve none if these cannot be read.
+def serve_page(endpoint: str, argv: Sequence[str], metrics_exporter: exporter.Exporter) -> None:
+    """Serve the page with llama-server's keys and certificate, unless the keys cannot be read.
 
     :param endpoint: ADDRESS:PORT.
     :param argv: command line of llama-server.
@@ -366,21 +366,22 @@ def open_page(endpoint: str, argv: Sequence[str], exports: exporter.Exporter) ->
     address, port = endpoint.rsplit(":", 1)
     tls = option_values.get("--ssl-cert-file", ""), option_values.get("--ssl-key-file", "")
     host = socket.gethostname()
-    host_names = {host, host.partition(".")[0], exports.description.host if exports.description else host}
+    description = metrics_exporter.description
+    host_names = {host, host.partition(".")[0], description.host if description else host}
     access = page.PageAccess(address, int(port), keys or (), *tls, tuple(host_names))
     port = chat_port(argv)
-    page.start_server(access, lambda: page.render(exports.snapshot, time.time(), port))
+    page.start_server(access, lambda: page.render(metrics_exporter.snapshot, time.time(), port))
 
 
 def chat_port(argv: Sequence[str]) -> str:
-    """Return the port of llama-server's chat page; empty if the page is off, or its release has none."""
+    """Return the port of llama-server's chat page; empty if the page is off, or the release has no page."""
     has_page = journal.read_back(Path(argv[0]).parent.parent / RELEASE_RECORD, lambda record: record["page"])
     is_off = not has_page or {"--no-ui", "--no-webui", "--webui"}.intersection(argv)
     return "" if is_off else dict(zip(argv, argv[1:])).get(server.PORT_OPTION, "")
 
 
-class ProgramRequest(socketserver.StreamRequestHandler):
-    """Connection of a proof. A line with argv, environment and the path of a log starts a program, whose exit status is the answer. The program is
+class ProgramHandler(socketserver.StreamRequestHandler):
+    """Serves a connection of a proof. A line with argv, environment and log path starts a program, whose exit status is the answer. The program is
     stopped when the client disconnects. A client that sends nothing keeps the launcher alive."""
 
     def handle(self) -> None:
@@ -399,16 +400,16 @@ class ProgramRequest(socketserver.StreamRequestHandler):
 
 
 def run_programs(path: Path, tunnels: tunnel.Tunnels) -> int:
-    """Run the programs of a proof, which connects to this socket, with low priority."""
+    """Run the programs of a proof with low priority. The proof connects to this socket."""
     progress.exit_on_signals()
-    with suppress(OSError):  # a sandbox may forbid it: its unit has a priority
+    with suppress(OSError):  # a sandbox may forbid it; its unit sets the priority
         os.setpriority(os.PRIO_PROCESS, 0, PROOF_NICE)
     with suppress(FileNotFoundError):
         path.unlink()
     idle_seconds = 0
-    with socketserver.ThreadingUnixStreamServer(str(path), ProgramRequest) as socket_server:
+    with socketserver.ThreadingUnixStreamServer(str(path), ProgramHandler) as socket_server:
         socket_server.timeout, socket_server.daemon_threads = 1.0, True
-        while idle_seconds < PROOF_IDLE:
+        while idle_seconds < PROOF_IDLE_SECONDS:
             socket_server.handle_request()
             tunnels.maintain()
             idle_seconds = 0 if threading.active_count() > 1 else idle_seconds + 1
@@ -417,55 +418,56 @@ def run_programs(path: Path, tunnels: tunnel.Tunnels) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs llama.cpp's programs as services.")
-    parts = parser.add_subparsers(dest="part", required=True)
-    head = parts.add_parser("head", help="wait for the workers, then run and monitor llama-server")
+    commands = parser.add_subparsers(dest="command", required=True)
+    head = commands.add_parser("head", help="wait for the workers, then run and monitor llama-server")
     head.add_argument("--worker", action="append", default=[], dest="endpoints", help="ADDRESS:PORT of a worker")
     head.add_argument("--protocol", help="RPC protocol version of this head")
     head.add_argument("--url", required=True, help="address of llama-server")
     head.add_argument("--state", required=True, type=Path, help="folder for this run's handshake results and log")
     head.add_argument("--fallbacks", type=Path, help="file with the fallbacks for absent workers")
     head.add_argument("--fallback-after", type=float, default=60.0, help="seconds to wait for an absent worker")
-    head.add_argument("--silence", type=float, default=server.SILENCE_SECONDS, help="longest time without progress")
+    head.add_argument("--silence", type=float, default=server.SILENCE_SECONDS, help="maximum seconds without progress")
     head.add_argument("--conversations", type=int, nargs=4, default=(), help="fields of conversations.Limits")
     head.add_argument("--router", action="store_true", help="llama-server runs one process for each model")
     head.add_argument("--page", default="", help="ADDRESS:PORT of the status page")
-    worker_parser = parts.add_parser("worker", help="run and monitor a worker, and limit its tensor cache")
+    worker_parser = commands.add_parser("worker", help="run and monitor a worker, and limit its tensor cache")
     worker_parser.add_argument("--port", default="", help="port of the worker (required for monitoring it)")
     worker_parser.add_argument("--cache", type=Path, help="folder of the tensor cache")
     worker_parser.add_argument("--limit-mib", type=int, default=0, help="size limit of the cache")
     worker_parser.add_argument("--size", type=int, action="append", default=[], help="size of a tensor in the cache")
-    for part in (head, worker_parser):
-        part.add_argument("--metrics", nargs=2, help="file that describes the metrics, and the name of the service")
-    client = parts.add_parser("client", help="run a program through the head's tunnels")
-    proof = parts.add_parser("prove", help="run the programs that a proof requests through a socket")
-    for part in (head, worker_parser, client, proof):
-        part.add_argument("--tunnel", action="append", default=[], help="ends of a tunnel, as ACCEPT=CONNECT")
-        part.add_argument("--tunnel-keys", type=Path, default=Path(), help="folder with the tunnel keys")
-        part.add_argument("argv", nargs="+", help="the program and its arguments, after --")
+    for command in (head, worker_parser):
+        command.add_argument("--metrics", nargs=2, help="file that describes services, and the name of this service")
+    client = commands.add_parser("client", help="run a program through the head's tunnels")
+    proof = commands.add_parser("prove", help="run the programs that a proof requests through a socket")
+    for command in (head, worker_parser, client, proof):
+        command.add_argument("--tunnel", action="append", default=[], help="ends of a tunnel, as ACCEPT=CONNECT")
+        command.add_argument("--tunnel-keys", type=Path, default=Path(), help="folder with the tunnel keys")
+        command.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
-    tunnels_to_run = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, is_head_end=options.part != "worker")
+    tunnels_to_run = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, is_head_end=options.command != "worker")
     with tunnel.Tunnels(tunnels_to_run) as tunnels:
-        return _run_part(options, tunnels)
+        return _run_command(options, tunnels)
 
 
-def _run_part(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
-    if options.part == "client":
-        return tunnel.run_in_tunnels(options.argv, tunnels)
-    if options.part == "prove":
+def _run_command(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
+    if options.command == "client":
+        return tunnel.run_through_tunnels(options.argv, tunnels)
+    if options.command == "prove":
         return run_programs(Path(options.argv[0]), tunnels)
-    page_endpoint = options.page if options.part == "head" else ""
-    exports = worker.NO_EXPORTER
+    page_endpoint = options.page if options.command == "head" else ""
+    metrics_exporter = worker.NO_EXPORTER
     if options.metrics:
-        exports = exporter.Exporter(Path(options.metrics[0]), options.metrics[1])
-    if options.part == "worker":
-        limit = options.limit_mib * rpc.MIB
-        monitoring_options = {"port": options.port, "sizes": options.size, "exports": exports, "tunnels": tunnels}
-        return worker.run_worker(options.argv, options.cache, limit, **monitoring_options)
+        metrics_exporter = exporter.Exporter(Path(options.metrics[0]), options.metrics[1])
+    if options.command == "worker":
+        limit_bytes = options.limit_mib * rpc.MIB
+        return worker.run_worker(
+            options.argv, options.cache, limit_bytes, options.port, options.size, metrics_exporter, tunnels
+        )
     if page_endpoint:
-        open_page(page_endpoint, options.argv, exports)
-    excluded_options = ("part", "argv", "page", "metrics", "tunnel", "tunnel_keys")
+        serve_page(page_endpoint, options.argv, metrics_exporter)
+    excluded_options = ("command", "argv", "page", "metrics", "tunnel", "tunnel_keys")
     settings = HeadSettings(**{name: value for name, value in vars(options).items() if name not in excluded_options})
-    return run(options.argv, settings, exports, tunnels)
+    return run(options.argv, settings, metrics_exporter, tunnels)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Runs llama-server and detects faults of it and its workers.
+"""Runs llama-server, and detects its faults and those of its workers.
 
 llama-server does not reconnect to a worker, and an idle one does not even notice that a worker died. So on Linux it is sampled once a second
 (progress.py); elsewhere it exits at the next request.
@@ -37,14 +37,14 @@ MIN_RETRANSMISSIONS, UNACKNOWLEDGED_SECONDS = 4, 20.0
 """Number of retransmissions (the fourth comes after 3 s) and how long it must persist: together as long as the keepalive of an idle connection.
 Retransmissions alone prove little: on a link that is down there are two per second."""
 SILENCE_SECONDS = 600.0
-"""The slowest prompt on record has 3.14 tokens per second (field notes), so llama.cpp's default batch of 512 tokens takes 163 s. During that time a
+"""The slowest prompt on record ran at 3.14 tokens per second (field notes), so llama.cpp's default batch of 512 tokens takes 163 s. During that time a
 worker computes, and no byte moves."""
 KEY_FILE_OPTION = "--api-key-file"
 KEY_ENCODING = ("utf-8", "surrogateescape")
-"""Encoding of keys, which are bytes for llama-server."""
-ANSWER_BYTES = 4 * 1024 * 1024
-ONE_TOKEN = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
-"""Smallest request that makes llama-server compute."""
+"""Encoding of keys, which llama-server reads as bytes."""
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+ONE_TOKEN_BODY = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
+"""Body of the smallest request that makes llama-server compute."""
 SLEEP_OPTION = "--sleep-idle-seconds"
 METRICS_OPTION, METRICS_SECONDS = "--metrics", 0.2
 """Option that enables counters, and timeout for reading them. An idle llama-server answers at once."""
@@ -96,7 +96,7 @@ def _authorization(argv: list[str]) -> dict[str, bytes]:
 
     :raises OSError: the file cannot be read.
     """
-    keys = keys_of(Path(_value(argv, KEY_FILE_OPTION))) if KEY_FILE_OPTION in argv[:-1] else []
+    keys = keys_of(Path(_option_value(argv, KEY_FILE_OPTION))) if KEY_FILE_OPTION in argv[:-1] else []
     return {"Authorization": b"Bearer " + keys[0].encode(*KEY_ENCODING)} if keys else {}
 
 
@@ -126,7 +126,7 @@ class ServerRequest(threading.Thread):
             self.connection = connection
             headers = {"Content-Type": b"application/json", **self.headers}
             connection.request("POST" if self.body else "GET", self.path, self.body or None, headers)
-            self.reply = connection.getresponse().read(ANSWER_BYTES)
+            self.reply = connection.getresponse().read(MAX_ANSWER_BYTES)
 
     def cancel(self) -> None:
         """Close the connection: llama-server drops a request that it has not begun."""
@@ -143,11 +143,11 @@ class Fault(NamedTuple):
     finding: str
     workers: Sequence[str] = ()
     is_silent: bool = False
-    """Whether only its duration distinguishes it from slow work."""
+    """Whether only its duration distinguishes the fault from slow work."""
     is_return: bool = False
     """Whether nothing is wrong: the head returns from a fallback."""
     model: str = ""
-    """Model, one of several, whose process alone was killed."""
+    """Model whose process was killed; empty if llama-server has to be stopped."""
 
     @property
     def cause(self) -> str:
@@ -190,7 +190,7 @@ class WatchedServer:
         self.timers = progress.ConditionTimer()
         self.idle_timer = progress.IdleTimer(silence_s / 5, clock)
         self.token_request: ServerRequest | None = None
-        self.started = clock
+        self.start_time = clock
         self.last_sample: progress.ProcessSample | None = None
         self.load: loading.LoadCounters | None = None
         """Progress of loading, until it is ready; None if the kernel reports nothing."""
@@ -213,7 +213,7 @@ class WatchedServer:
         self.last_sample = sample = self.take_sample()
         if sample:
             self.load = (
-                None if self.ready else progress.load_of(sample, self.endpoints, clock - self.started, self.load)
+                None if self.ready else progress.load_of(sample, self.endpoints, clock - self.start_time, self.load)
             )
         return sample
 
@@ -224,7 +224,7 @@ class WatchedServer:
         if sample is None:
             return None
         suspended_seconds = self.timers.seconds("stopped", sample.activity.state == "T", clock)
-        if suspended_seconds >= progress.STOPPED_SECONDS:
+        if suspended_seconds >= progress.MAX_SUSPENDED_SECONDS:
             return Fault(f"llama-server has been suspended (SIGSTOP) for {suspended_seconds:.0f} s")
         self._update_sleep(sample, clock)
         return self._find_lost_workers(sample, clock) or self._detect_stall(sample, clock)
@@ -249,24 +249,24 @@ class WatchedServer:
         return any(link.state == progress.LISTEN and progress.port_of(link.address) == port for link in sample.links)
 
     def _update_sleep(self, sample: progress.ProcessSample, clock: float) -> None:
-        """Ask whether it sleeps, if its connections indicate a change. In 0.3.36 the question neither wakes it nor keeps it awake."""
+        """Ask whether it sleeps, if its connections indicate a change. In 0.3.36, the request neither wakes it nor keeps it awake."""
         if SLEEP_OPTION not in self.argv or not self.ready:
             return
         if self.props_request is None:
             links = connected_endpoints(sample.links, self.endpoints)
             is_changed = bool(links or self.client_connections(sample)) if self.asleep else links != set(self.endpoints)
-            is_due = not self.endpoints and self.timers.seconds("unasked", True, clock) >= HEALTH_POLL_SECONDS
+            is_due = not self.endpoints and self.timers.seconds("no props request", True, clock) >= HEALTH_POLL_SECONDS
             if not (is_changed or is_due) or not self.listens(sample):
                 return
-            self.timers.seconds("unasked", False, clock)
+            self.timers.seconds("no props request", False, clock)
             self.props_request = ServerRequest(self.url, "/props", self.headers, HEALTH_SECONDS)
         if not self.props_request.is_alive():
             reply, self.props_request = self.props_request.reply, None
             self.asleep = ASLEEP_MARK in reply or (self.asleep and AWAKE_MARK not in reply)
 
     def update_counts(self) -> None:
-        """Ask for its counters, if it has any. The question postpones its sleep (0.3.36), so a server that may sleep is only asked after activity: a
-        connected client may be idle, or ask only for /health."""
+        """Request its counters, if they are enabled. The request postpones its sleep (0.3.36), so a server that may sleep is only asked after activity:
+        a connected client may be idle, or request only /health."""
         can_ask = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
         is_due = SLEEP_OPTION not in self.argv or self.idle_timer.since > self.counts_time
         if self.counts_request is None and can_ask and is_due and self.last_sample and self.listens(self.last_sample):
@@ -287,15 +287,15 @@ class WatchedServer:
             return Fault(f"lost worker {', '.join(workers)}, whose host does not acknowledge data", workers)
         links = connected_endpoints(sample.links, self.endpoints)
         has_model = self.ready and not self.asleep and not self.props_request
-        losses = [endpoint for endpoint in self.endpoints if endpoint not in links] if has_model else []
-        self.missing_polls = self.missing_polls + 1 if losses else 0
-        return Fault(f"lost worker {', '.join(losses)}", losses) if self.missing_polls >= LOST_AFTER_POLLS else None
+        workers = [endpoint for endpoint in self.endpoints if endpoint not in links] if has_model else []
+        self.missing_polls = self.missing_polls + 1 if workers else 0
+        return Fault(f"lost worker {', '.join(workers)}", workers) if self.missing_polls >= LOST_AFTER_POLLS else None
 
     def _detect_stall(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
         """Return a fault if llama-server has work, and nothing has moved for the configured time."""
         idle_s = self.idle_timer.seconds(sample, self.endpoints, clock)
         has_client = bool(self.client_connections(sample))
-        unhealthy_s = self.timers.seconds("mute", self.ready and not self.health[0] and not has_client, clock)
+        unhealthy_s = self.timers.seconds("unhealthy", self.ready and not self.health[0] and not has_client, clock)
         if min(unhealthy_s, idle_s) >= HEALTH_LOST_SECONDS:
             return Fault(
                 f"llama-server has made no progress and not answered /health for {unhealthy_s:.0f} s", is_silent=True
@@ -304,7 +304,7 @@ class WatchedServer:
         is_loading = not self.ready or self.props_request is not None
         stalled_s = min(
             idle_s,
-            self.timers.seconds("wanted", is_observable and (is_loading or (has_client and not self.asleep)), clock),
+            self.timers.seconds("has work", is_observable and (is_loading or (has_client and not self.asleep)), clock),
         )
         if stalled_s < self.silence_s / 2:
             self.token_request = None
@@ -334,7 +334,7 @@ class WatchedServer:
     def _generates_token(self, sample: progress.ProcessSample) -> bool:
         """Request a single token, and return whether llama-server generated it: a client with an open connection may be idle."""
         if self.token_request is None and self.listens(sample):
-            self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN)
+            self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN_BODY)
         if self.token_request is None or self.token_request.is_alive():
             return False
         reply, self.token_request = self.token_request.reply, None
@@ -353,9 +353,9 @@ class Head(WatchedServer):
         self, argv: list[str], endpoints: list[str], url: str, state_folder: Path, silence_s: float = SILENCE_SECONDS
     ) -> None:
         super().__init__(argv, endpoints, url, silence_s)
-        self.last = b""
+        self.log_tail = b""
         self.on_output: Callable[[bytes], None] = lambda _output: None
-        """Callback for each part of the output."""
+        """Callback for each chunk of the output."""
         self.slot_counts: Mapping[str, float] = {}
         """Metrics of saved conversations."""
         self.process = subprocess.Popen(
@@ -363,7 +363,7 @@ class Head(WatchedServer):
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            env={name: value for name, value in os.environ.items() if name != journal.SYSTEMD},
+            env={name: value for name, value in os.environ.items() if name != journal.NOTIFY_VARIABLE},
             preexec_fn=progress.die_with_parent,
         )
         self.pid = self.process.pid
@@ -373,18 +373,18 @@ class Head(WatchedServer):
     def _relay(self, path: Path) -> None:
         """Copy the output to the service's log, its beginning to a file, and its end to memory.
 
-        It reads to the end even if writing fails: llama-server stalls once its output is full.
+        It keeps reading even if writing fails: llama-server stalls once the pipe is full.
         """
         pipe = cast(IO[bytes], self.process.stdout).fileno()
         with journal.StartLog(path) as start_log:
-            while part := os.read(pipe, 65536):
-                self.record_output(start_log, part)
-                self.on_output(part)
-                self.last = (self.last + part)[-LOG_TAIL_BYTES:]
-                journal.write(part)
+            while chunk := os.read(pipe, 65536):
+                self.record_output(start_log, chunk)
+                self.on_output(chunk)
+                self.log_tail = (self.log_tail + chunk)[-LOG_TAIL_BYTES:]
+                journal.write(chunk)
 
-    def record_output(self, start_log: journal.StartLog, part: bytes) -> None:
-        start_log.write(part)
+    def record_output(self, start_log: journal.StartLog, chunk: bytes) -> None:
+        start_log.write(chunk)
 
     def models(self) -> dict[str, WatchedServer]:
         """Return the process of each model; a single model has no name."""
@@ -425,21 +425,21 @@ class Router(Head):
             return fault
         processes = progress.children_of(self.pid)
         self.children = {
-            pid: self.children.get(pid) or self._child(pid, argv)
+            pid: self.children.get(pid) or self._new_child(pid, argv)
             for pid, argv in processes.items()
             if ALIAS_OPTION in argv[:-1]
         }
         for pid, child in self.children.items():
             if fault := child.fault():
                 _kill(pid, child.argv)
-                return fault._replace(model=_value(child.argv, ALIAS_OPTION))
+                return fault._replace(model=_option_value(child.argv, ALIAS_OPTION))
         self.load = next((child.load for child in self.children.values() if child.load), None)
         self.asleep = all(child.asleep for child in self.children.values())
         return None
 
-    def record_output(self, start_log: journal.StartLog, part: bytes) -> None:
+    def record_output(self, start_log: journal.StartLog, chunk: bytes) -> None:
         """Copy the output of children to the logs of their models."""
-        *complete_lines, incomplete_line = (self.partial_line + part).split(b"\n")
+        *complete_lines, incomplete_line = (self.partial_line + chunk).split(b"\n")
         lines, self.partial_line = [line + b"\n" for line in complete_lines], incomplete_line
         if len(incomplete_line) > MAX_LINE_BYTES:
             lines, self.partial_line = [*lines, incomplete_line], b""
@@ -455,14 +455,14 @@ class Router(Head):
             self.logs.pop(old_port).close()
         self.logs[port] = journal.StartLog(path)
 
-    def _child(self, pid: int, argv: list[str]) -> WatchedServer:
-        endpoints = _value(argv, RPC_OPTION).split(",") if RPC_OPTION in argv else []
-        child = WatchedServer(argv, endpoints, CHILD_URL + _value(argv, PORT_OPTION), self.silence_s, pid)
+    def _new_child(self, pid: int, argv: list[str]) -> WatchedServer:
+        endpoints = _option_value(argv, RPC_OPTION).split(",") if RPC_OPTION in argv else []
+        child = WatchedServer(argv, endpoints, CHILD_URL + _option_value(argv, PORT_OPTION), self.silence_s, pid)
         child.tunnels = self.tunnels
         return child
 
     def models(self) -> dict[str, WatchedServer]:
-        return {_value(child.argv, ALIAS_OPTION): child for child in self.children.values()}
+        return {_option_value(child.argv, ALIAS_OPTION): child for child in self.children.values()}
 
     def loaded_models(self) -> set[str] | None:
         return super().loaded_models() if progress.ON_LINUX else None
@@ -482,11 +482,11 @@ class Router(Head):
 
 
 def _kill(pid: int, argv: list[str]) -> None:
-    """Kill a process, unless its number belongs to another one now."""
+    """Kill a process, unless its number now belongs to another process."""
     if progress.argv_of(pid) == argv:
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _value(argv: list[str], option: str) -> str:
+def _option_value(argv: list[str], option: str) -> str:
     return argv[argv.index(option) + 1]

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The head's record, state/serving.json, which survives restarts of its launcher, and the fallbacks on which it may serve."""
+"""The head's record, state/serving.json, which survives restarts of its launcher, and the fallbacks that it may use."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ STATE_LABELS = {
 """Texts of states, if they differ from their names."""
 MAX_EVENTS = 20
 MAX_EVENT_LENGTH = 500
-MAX_COUNT = 1 << 53
-"""Upper limit of counts and clocks."""
+MAX_NUMBER = 1 << 53
+"""Largest count or time in a valid record."""
 WRITE_SECONDS, LOADING_WRITE_SECONDS = 10.0, 2.0
 """Seconds between two writes: normally, and while a model is loaded."""
 
@@ -46,7 +46,7 @@ def worker_name(workers: Mapping[str, tuple[str, str]], endpoint: str) -> str:
 
 
 class History(NamedTuple):
-    """Part of the record that the next start retains."""
+    """Part of the record that survives a restart."""
 
     restarts: int = 0
     last: tuple[dict[str, Any], ...] = ()
@@ -66,15 +66,15 @@ def read_history(path: Path) -> History:
 
 def _parse_history(record: Any) -> History:
     last_events = [
-        {"time": _count(line["time"]), "text": str(line["text"])[:MAX_EVENT_LENGTH]}
-        for line in record["last"][-MAX_EVENTS:]
+        {"time": _parse_number(event["time"]), "text": str(event["text"])[:MAX_EVENT_LENGTH]}
+        for event in record["last"][-MAX_EVENTS:]
     ]
-    return History(_count(record["restarts"]), tuple(last_events))
+    return History(_parse_number(record["restarts"]), tuple(last_events))
 
 
-def _count(value: Any) -> int:
-    if not 0 <= value <= MAX_COUNT:
-        raise ValueError("neither a count nor a time")
+def _parse_number(value: Any) -> int:
+    if not 0 <= value <= MAX_NUMBER:
+        raise ValueError("the number is neither a count nor a time")
     return int(value)
 
 
@@ -86,35 +86,36 @@ class HeadRecord:
         self.history = read_history(self.path)
         self.state = WAITING
         self.since = time.time()
-        self.without: Sequence[str] = ()
-        self.waiting_for: Sequence[str] = ()
+        self.unused_workers: Sequence[str] = ()
+        self.absent_workers: Sequence[str] = ()
         self.load: loading.LoadCounters | None = None
-        self.last_write = -math.inf
+        self.last_write_time = -math.inf
 
-    def set(
+    def set_state(
         self,
         state: str,
-        without: Sequence[str] = (),
-        waiting_for: Sequence[str] = (),
+        unused_workers: Sequence[str] = (),
+        absent_workers: Sequence[str] = (),
         load: loading.LoadCounters | None = None,
     ) -> None:
-        is_changed = (state, without, waiting_for) != (self.state, self.without, self.waiting_for)
+        is_changed = (state, unused_workers, absent_workers) != (self.state, self.unused_workers, self.absent_workers)
         self.since = self.since if state == self.state else time.time()
-        self.state, self.without, self.waiting_for, self.load = state, without, waiting_for, load
-        if is_changed or time.monotonic() - self.last_write >= (LOADING_WRITE_SECONDS if load else WRITE_SECONDS):
+        self.state, self.load = state, load
+        self.unused_workers, self.absent_workers = unused_workers, absent_workers
+        if is_changed or time.monotonic() - self.last_write_time >= (LOADING_WRITE_SECONDS if load else WRITE_SECONDS):
             self._write()
 
     def log(self, text: str) -> None:
         """Log an event and add it to the record."""
         journal.log(text)
-        line = {"time": int(time.time()), "text": text[:MAX_EVENT_LENGTH]}
-        self.history = self.history._replace(last=(*self.history.last, line)[-MAX_EVENTS:])
+        event = {"time": int(time.time()), "text": text[:MAX_EVENT_LENGTH]}
+        self.history = self.history._replace(last=(*self.history.last, event)[-MAX_EVENTS:])
         self._write()
 
     def count_restart(self) -> None:
         self.history = self.history._replace(restarts=self.history.restarts + 1)
-        self.last_write = -math.inf
-        self.set(WAITING)
+        self.last_write_time = -math.inf
+        self.set_state(WAITING)
 
     def _write(self) -> None:
         content = {
@@ -124,20 +125,20 @@ class HeadRecord:
             "process": os.getpid(),
             "state": self.state,
             "since": int(self.since),
-            "without": list(self.without),
-            "waiting_for": list(self.waiting_for),
+            "without": list(self.unused_workers),
+            "waiting_for": list(self.absent_workers),
             "load": self.load and {**self.load._asdict(), "sent": dict(self.load.sent)},
         }
         journal.write_state(self.path, content)
-        self.last_write = time.monotonic()
+        self.last_write_time = time.monotonic()
 
 
 def read_fallbacks(path: Path) -> list[FallbackCommand] | None:
     """Return the fallbacks; None if the file is invalid."""
-    return journal.read_back(path, lambda entries: [_fallback(**entry) for entry in entries])
+    return journal.read_back(path, lambda fallbacks: [_parse_fallback(**fields) for fields in fallbacks])
 
 
-def _fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[str]) -> FallbackCommand:
+def _parse_fallback(name: str, without: str, workers: Sequence[str], argv: Sequence[str]) -> FallbackCommand:
     for endpoint in (without, *workers):
         rpc.parse_endpoint(endpoint)
     if not all(isinstance(word, str) for word in (name, *argv)):

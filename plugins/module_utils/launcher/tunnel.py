@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Tunnels between a head and its workers, run by stunnel: TLS 1.3 with a pre-shared key.
 
-stunnel is a child of the launcher, because the kernel shows the connections of a child. When a key file changes, stunnel reads all of them again:
-existing connections stay, and new ones need the new key.
+stunnel is a child of the launcher, because the kernel lets a parent inspect its children's connections. When a key file changes, stunnel reads all key
+files again: existing connections stay, and new ones need the new key.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress
 
 PROGRAM = "stunnel"
-FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
-"""Folders in which it is searched, regardless of the service's PATH."""
-SHARED_MEMORY = "/dev/shm"
-"""Folder of the configuration, if it is writable: it survives a full disk, and nothing cleans it up."""
+SEARCH_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
+"""Folders in which to search for stunnel, in addition to the service's PATH."""
+SHARED_MEMORY_FOLDER = "/dev/shm"
+"""Folder of the configuration, if it is writable: it does not depend on a disk, and nothing removes old files from it."""
 STOP_SECONDS = 2.0
 RESTART_SECONDS = 5.0
 """Seconds between two starts of stunnel, which logs some lines each time."""
@@ -44,7 +44,7 @@ class Tunnel(NamedTuple):
 
 def parse_tunnels(words: list[str], keys_folder: Path, is_head_end: bool) -> list[Tunnel]:
     """:param words: ``ACCEPT=CONNECT`` each.
-    :param keys_folder: folder; each file is named after the address of the worker's host, which both ends know.
+    :param keys_folder: folder with key files, each named after the address of the worker's host, which both ends know.
     """
     end_pairs = [word.split("=", 1) for word in words]
     return [
@@ -69,23 +69,23 @@ def stunnel_configuration(tunnels: list[Tunnel]) -> str:
 
 
 def stunnel_path() -> str | None:
-    return shutil.which(PROGRAM, path=os.pathsep.join([*os.get_exec_path(), *FOLDERS]))
+    return shutil.which(PROGRAM, path=os.pathsep.join([*os.get_exec_path(), *SEARCH_FOLDERS]))
 
 
 class Tunnels:
-    """Context with the tunnels of a service; without tunnels, stunnel is not required."""
+    """Context in which the tunnels of a service run; without tunnels, it does not require stunnel."""
 
     def __init__(self, tunnels: list[Tunnel]) -> None:
         self.tunnels = tunnels
         self.process: subprocess.Popen[bytes] | None = None
-        self.key_versions: list[int] = []
+        self.key_times: list[int] = []
         self.start_time = -RESTART_SECONDS
-        self.file = ""
+        self.configuration_path = ""
 
     def __enter__(self) -> Tunnels:
         if self.tunnels:
-            in_memory = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-            descriptor, self.file = tempfile.mkstemp(".conf", "llamacpp-", in_memory)
+            folder = SHARED_MEMORY_FOLDER if os.access(SHARED_MEMORY_FOLDER, os.W_OK) else None
+            descriptor, self.configuration_path = tempfile.mkstemp(".conf", "llamacpp-", folder)
             os.close(descriptor)
         self.maintain()
         return self
@@ -93,15 +93,15 @@ class Tunnels:
     def __exit__(self, *_error: object) -> None:
         if self.process:
             progress.stop_process(self.process, STOP_SECONDS)
-        if self.file:
+        if self.configuration_path:
             with suppress(OSError):
-                os.unlink(self.file)
+                os.unlink(self.configuration_path)
 
     def maintain(self) -> None:
         """Start stunnel if it does not run, and make it read changed keys."""
-        if not self.file:
+        if not self.configuration_path:
             return
-        versions = [_version(tunnel.key_path) for tunnel in self.tunnels]
+        times = [_modification_time(tunnel.key_path) for tunnel in self.tunnels]
         if self.process and self.process.poll() is not None:
             journal.log_once(f"stunnel exited {progress.describe_exit(self.process.returncode)}: restarting it")
             self.process = None
@@ -110,14 +110,14 @@ class Tunnels:
                 return
             self.start_time = time.monotonic()
             self._start()
-        elif versions != self.key_versions:
+        elif times != self.key_times:
             journal.log("the tunnel keys have changed: stunnel reloads them")
-            self._write()  # cleaning programs may have removed the configuration
+            self._write_configuration()  # cleaning programs may have removed the configuration
             self.process.send_signal(signal.SIGHUP)
-        self.key_versions = versions
+        self.key_times = times
 
-    def _write(self) -> None:
-        Path(self.file).write_text(stunnel_configuration(self.tunnels))
+    def _write_configuration(self) -> None:
+        Path(self.configuration_path).write_text(stunnel_configuration(self.tunnels))
 
     def _start(self) -> None:
         missing_keys = [str(tunnel.key_path) for tunnel in self.tunnels if not tunnel.key_path.is_file()]
@@ -126,9 +126,9 @@ class Tunnels:
             reason = f"{missing_keys[0]} is missing" if missing_keys else "stunnel is not installed"
             journal.log_once(f"the tunnel cannot start, because {reason}: run site.yml")
             return
-        self._write()
+        self._write_configuration()
         self.process = subprocess.Popen(
-            [path, self.file], stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent
+            [path, self.configuration_path], stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent
         )
 
     def external_sample(self, sample: progress.ProcessSample) -> progress.ProcessSample:
@@ -150,15 +150,15 @@ class Tunnels:
         """Explain why a worker does not answer, because stunnel itself accepts every connection on this host."""
         for tunnel in self.tunnels:
             if tunnel.listen_endpoint == endpoint:
-                return f"{tunnel.forward_endpoint}, the far end of the tunnel, is unreachable, has another key, or forwards to no worker ({detail})"
+                return f"{tunnel.forward_endpoint}, the far end of the tunnel, is unreachable, has another key, or does not forward to a worker ({detail})"
         return detail
 
 
 NO_TUNNELS = Tunnels([])
 
 
-def run_in_tunnels(argv: list[str], tunnels: Tunnels) -> int:
-    """Run a program that needs the tunnels of a head until it exits; return its exit status."""
+def run_through_tunnels(argv: list[str], tunnels: Tunnels) -> int:
+    """Run a program that needs a head's tunnels until the program exits; return its exit status."""
     progress.exit_on_signals()
     process = subprocess.Popen(argv, preexec_fn=progress.die_with_parent)
     try:
@@ -179,8 +179,8 @@ def _connections(sample: progress.ProcessSample, endpoint: str) -> list[progress
     return sorted(links, key=lambda link: sent_bytes.get(link.inode, 0), reverse=True)
 
 
-def _version(path: Path) -> int:
-    """Return the version of a file's content; 0 if it is missing."""
+def _modification_time(path: Path) -> int:
+    """Return a file's modification time in nanoseconds; 0 if it is missing."""
     try:
         return path.stat().st_mtime_ns
     except OSError:

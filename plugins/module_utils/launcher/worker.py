@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Runs a worker, bounds its cache and detects its faults.
 
-A worker serves one client at a time, and has no timeout. So a hung worker blocks the head until it is killed.
+A worker serves one client at a time, and has no timeout. So a hung worker blocks the head until the launcher kills the worker.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import e
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc
 
 SAMPLE_SECONDS, CLEANUP_SECONDS = 1.0, 60.0
-"""Seconds between two samples of a worker, and between two inspections of its cache; a file that was written in between may be incomplete."""
+"""Seconds between two samples of a worker, and between two inspections of its cache; files written since the last inspection may be incomplete."""
 STOP_SECONDS = 2.0
 """Time to exit, as for llama-server, although a worker has nothing to save."""
 MAX_STALE_SECONDS = 30.0
 NO_EXPORTER = exporter.Exporter()
 
 
-def known_sizes(cache_folder: Path, sizes: Iterable[int]) -> set[int]:
-    """Add sizes of tensors to the recorded ones, and return all: the cache may contain tensors of other models."""
+def record_tensor_sizes(cache_folder: Path, sizes: Iterable[int]) -> set[int]:
+    """Add sizes of tensors to the recorded sizes, and return all sizes: the cache may contain tensors of other models."""
     path = cache_folder.parent / "sizes.json"
     recorded_sizes = journal.read_back(path, lambda record: {int(size) for size in record["sizes"]}) or set()
     all_sizes = recorded_sizes | set(sizes)
@@ -38,17 +38,17 @@ def known_sizes(cache_folder: Path, sizes: Iterable[int]) -> set[int]:
     return all_sizes
 
 
-def clean_cache(cache_folder: Path, limit: int, sizes: Sequence[int] = (), min_age_s: float = 0.0) -> list[str]:
-    """Remove files whose size matches no tensor, then the least recently used ones until the rest fits the limit. Return the names of all of them. A
-    full disk or a power failure truncates files, and a worker does not notice that.
+def clean_cache(cache_folder: Path, limit_bytes: int, sizes: Sequence[int] = (), min_age_s: float = 0.0) -> list[str]:
+    """Remove files whose size matches no tensor, then the least recently used files until the rest fits the limit; return the names of removed files.
+    A full disk or a power failure truncates files, and a worker does not notice that.
 
     :param sizes: bytes of the planned model's tensors; empty to compare none.
     :param min_age_s: seconds for which a truncated file must be unchanged.
     """
-    all_sizes = known_sizes(cache_folder, sizes) if sizes else set()
+    all_sizes = record_tensor_sizes(cache_folder, sizes) if sizes else set()
     files, removed_files = [], []
-    for folder, _folders, entries in os.walk(cache_folder):
-        for path in (Path(folder, name) for name in entries):
+    for folder, _folders, file_names in os.walk(cache_folder):
+        for path in (Path(folder, name) for name in file_names):
             with suppress(OSError):
                 status = path.lstat()
                 if stat.S_ISREG(status.st_mode):
@@ -58,7 +58,7 @@ def clean_cache(cache_folder: Path, limit: int, sizes: Sequence[int] = (), min_a
                     files.append((not is_truncated, max(status.st_atime, status.st_mtime), status.st_size, path))
     total_bytes = sum(size for _is_complete, _use_time, size, _path in files)
     for is_complete, _use_time, size, path in sorted(files):
-        if is_complete and total_bytes <= limit:
+        if is_complete and total_bytes <= limit_bytes:
             break
         try:
             path.unlink(missing_ok=True)
@@ -68,8 +68,8 @@ def clean_cache(cache_folder: Path, limit: int, sizes: Sequence[int] = (), min_a
         total_bytes -= size
         removed_files.append(path.name)
     if removed_files:
-        reason = f"truncated, or the cache exceeded {limit // rpc.MIB} MiB"
-        journal.log(f"files removed from {cache_folder}, because they were {reason}: {len(removed_files)}")
+        reason = f"they were truncated, or the cache exceeded {limit_bytes // rpc.MIB} MiB"
+        journal.log(f"removed files from {cache_folder}, because {reason}: {len(removed_files)}")
     return removed_files
 
 
@@ -87,11 +87,11 @@ class WorkerMonitor:
             return None
         clock = time.monotonic()
         suspended_seconds = self.timers.seconds("stopped", sample.activity.state == "T", clock)
-        if suspended_seconds >= progress.STOPPED_SECONDS:
+        if suspended_seconds >= progress.MAX_SUSPENDED_SECONDS:
             return f"the worker has been suspended (SIGSTOP) for {suspended_seconds:.0f} s"
         connections = [link for link in sample.links if progress.port_of(link.address) == self.port]
         closed_connections = [link for link in connections if link.state == progress.CLOSE_WAIT]
-        stale_seconds = self.timers.seconds("gone", bool(closed_connections), clock)
+        stale_seconds = self.timers.seconds("client gone", bool(closed_connections), clock)
         if stale_seconds >= MAX_STALE_SECONDS:
             return f"the worker has not noticed for {stale_seconds:.0f} s that its client {closed_connections[0].peer} is gone"
         return None
@@ -100,26 +100,25 @@ class WorkerMonitor:
 def run_worker(
     argv: list[str],
     cache_folder: Path | None,
-    limit: int,
+    limit_bytes: int,
     port: str = "",
     sizes: Sequence[int] = (),
-    exports: exporter.Exporter = NO_EXPORTER,
+    metrics_exporter: exporter.Exporter = NO_EXPORTER,
     tunnels: tunnel.Tunnels = tunnel.NO_TUNNELS,
 ) -> int:
-    """Run a worker, keep its cache intact and below the limit in bytes; return the service's exit status.
+    """Run a worker, and keep its cache intact and within the limit; return the service's exit status.
 
     :param sizes: as in clean_cache.
     :param port: port of the worker; empty to disable monitoring.
-    :param exports: writes its metrics.
     """
     progress.exit_on_signals()
     if cache_folder:
-        clean_cache(cache_folder, limit, sizes)
+        clean_cache(cache_folder, limit_bytes, sizes)
     # The worker must ignore SIGPIPE, or an abandoned connection would kill it.
     process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent, restore_signals=False
     )
-    exports.note_start()
+    metrics_exporter.note_start()
     guard = WorkerMonitor(process.pid, port) if port and progress.ON_LINUX else None
     last_cleanup_time = time.monotonic()
     try:
@@ -134,18 +133,18 @@ def run_worker(
                 journal.log(f"{fault}: restarting it")
                 process.kill()
                 process.wait()
-                exports.note_exit("hung")
+                metrics_exporter.note_exit("hung")
                 break
             if cache_folder and time.monotonic() - last_cleanup_time >= CLEANUP_SECONDS:
-                clean_cache(cache_folder, limit, sizes, CLEANUP_SECONDS)
+                clean_cache(cache_folder, limit_bytes, sizes, CLEANUP_SECONDS)
                 last_cleanup_time = time.monotonic()
-            exports.export_worker()
+            metrics_exporter.export_worker()
         else:
             journal.log(f"the worker exited {progress.describe_exit(process.returncode)}")
-            exports.note_exit("ended")
-        exports.export_worker()
+            metrics_exporter.note_exit("ended")
+        metrics_exporter.export_worker()
     except SystemExit:
-        exports.stop()
+        metrics_exporter.stop()
         progress.stop_process(process, STOP_SECONDS)
         raise
     return 1

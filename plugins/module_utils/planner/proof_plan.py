@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import cores_gflops
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import SOCKET
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import PROOF_SOCKET
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Question
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import ProofWork, Remedy, Side
 
@@ -81,7 +81,7 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> 
     summary = workload.summary
     capacity = min([device.capacity_mib for device in devices] + [site.facts.memory_mib]) * MIB // 2
     uses_processors = all(device.backend == backends.CPU.name for device in devices)
-    context = min(PROCESSOR_CONTEXT if uses_processors else questions.CONTEXT, workload.context_per_request)
+    context = min(PROCESSOR_CONTEXT if uses_processors else questions.CONTEXT_TOKENS, workload.context_per_request)
     prompts = questions.list_questions(context)
     if not prompts:
         reason = f"a context of {context} tokens is too short for a prompt"
@@ -171,7 +171,7 @@ def proof_work(plan: types.Plan) -> ProofWork | None:
         folder=head.state,
         account=head.account,
         environment=plan.head.environment,
-        launcher=services.with_launcher(plan, "prove", [f"{head.state}/{SOCKET}"]),
+        launcher=services.with_launcher(plan, "prove", [f"{head.state}/{PROOF_SOCKET}"]),
         sockets=plan.release.mainline,
         context=proof.context,
         micro_batch=int(*planned_values.get("micro-batch", ["512"])),

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 
-FOLDER, SOCKET = "proof", "proof.sock"
+PROOF_FOLDER, PROOF_SOCKET = "proof", "proof.sock"
 
 
 def remove_leftovers(prefix: Path) -> None:
-    """Remove the files of a killed proof, up to 8 GiB, unless a proof runs."""
-    folder = prefix / "state" / FOLDER
+    """Remove the files of a killed proof, up to 8 GiB, unless a proof is running."""
+    folder = prefix / "state" / PROOF_FOLDER
     with suppress(locks.BusyError, OSError):
         if folder.exists():
             with locks.hold(prefix / names.PROOF_LOCK):

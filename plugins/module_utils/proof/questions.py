@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The prompts of a proof, and the distance between the answers of a device and those of the head's processor.
 
-Two correct programs round differently: a device may quantise activations, and it adds in another order. How much that changes the answers depends on the
-model, so the bound comes from the distances between variants of the processor that are all correct. Prompts consist of given tokens, plain text and random
-ones in turn, so that all sides compute the same. docs/operating.md has the distances that were measured.
+Two correct programs round differently: a device may quantise activations, and adds numbers in another order. How much that changes the answers depends on
+the model, so the bound comes from the distances between several correct ways in which the processor computes. Prompts consist of fixed tokens, alternately
+plain text and random, so that all sides compute the same. docs/operating.md shows the distances that were measured.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ MAX_SHORT_LENGTH = 513
 MAX_VARIANT_LENGTH = 257
 """Length of the longest prompt that variants of the processor answer."""
 LONG_LENGTHS = (1025, *range(1026, 1034), 1100, 1300, 2049, 2100, 3000, 4097, *range(4098, 4110), 4200)
-"""Lengths at which a growing long prompt is sent. A step of 1 is a single token."""
-CONTEXT = 4352
+"""Lengths at which a growing long prompt is sent. A step of 1 adds a single token."""
+CONTEXT_TOKENS = 4352
 """Number of tokens of the longest prompt and its answer, in blocks of 256."""
 LISTED_TOKENS, COMPARED_TOKENS = 64, 32
 """Number of likeliest tokens that a side lists, and number of the processor's tokens to look up among them."""
-MIN_LOG = -80.0
-"""Logarithm of a probability below which single precision cannot be distinguished from zero."""
+MIN_LOGPROB = -80.0
+"""Logarithm below which a single-precision probability cannot be distinguished from zero."""
 BOUND_FACTOR, GROUP_FLOOR, POSITION_FLOOR = 3.0, 0.05, 0.25
-"""Bound as a multiple of the processor's own largest distance, and the smallest bounds of a group and of its third worst position. The H200's correct
+"""Bound as a multiple of the processor's own largest distance, and smallest bounds for a group and for its third worst position. The H200's correct
 kernels reach 0.041 and 0.09 on noise that the processor's variants compute alike."""
 Answer = Mapping[int, float]
-"""Likeliest tokens and the logarithms of their probabilities, the likeliest first; empty if these are not numbers."""
+"""Likeliest tokens and the logarithms of their probabilities, the likeliest first; empty if the logarithms are not numbers."""
 
 
 class Question(NamedTuple):
@@ -45,14 +45,14 @@ class Question(NamedTuple):
     length: int
     start: int
     """position of its first token"""
-    text: bool
+    is_text: bool
     """whether it is plain text"""
     continues: bool = False
     """whether it continues the previous prompt"""
 
 
 class Tokens(NamedTuple):
-    """Tokens for prompts."""
+    """Tokens of which prompts consist."""
 
     prefix: tuple[int, ...]
     """tokens that the model expects at the beginning of a text"""
@@ -60,13 +60,13 @@ class Tokens(NamedTuple):
     random: tuple[int, ...]
 
     def prompt(self, question: Question) -> list[int]:
-        tokens = itertools.cycle(self.text if question.text else self.random)
+        tokens = itertools.cycle(self.text if question.is_text else self.random)
         body = itertools.islice(tokens, question.start, question.start + question.length)
         return [*self.prefix, *body][: question.length]
 
 
 class Bounds(NamedTuple):
-    """Distances beyond which a device computes incorrectly."""
+    """Largest distances of a device that computes correctly."""
 
     group: float = GROUP_FLOOR
     """for three of four positions of a group"""
@@ -98,20 +98,20 @@ def list_questions(context: int) -> list[Question]:
 
 def count_tokens(questions: Iterable[Question]) -> int:
     """Return the number of tokens that a side computes."""
-    count = previous = 0
+    count = previous_length = 0
     for question in questions:
-        count += question.length - (previous if question.continues else 0)
-        previous = question.length
+        count += question.length - (previous_length if question.continues else 0)
+        previous_length = question.length
     return count
 
 
 def count_pairs(questions: Iterable[Question]) -> int:
     """Return the number of pairs of tokens for which a side computes attention."""
-    count = previous = 0
+    count = previous_length = 0
     for question in questions:
-        start = previous if question.continues else 0
+        start = previous_length if question.continues else 0
         count += (question.length**2 - start**2) // 2
-        previous = question.length
+        previous_length = question.length
     return count
 
 
@@ -132,9 +132,9 @@ def parse_answer(reply: Any) -> Answer:
 
     :raises ValueError, TypeError, KeyError, IndexError: the reply is invalid.
     """
-    entries = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED_TOKENS]
-    finite = itertools.takewhile(lambda entry: entry["logprob"] is not None and entry["logprob"] > MIN_LOG, entries)
-    return {int(entry["id"]): float(entry["logprob"]) for entry in finite}
+    tokens = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED_TOKENS]
+    finite = itertools.takewhile(lambda token: token["logprob"] is not None and token["logprob"] > MIN_LOGPROB, tokens)
+    return {int(token["id"]): float(token["logprob"]) for token in finite}
 
 
 def distance(reference: Answer, answer: Answer) -> float:
@@ -143,9 +143,9 @@ def distance(reference: Answer, answer: Answer) -> float:
     :param reference: the processor's answer.
     """
     top_tokens = [*reference.items()][:COMPARED_TOKENS]
-    width = top_tokens[0][1] - top_tokens[-1][1] or 1.0
+    log_range = top_tokens[0][1] - top_tokens[-1][1] or 1.0
     differences = [
-        min(1.0, abs(answer[token] - value) / width) if token in answer else 1.0 for token, value in top_tokens
+        min(1.0, abs(answer[token] - value) / log_range) if token in answer else 1.0 for token, value in top_tokens
     ]
     return sum(differences) / len(differences)
 
@@ -169,7 +169,7 @@ def quartile(values: Sequence[float]) -> float:
 
 
 def third_largest(values: Sequence[float]) -> float:
-    """Return the distance that three positions reach, or all if there are fewer: up to two may differ because experts are chosen differently.
+    """Return the distance that three positions reach, or all if there are fewer: at up to two, a correct device may choose other experts.
 
     :param values: in ascending order.
     """
@@ -179,7 +179,7 @@ def third_largest(values: Sequence[float]) -> float:
 def bounds(questions: Sequence[Question], reference: Sequence[Answer], variants: Iterable[Sequence[Answer]]) -> Bounds:
     """Return the bounds derived from the processor's own variants.
 
-    :param variants: answers of the variants to the first questions.
+    :param variants: each variant's answers to the first questions.
     """
     groups = [values for variant in variants for values in distances(questions, reference, variant).values()]
     return Bounds(

@@ -30,27 +30,27 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import FOLDER, SOCKET
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import PROOF_FOLDER, PROOF_SOCKET
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
 
 HEALTH_SECONDS = 5.0
-PAUSE_SECONDS, STOP_SECONDS = 0.1, 12.0
+POLL_SECONDS, STOP_SECONDS = 0.1, 12.0
 LAUNCHER_SECONDS = 30
 """Time limit for the programs' launcher to answer after its start."""
 WORKER_SECONDS = 45
 """Time limit for a worker to answer after its start."""
 RESTART_SECONDS = 15
 """Time in which a crashed worker restarts. Behind a tunnel it never seems to be absent, because the tunnel accepts connections on the head."""
-RESERVED_DISK = 1024 * MIB
-RESERVED_MEMORY = 1536 * MIB
-"""Memory to keep available while the processor computes next to a server: KV cache, buffers and the system."""
+RESERVED_DISK_BYTES = 1024 * MIB
+RESERVED_MEMORY_BYTES = 1536 * MIB
+"""Memory to keep available while the processor computes next to a server, for KV cache, buffers and the system."""
 LOG_BYTES, RECORD_BYTES, MAX_VERDICTS, MAX_REFERENCES = 65536, 1 << 20, 64, 4
-ONE_CHARACTER = 'root ::= "1"'
-"""Grammar for a whole character: llama-server lists no tokens next to half a character. It lists the tokens that are likeliest without the grammar."""
+CHARACTER_GRAMMAR = 'root ::= "1"'
+"""Grammar for a whole character: llama-server lists no tokens for half a character. The listed tokens are the likeliest without the grammar."""
 UNREACHABLE_PATTERN, LOST_PATTERN = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
 LATE_PATTERN = re.compile(f"was not healthy|{replies.TIMEOUT_TEXT}")
 ABORT_PATTERN = "[.][a-z]+:[0-9]+: "
-"""Pattern for the source line at which llama.cpp aborts. Lines of other threads may follow."""
+"""Pattern for the log line with the source line at which llama.cpp aborts. Lines of other threads may follow."""
 REASON_LINE = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{ABORT_PATTERN}"
 """Pattern for a log line with a reason, regardless of case. No line of a backtrace matches it."""
 REASON_PATTERNS = (ABORT_PATTERN, "error loading model", REASON_LINE)
@@ -58,8 +58,8 @@ OwnsPort = Callable[[int], bool]
 """Function that returns whether only processes of this account listen on a port."""
 
 
-class Failure(Exception):
-    """Failure of a side, or of its model, to answer. The text has the reason and the most relevant line of llama-server's log."""
+class ProofError(Exception):
+    """Failure of a side, or of its model, to answer. The message has the reason and the most relevant line of llama-server's log."""
 
 
 class Reference(NamedTuple):
@@ -70,45 +70,45 @@ class Reference(NamedTuple):
     bounds: Bounds
 
 
-def prepare_reference(work: types.ProofWork, owner: OwnsPort) -> bool:
+def prepare_reference(work: types.ProofWork, owns_port: OwnsPort) -> bool:
     """Write the model and compute the reference while the server is running, if there is enough memory; return whether both exist."""
-    if (resources.available_memory(text_of(Path("/proc/meminfo"))) or 0) * MIB < work.bytes + RESERVED_MEMORY:
+    if (resources.available_memory(text_of(Path("/proc/meminfo"))) or 0) * MIB < work.bytes + RESERVED_MEMORY_BYTES:
         return False
     folder = _clean_folder(work)
-    with suppress(Failure), _launcher(work):
-        _prepare_reference(work, folder, owner)
+    with suppress(ProofError), _launcher(work):
+        _prepare_reference(work, folder, owns_port)
         return True
     _clean_folder(work)
     return False
 
 
-def prove(work: types.ProofWork, owner: OwnsPort) -> Any:
-    """Return a Proof as JSON."""
+def prove(work: types.ProofWork, owns_port: OwnsPort) -> Any:
+    """Compare the devices with the processor; return a Proof as JSON."""
     start_time = time.monotonic()
-    folder = Path(work.folder, FOLDER)
+    folder = Path(work.folder, PROOF_FOLDER)
     try:
         if not (_model_path(work, folder).exists() and _read_reference(work, folder)):
             _clean_folder(work)
         with _launcher(work), ThreadPoolExecutor(len(work.devices)) as threads:
-            reference = _prepare_reference(work, folder, owner)
-            verdicts = threads.map(lambda side: _judge_side(work, folder, owner, reference, side), work.devices)
+            reference = _prepare_reference(work, folder, owns_port)
+            verdicts = threads.map(lambda side: _judge_side(work, folder, owns_port, reference, side), work.devices)
             proof = types.Proof(0, devices=tuple(verdicts))
             if len(reference.answers) < len(questions.list_questions(work.context)):
                 _reference_path(work, folder).unlink()  # the head may be less busy next time
-    except Failure as failure:
+    except ProofError as failure:
         proof = types.Proof(0, untested=printable(str(failure), 1000))
     finally:
         _clean_folder(work)
     return typed_json.dump(proof._replace(seconds=round(time.monotonic() - start_time)))
 
 
-def read_record(path: Path) -> types.Record:
+def read_record(path: Path) -> types.VerdictRecord:
     """Return the verdicts recorded on the head; none if they cannot be read."""
-    return typed_json.read_file(types.Record, path, RECORD_BYTES) or types.Record(())
+    return typed_json.read_file(types.VerdictRecord, path, RECORD_BYTES) or types.VerdictRecord(())
 
 
 def keep_verdicts(path: Path, proof: types.Proof) -> None:
-    """Add verdicts to the record. Verdicts of a plan to which the cluster may return stay.
+    """Add verdicts to the record. Keep older verdicts, because the cluster may return to their plan.
 
     :raises OSError: the record cannot be written.
     """
@@ -118,7 +118,7 @@ def keep_verdicts(path: Path, proof: types.Proof) -> None:
 
 def _clean_folder(work: types.ProofWork) -> Path:
     """Remove everything from the folder of the proof except the last references, because models are large; return the folder."""
-    folder = Path(work.folder, FOLDER)
+    folder = Path(work.folder, PROOF_FOLDER)
     folder.mkdir(mode=0o700, exist_ok=True)
     references = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     for path in {*folder.iterdir()} - {*references[-MAX_REFERENCES:]}:
@@ -130,7 +130,7 @@ def _clean_folder(work: types.ProofWork) -> Path:
 
 
 def _reference_path(work: types.ProofWork, folder: Path) -> Path:
-    """Return the path of the reference, which changes with the model's file."""
+    """Return the path of the reference, which depends on the version of the model's file."""
     return folder / f"{work.processor.id}-{Path(work.model).stat().st_mtime_ns}.json"
 
 
@@ -147,16 +147,16 @@ def _read_reference(work: types.ProofWork, folder: Path) -> Reference | None:
         return None
 
 
-def _prepare_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> Reference:
+def _prepare_reference(work: types.ProofWork, folder: Path, owns_port: OwnsPort) -> Reference:
     """Return the processor's answers, and the bounds derived from its variants. Write the model and the reference if they are missing.
 
-    :raises Failure: there is no reference for a comparison.
+    :raises ProofError: there is no reference for a comparison.
     """
     if not _model_path(work, folder).exists():
         _write_model(work, folder)
     reference = _read_reference(work, folder)
     if not reference:
-        reference = _compute_reference(work, folder, owner)
+        reference = _compute_reference(work, folder, owns_port)
         _reference_path(work, folder).write_text(json.dumps(reference))
     return reference
 
@@ -164,65 +164,64 @@ def _prepare_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> 
 def _write_model(work: types.ProofWork, folder: Path) -> None:
     """Write the layers as a model.
 
-    :raises Failure: the disk is too full, or the file is not a model.
+    :raises ProofError: the disk is too full, or the file is not a model.
     """
     free_bytes = shutil.disk_usage(work.folder).free
-    if free_bytes < work.bytes + RESERVED_DISK:
-        raise Failure(
+    if free_bytes < work.bytes + RESERVED_DISK_BYTES:
+        raise ProofError(
             f"{work.folder} has {free_bytes // MIB} MiB free, too little for a {len(work.layers)}-layer file of {work.bytes // MIB} MiB: free disk space"
         )
     try:
-        partial_file = folder / "partial"
-        layer_sample.write_sample(work.model, partial_file, work.layers)
-        partial_file.replace(_model_path(work, folder))
+        partial_path = folder / "partial"
+        layer_sample.write_sample(work.model, partial_path, work.layers)
+        partial_path.replace(_model_path(work, folder))
     except gguf.GGUFError as error:
-        raise Failure(f"{work.model} {error}") from None
+        raise ProofError(f"{work.model} {error}") from None
     except OSError as error:
-        raise Failure(f"a file with layers of {work.model} cannot be written: {printable(error)}") from None
+        raise ProofError(f"a file with layers of {work.model} cannot be written: {printable(error)}") from None
 
 
-def _compute_reference(work: types.ProofWork, folder: Path, owner: OwnsPort) -> Reference:
+def _compute_reference(work: types.ProofWork, folder: Path, owns_port: OwnsPort) -> Reference:
     """Collect the answers of the processor and of its variants.
 
-    :raises Failure: the processor computes no probabilities to compare.
+    :raises ProofError: the processor computes no probabilities to compare.
     """
     summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model_path(work, folder)))))
     prompts = questions.list_questions(work.context)
     name = f"{work.processor.name} with a {len(work.layers)}-layer model"
     try:
-        with _serve(work, folder, owner, work.processor) as server:
+        with _serve(work, folder, owns_port, work.processor) as server:
             tokens = server.tokens(summary.vocabulary)
             reference = server.answers(prompts, tokens, work.limit_s)
-    except Failure as failure:
-        raise Failure(f"{name} {failure}") from None
+    except ProofError as failure:
+        raise ProofError(f"{name} {failure}") from None
     fewest_tokens = min(map(len, reference), default=1)
     if fewest_tokens < 2:
         reason = "is certain of one token: nothing to compare" if prompts else "has no context for a prompt"
-        raise Failure(f"{name} {reason if fewest_tokens else 'produces NaN results'}")
+        raise ProofError(f"{name} {reason if fewest_tokens else 'produces NaN results'}")
     variants = []
     for variant in work.variants:
         side = work.processor._replace(argv=(*work.processor.argv, *variant))
-        with suppress(Failure), _serve(work, folder, owner, side) as server:
+        with suppress(ProofError), _serve(work, folder, owns_port, side) as server:
             answers = server.answers(questions.variant_questions(prompts), tokens)
             if all(answers):
                 variants.append(answers)
     bounds = questions.bounds(prompts, reference, variants)
-    if summary.number(
-        "expert_count"
-    ):  # where experts are nearly equal, a correct device chooses others at some positions
+    if summary.number("expert_count"):  # a correct device may choose other experts if they are nearly equal
         bounds = bounds._replace(position=1.0)
     return Reference(tokens, reference, bounds)
 
 
 def _judge_side(
-    work: types.ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: types.Side
+    work: types.ProofWork, folder: Path, owns_port: OwnsPort, reference: Reference, side: types.Side
 ) -> types.Verdict:
     """Return the verdict on a device; if it computes incorrectly, with the first settings that help."""
-    verdict = _compare_side(work, folder, owner, reference, side)
+    verdict = _compare_side(work, folder, owns_port, reference, side)
     if verdict.is_correct or not work.remedies or LATE_PATTERN.search(verdict.failure or ""):
         return verdict
     for remedy in work.remedies:
-        if _compare_side(work, folder, owner, reference, side._replace(argv=(*side.argv, *remedy.words))).is_correct:
+        changed_side = side._replace(argv=(*side.argv, *remedy.words))
+        if _compare_side(work, folder, owns_port, reference, changed_side).is_correct:
             return verdict._replace(remedy=f"with {remedy.setting}, it computes correctly")
     return verdict._replace(
         remedy=f"none of these settings helps: {'; '.join(remedy.setting for remedy in work.remedies)}"
@@ -230,13 +229,13 @@ def _judge_side(
 
 
 def _compare_side(
-    work: types.ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: types.Side
+    work: types.ProofWork, folder: Path, owns_port: OwnsPort, reference: Reference, side: types.Side
 ) -> types.Verdict:
     verdict = types.Verdict(side.id, side.name, work.micro_batch)
     prompts = questions.list_questions(work.context)
     try:
-        answers = _collect_answers(work, folder, owner, reference, side)
-    except Failure as failure:
+        answers = _collect_answers(work, folder, owns_port, reference, side)
+    except ProofError as failure:
         return verdict._replace(failure=str(failure))
     groups = questions.distances(prompts, reference.answers, answers)
     value, bound, prompt_kind = questions.farthest_distance(groups, reference.bounds)
@@ -246,21 +245,21 @@ def _compare_side(
 
 
 def _collect_answers(
-    work: types.ProofWork, folder: Path, owner: OwnsPort, reference: Reference, side: types.Side
+    work: types.ProofWork, folder: Path, owns_port: OwnsPort, reference: Reference, side: types.Side
 ) -> list[Answer]:
     """Return the answers of a device, whose worker may have just been started.
 
-    :raises Failure: it does not answer all questions.
+    :raises ProofError: it does not answer all questions.
     """
     deadline, is_retry = time.monotonic() + WORKER_SECONDS, False
     while True:
         try:
-            with _serve(work, folder, owner, side) as server:
+            with _serve(work, folder, owns_port, side) as server:
                 prompts = questions.list_questions(work.context)[: len(reference.answers)]
                 return server.answers(prompts, reference.tokens)
-        except Failure as failure:
-            lost_match = LOST_PATTERN.search(str(failure))
-            if lost_match and not is_retry:  # an abort would happen again, unlike a broken connection
+        except ProofError as failure:
+            is_lost = LOST_PATTERN.search(str(failure))
+            if is_lost and not is_retry:  # an abort would happen again, unlike a broken connection
                 time.sleep(RESTART_SECONDS)
                 deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
             elif not UNREACHABLE_PATTERN.search(str(failure)) or time.monotonic() > deadline:
@@ -276,18 +275,18 @@ class _Server(NamedTuple):
     log: Path
     address: str
     timeout_s: int
-    owner: OwnsPort
+    owns_port: OwnsPort
 
-    def wait(self) -> None:
+    def wait_until_healthy(self) -> None:
         """Wait until the server is healthy.
 
-        :raises Failure: the server crashes, or is not healthy in time.
+        :raises ProofError: the server crashes, or is not healthy in time.
         """
         deadline = time.monotonic() + self.timeout_s
         while self._ask("/health", HEALTH_SECONDS).status != 200:
             if self.status() is not None or time.monotonic() > deadline:
                 raise self.failure(f"was not healthy within {self.timeout_s} s")
-            time.sleep(PAUSE_SECONDS)
+            time.sleep(POLL_SECONDS)
 
     def status(self, seconds: float = 0) -> int | None:
         """Wait for the exit status, and return it; None if the program is still running."""
@@ -295,17 +294,17 @@ class _Server(NamedTuple):
             return None
         with suppress(OSError, ValueError):
             return int(self.connection.recv(9, socket.MSG_PEEK))
-        return -signal.SIGKILL  # with its launcher
+        return -signal.SIGKILL  # killed with its launcher
 
     def tokens(self, vocabulary: int) -> Tokens:
         """Return the tokens for prompts, in the model's own vocabulary.
 
-        :raises Failure: the server does not convert the text.
+        :raises ProofError: the server does not convert the text.
         """
         lists = []
         for adds_special in (False, True):
-            question = {"content": plain_text.TEXT, "add_special": adds_special}
-            reply = self._ask("/tokenize", self.timeout_s, question)
+            body = {"content": plain_text.TEXT, "add_special": adds_special}
+            reply = self._ask("/tokenize", self.timeout_s, body)
             with suppress(ValueError, KeyError, TypeError):
                 lists.append([int(token) for token in reading.parse(reply.text)["tokens"]])
         plain_tokens, special_tokens = lists if len(lists) == 2 and lists[0] else ((), ())
@@ -318,7 +317,7 @@ class _Server(NamedTuple):
         """Return the answers to questions.
 
         :param seconds: time after which no further long prompts are sent.
-        :raises Failure: the server does not answer them.
+        :raises ProofError: the server does not answer them.
         """
         answers, deadline = [], time.monotonic() + seconds
         for question in prompts:
@@ -328,24 +327,24 @@ class _Server(NamedTuple):
         return answers
 
     def _answer(self, prompt: Sequence[int], continues: bool) -> Answer:
-        question = {"prompt": [*prompt], "cache_prompt": continues, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
-        reply = self._ask("/v1/completions", self.timeout_s, {**question, "temperature": 0, "grammar": ONE_CHARACTER})
+        body = {"prompt": [*prompt], "cache_prompt": continues, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
+        reply = self._ask("/v1/completions", self.timeout_s, {**body, "temperature": 0, "grammar": CHARACTER_GRAMMAR})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
         self.status(1)
         raise self.failure(f"answered a prompt of {len(prompt)} tokens with {printable(reply.text, 200)!r}")
 
-    def _ask(self, path: str, seconds: float, question: Any = None) -> replies.Reply:
-        """Send a request to this process: until it listens, a program of another account may use its port."""
+    def _ask(self, path: str, seconds: float, body: Any = None) -> replies.Reply:
+        """Send a request to this process, not to a program of another account that uses the port before it."""
 
         def veto() -> str | None:
             _host, colon, port = self.address.rpartition(":")
-            return "another program listens on its port" if colon and not self.owner(int(port)) else None
+            return "another program listens on its port" if colon and not self.owns_port(int(port)) else None
 
-        return replies.ask(self.address, path, seconds, question, veto=veto)
+        return replies.ask(self.address, path, seconds, body, veto=veto)
 
-    def failure(self, default_text: str) -> Failure:
-        """Return how the server crashed, or else the default text, with the most relevant line of its log."""
+    def failure(self, default_text: str) -> ProofError:
+        """Return an error that says how the server crashed, or else the default text, with the most relevant line of its log."""
         lines = reading.read_end(self.log, LOG_BYTES).splitlines()
         reasons = lines[-1:]
         for pattern in REASON_PATTERNS:
@@ -355,14 +354,14 @@ class _Server(NamedTuple):
                 break
         status = self.status()
         text = default_text if status is None else f"crashes {progress.describe_exit(status)}"
-        return Failure(printable(f"{text}: {reasons[-1].strip() if reasons else 'its log is empty'}", 600))
+        return ProofError(printable(f"{text}: {reasons[-1].strip() if reasons else 'its log is empty'}", 600))
 
 
 @contextmanager
 def _launcher(work: types.ProofWork) -> Iterator[None]:
-    """Keep the launcher of the programs alive, and start it if no service runs it.
+    """Start the launcher of the programs unless a service runs it, and keep it alive.
 
-    :raises Failure: it does not answer.
+    :raises ProofError: it does not answer.
     """
     devnull: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     process = subprocess.Popen(work.launcher, preexec_fn=progress.die_with_parent, **devnull) if work.launcher else None
@@ -377,26 +376,26 @@ def _launcher(work: types.ProofWork) -> Iterator[None]:
 def _connect(work: types.ProofWork) -> socket.socket:
     """Return a connection to the launcher.
 
-    :raises Failure: it does not answer.
+    :raises ProofError: it does not answer.
     """
     deadline = time.monotonic() + LAUNCHER_SECONDS
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.connect(str(Path(work.folder, SOCKET)))
+            connection.connect(str(Path(work.folder, PROOF_SOCKET)))
             return connection
         except OSError as error:
             connection.close()
             if time.monotonic() > deadline:
-                raise Failure(f"the launcher of the proof does not answer: {printable(error)}") from None
-        time.sleep(PAUSE_SECONDS)
+                raise ProofError(f"the launcher of the proof does not answer: {printable(error)}") from None
+        time.sleep(POLL_SECONDS)
 
 
 @contextmanager
-def _serve(work: types.ProofWork, folder: Path, owner: OwnsPort, side: types.Side) -> Iterator[_Server]:
-    """Run a healthy llama-server that no other account can reach, and stop it afterwards.
+def _serve(work: types.ProofWork, folder: Path, owns_port: OwnsPort, side: types.Side) -> Iterator[_Server]:
+    """Run llama-server where no other account can reach it, wait until it is healthy, and stop it afterwards.
 
-    :raises Failure: the server does not become healthy.
+    :raises ProofError: the server does not become healthy.
     """
     with tempfile.TemporaryDirectory(prefix="", dir=folder) as private_folder, _connect(work) as connection:
         address = f"{private_folder}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.find_free_port()}"
@@ -406,9 +405,9 @@ def _serve(work: types.ProofWork, folder: Path, owner: OwnsPort, side: types.Sid
         environment = {"PATH": commands.SEARCH_PATH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private_folder, "log")
         connection.sendall(json.dumps([argv, environment, str(log)]).encode() + b"\n")
-        server = _Server(connection, log, address, work.timeout_s, owner)
+        server = _Server(connection, log, address, work.timeout_s, owns_port)
         try:
-            server.wait()
+            server.wait_until_healthy()
             yield server
         finally:
             with suppress(OSError):

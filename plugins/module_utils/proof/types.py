@@ -35,7 +35,7 @@ class Remedy(NamedTuple):
 
 
 class ProofWork(NamedTuple):
-    """Work of the head, whose runner adds model and address to the command lines."""
+    """Work of a proof on the head; the runner adds model and address to the command lines."""
 
     model: PathText
     layers: tuple[Annotated[int, Number(0, 512)], ...]
@@ -56,12 +56,12 @@ class ProofWork(NamedTuple):
     micro_batch: Count
     """tokens that a device computes together"""
     limit_s: Seconds
-    """time after which the processor answers no further long prompts, so that a slow processor does not delay the run"""
+    """time after which the processor gets no further long prompts, so that a slow processor does not delay the run"""
     timeout_s: Seconds
     """time limit for a server to be healthy, and for each answer"""
     processor: Side
     variants: tuple[tuple[str, ...], ...]
-    """words to append to the processor's command line, with which it computes in another correct way"""
+    """words to append to the processor's command line to make it compute in another correct way"""
     devices: tuple[Side, ...]
     remedies: tuple[Remedy, ...] = ()
     """settings to try on a device that computes incorrectly"""
@@ -119,13 +119,13 @@ class Proof(NamedTuple):
         return [verdict.sentence() for verdict in self.devices if not verdict.is_correct]
 
 
-class Record(NamedTuple):
-    """Verdicts on the head, the newest last, so that a device is not proven twice."""
+class VerdictRecord(NamedTuple):
+    """Verdicts stored on the head, the newest last, so that a device is not proven twice."""
 
     verdicts: tuple[Verdict, ...]
 
     def valid_verdicts(self, work: ProofWork) -> dict[str, Verdict]:
-        """Return by id the verdicts of the work's devices that computed correctly with micro-batches at least as large."""
+        """Return, by id, the verdicts on this work's devices that computed correctly with at least its micro-batch."""
         ids = {side.id for side in work.devices}
         return {
             verdict.id: verdict
@@ -133,9 +133,8 @@ class Record(NamedTuple):
             if verdict.id in ids and verdict.is_correct and verdict.micro_batch >= work.micro_batch
         }
 
-    def with_verdicts(self, verdicts: Iterable[Verdict], count: int) -> "Record":
-        """Return the last ``count`` verdicts of the record and of a proof."""
+    def with_verdicts(self, verdicts: Iterable[Verdict], max_count: int) -> "VerdictRecord":
+        """Return the last ``max_count`` verdicts of the record and of a proof."""
         updates = {verdict.id: verdict for verdict in verdicts}
-        return Record(
-            tuple([*(entry for entry in self.verdicts if entry.id not in updates), *updates.values()][-count:])
-        )
+        older_verdicts = [verdict for verdict in self.verdicts if verdict.id not in updates]
+        return VerdictRecord(tuple([*older_verdicts, *updates.values()][-max_count:]))

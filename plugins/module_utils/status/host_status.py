@@ -63,8 +63,8 @@ def _head(
         health=health,
         serving=record,
         current=is_current,
-        waits_for=evidence.wait_reasons(evidence.read_handshakes(folder / runtime.HANDSHAKES).workers),
-        ends=evidence.read_exits(folder / runtime.EXITS),
+        waits_for=evidence.wait_reasons(evidence.read_handshakes(folder / runtime.HANDSHAKES_FILE).workers),
+        ends=evidence.read_exits(folder / runtime.EXITS_FILE),
         verified=verification,
         models=models,
     )

@@ -76,9 +76,9 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
     earlier_readings = typed_json.read_file(types.ReadingRecord, Path(host.prefix, names.READINGS_FILE), RECORD_BYTES)
     evidence = types.Evidence(
         health=health,
-        exits=read_exits(folder / runtime.EXITS),
+        exits=read_exits(folder / runtime.EXITS_FILE),
         log=_printable_lines(runtime.last_lines(log)),
-        handshakes=read_handshakes(folder / runtime.HANDSHAKES, launchers),
+        handshakes=read_handshakes(folder / runtime.HANDSHAKES_FILE, launchers),
         links={
             name: typed_json.parse(types.LinkMeasurement, links[name]) if name in links else None
             for name in subject.links

@@ -21,14 +21,14 @@ SILENCE = 3.0
 HASTY = """
 import os, runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import exporter, progress, server, serving, tunnel, worker
-tunnel.SHARED_MEMORY = os.path.dirname(__file__)
-progress.STOPPED_SECONDS = 0.5
+tunnel.SHARED_MEMORY_FOLDER = os.path.dirname(__file__)
+progress.MAX_SUSPENDED_SECONDS = 0.5
 progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as else, and answered by Python
 server.HEALTH_POLL_SECONDS, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.MAX_STALE_SECONDS = 1.0
 serving.WRITE_SECONDS, serving.LOADING_WRITE_SECONDS = 0.2, 0.2
 exporter.EXPORT_SECONDS = 0.2
-runtime.RETURN_SECONDS, runtime.MIN_STABLE_SECONDS, runtime.HANDSHAKE_SECONDS = 0.1, 1.0, 0.5
+runtime.RETURN_POLL_SECONDS, runtime.MIN_STABLE_SECONDS, runtime.HANDSHAKE_SECONDS = 0.1, 1.0, 0.5
 runtime.SAMPLE_SECONDS = worker.SAMPLE_SECONDS = 0.1
 raise SystemExit(runtime.main())
 """
