@@ -178,7 +178,9 @@ def page() -> str:
         path = ROOT / "roles" / role / "meta" / "argument_specs.yml"
         main = yaml.safe_load(path.read_text())["argument_specs"]["main"]
         parts.append(f"## {role}\n\n{main['short_description']}.\n")
-        options = {name: option for name, option in main["options"].items() if name.startswith(inventory.PREFIX)}
+        options = {
+            name: option for name, option in main["options"].items() if name.startswith(inventory.VARIABLE_PREFIX)
+        }
         seen = {id(option) for option in options.values()}
         parts += [section(name, option, seen) for name, option in options.items()]
     return "\n".join(parts)

@@ -21,9 +21,9 @@ FILE_OPTION = re.compile(r"--(?!log-)[a-z_-]+[-_]file(=|$)|-jf$|--lora(=|$)|--co
 
 
 class ActionModule(Action):
-    ARGUMENTS = resolver.Options
+    ARGUMENTS = resolver.LookupOptions
 
-    def perform(self, arguments: resolver.Options) -> dict:
+    def perform(self, arguments: resolver.LookupOptions) -> dict:
         try:
             variables = inventory.variables_of(self.variables)
             model_entries = turns.read_entries(variables)
@@ -45,7 +45,7 @@ def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
         return None  # planning refuses these variables with a reason
 
 
-def _file_problem(action: Action, variables: Mapping[str, Any], options: resolver.Options) -> str:
+def _file_problem(action: Action, variables: Mapping[str, Any], options: resolver.LookupOptions) -> str:
     """Return a sentence about a file that llama-server needs, but that is missing on the head or unreadable for its account; empty otherwise."""
     extra_args = variables["llama_server_extra_args"] or []
     values = [
@@ -76,7 +76,7 @@ def _file_problem(action: Action, variables: Mapping[str, Any], options: resolve
     return ""
 
 
-def _resolve(action: Action, request: ModelRequest | None, options: resolver.Options, server: str | None) -> dict:
+def _resolve(action: Action, request: ModelRequest | None, options: resolver.LookupOptions, server: str | None) -> dict:
     if request is None or (options.summary_is_enough and request.summary is not None):
         return {"changed": False}
     try:

@@ -144,7 +144,7 @@ def _embeds_page(arguments: installer.ReleaseArguments) -> bool:
     return release.source in release_request.COMPILED_SOURCES and release.mainline and ui in ("auto", "true")
 
 
-def _fetch_archives(arguments: installer.ReleaseArguments) -> list[sources.FetchedFile]:
+def _fetch_archives(arguments: installer.ReleaseArguments) -> list[sources.CachedArchive]:
     """Fetch the archives that a host needs into the controller's cache, and return them; none for a distribution's package."""
     release, build = arguments.release, arguments.build
     if release.source == "package":

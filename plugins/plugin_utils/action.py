@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Base of the action plugins: arguments, calls to a host, and background jobs. Only this module uses ansible-core's interfaces for action plugins."""
+"""Base class of the action plugins: arguments, calls to a host, and background jobs. Only this module uses ansible-core's interfaces for action plugins."""
 
 import json
 import os
@@ -17,15 +17,15 @@ from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-JOB_ID = r"j?\d{1,20}\.\d{1,10}"
-"""ID of an asynchronous job in ansible-core 2.19: a number from the controller, and the process on the host."""
+JOB_ID_PATTERN = r"j?\d{1,20}\.\d{1,10}"
+"""Pattern of asynchronous job IDs in ansible-core 2.19: a number from the controller and the process ID on the host."""
 INTERNAL_KEYS = (
     *("finished", "started", "ansible_job_id", "results_file"),
     *("stdout", "stderr", "stdout_lines", "stderr_lines"),
 )
-"""Keys that Ansible adds to the result of such a job."""
-CHECK_INTERVAL = 15
-"""Number of polls of a job per check of its process: a host that was restarted knows the job, but no longer runs it."""
+"""Keys that Ansible adds to the result of an asynchronous job."""
+POLLS_PER_CHECK = 15
+"""Polls per check of a job's process: a host that was restarted knows the job, but no longer runs it."""
 ControllerPath = Annotated[str, "path"]
 """Argument that is a path on the controller."""
 
@@ -36,14 +36,14 @@ class BackgroundJob(NamedTuple):
     name: str
     """Name in messages, like 'build'."""
     limit_seconds: int
-    """Time limit after which the host itself stops it."""
+    """Time limit after which the host itself stops the job."""
     silence_seconds: int
-    """Longest time without progress."""
+    """Maximum time without progress."""
     pauses: Iterable[float]
     """Seconds before each poll of the job; an endless iterable."""
     describe_progress: Callable[[float], str]
     """Called after each poll of a running job with the seconds since its start; returns a text that changes with its progress."""
-    advice: str
+    remedy: str
     """Last sentence of the message when the controller stops waiting."""
 
 
@@ -89,10 +89,10 @@ class Action(ActionBase):
         finally:
             self._task.check_mode = check_mode
 
-    def run_command(self, text: str, data: bytes | None = None) -> dict:
+    def run_command(self, command: str, stdin: bytes | None = None) -> dict:
         """Run a command in the host's shell, with ``become`` if the task uses it; return ``rc``, ``stdout`` and ``stderr``."""
-        input_arguments = {} if data is None else {"in_data": data}
-        return self._low_level_execute_command(text, sudoable=True, **input_arguments)
+        input_arguments = {} if stdin is None else {"in_data": stdin}
+        return self._low_level_execute_command(command, sudoable=True, **input_arguments)
 
     def write_record(self, prefix: str, name: str, value: Any) -> None:
         """Write a record as JSON below the prefix, unless it is None. A failure to write only causes a warning."""
@@ -100,9 +100,9 @@ class Action(ActionBase):
             return
         partial_path, path = (shlex.quote(f"{prefix}/{file}") for file in (f"{files.TEMPORARY_PREFIX}{name}", name))
         content = json.dumps(typed_json.dump(value)) + "\n"
-        answer = self.run_command(f"umask 022 && cat > {partial_path} && mv {partial_path} {path}", content.encode())
-        if answer["rc"]:
-            reason = validation.printable(answer["stderr"])
+        result = self.run_command(f"umask 022 && cat > {partial_path} && mv {partial_path} {path}", content.encode())
+        if result["rc"]:
+            reason = validation.printable(result["stderr"])
             Display().warning(f"{name} could not be written on {self.host} for status and the next plan: {reason}")
 
     def run_action(self, name: str, /, **arguments: Any) -> dict:
@@ -154,7 +154,7 @@ class Action(ActionBase):
             self._task.async_val = 0
         if start.get("failed"):
             return start
-        if not re.fullmatch(JOB_ID, str(start.get("ansible_job_id"))):
+        if not re.fullmatch(JOB_ID_PATTERN, str(start.get("ansible_job_id"))):
             raise AnsibleActionFail(
                 f"{self.host} did not start the {job.name} in the background "
                 f"({validation.printable(str(start.get('msg') or 'its answer has no job ID'))}): run the playbook again"
@@ -166,8 +166,8 @@ class Action(ActionBase):
             poll(mode="cleanup")
         except AnsibleConnectionFailure as error:
             reason = validation.printable(str(error))
-            raise AnsibleActionFail(f"{self.host} was lost during the {job.name}: {reason}. {job.advice}") from None
-        if status.get("failed") and "data" in status:  # instead of a result it has a traceback of async_wrapper
+            raise AnsibleActionFail(f"{self.host} disconnected during the {job.name}: {reason}. {job.remedy}") from None
+        if status.get("failed") and "data" in status:  # async_wrapper returned a traceback instead of a result
             reason = "".join(str(status.get("stderr") or status["data"]).strip().splitlines()[-1:])
             status["msg"] = (
                 f"the process was killed or crashed without a result{': ' * bool(reason)}{reason}. Check the host's kernel log (dmesg) for out-of-memory "
@@ -181,31 +181,31 @@ class Action(ActionBase):
         process = shlex.quote(f"[a]sync_wrapper.py {job_id.split('.')[0]} ")
         for poll_count, pause in enumerate(job.pauses, 1):
             time.sleep(pause)
-            is_gone = not poll_count % CHECK_INTERVAL and self.run_command(f"pgrep -f {process}").get("rc") == 1
+            is_gone = not poll_count % POLLS_PER_CHECK and self.run_command(f"pgrep -f {process}").get("rc") == 1
             status = poll()
             if status.get("finished"):
                 return status
             if is_gone:
                 raise AnsibleActionFail(
-                    f"{self.host}: the {job.name} (job {job_id}) disappeared without a result. {job.advice}"
+                    f"{self.host}: the {job.name} (job {job_id}) disappeared without a result. {job.remedy}"
                 )
             if status.get("failed"):
                 raise AnsibleActionFail(
-                    f"The connection to the {job.name} was lost: {validation.printable(str(status.get('msg')))}. {job.advice}"
+                    f"{self.host}: the {job.name} (job {job_id}) has no readable status: {validation.printable(str(status.get('msg')))}. {job.remedy}"
                 )
-            clock, progress = time.monotonic(), job.describe_progress(time.monotonic() - start_time)
+            now, progress = time.monotonic(), job.describe_progress(time.monotonic() - start_time)
             if progress != last_progress:
-                last_progress, progress_time = progress, clock
-            if clock - min(progress_time, start_time + job.limit_seconds) > job.silence_seconds:
+                last_progress, progress_time = progress, now
+            if now - min(progress_time, start_time + job.limit_seconds) > job.silence_seconds:
                 raise AnsibleActionFail(
                     f"{self.host}: the {job.name} (job {job_id}) made no progress for {job.silence_seconds // 60} minutes, or took longer than "
-                    f"{job.limit_seconds // 60} minutes: stop its remaining processes on that host, or restart the host. {job.advice}"
+                    f"{job.limit_seconds // 60} minutes: stop its remaining processes on that host, or restart the host. {job.remedy}"
                 )
         raise AssertionError("pauses must be endless")
 
 
 def failure_reason(result: dict) -> str:
-    """Return the reason for a failed call: ansible-core 2.19 and newer return a chain of events instead of a message."""
+    """Return the reason why a call failed: ansible-core 2.19 and newer return a chain of events instead of a message."""
     texts = [str(result["msg"])] if result.get("msg") else []
     event = getattr(result.get("exception"), "event", None)
     while event:

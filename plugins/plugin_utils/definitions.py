@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Definitions of services, from the templates of the role llama_host for each service manager."""
+"""Service definitions, rendered from the role llama_host's template for each service manager."""
 
 import functools
 import shlex
@@ -15,46 +15,46 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoes
 XML_SUFFIXES = ("plist.j2",)
 """Suffixes of templates that write XML."""
 COMMENT_MARKERS, QUOTES = (" ;", " #"), ('"', "'")
-"""Texts that start a comment in a value for supervisor, and characters that its environment variables cannot contain, because it has no escapes there."""
+"""Texts that start a comment in supervisor's values, and characters that supervisor cannot escape in environment variables."""
 
 
 def _check_expressible(words: Iterable[str], forbidden: Sequence[str] = ()) -> None:
-    """Check that a service manager can express the words."""
+    """Refuse words that no service manager can express, or that contain a forbidden text."""
     for word in words:
         forbidden_text = next((text for text in forbidden if text in word), None)
         if validation.is_plain(word) and not forbidden_text:
             continue
         problem = "contains a line break or another control character, which no service manager can express: remove this character"
         if forbidden_text:
-            problem = f"supervisor would treat {forbidden_text!r} as a control character: remove {forbidden_text!r}"
+            problem = f"contains {forbidden_text!r}, which supervisor would interpret as syntax: remove it"
         raise Refusal(
             f"{validation.quote(word)} is a path, an argument or an environment variable of a service, and {problem}"
         )
 
 
-def _escape(text: str) -> str:
+def _escape_for_systemd(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
 
 
 def systemd_command(words: Sequence[str]) -> str:
     """Return one line that systemd splits into the same words."""
     _check_expressible(words)
-    return " ".join('"' + _escape(word).replace("$", "$$") + '"' for word in words)
+    return " ".join('"' + _escape_for_systemd(word).replace("$", "$$") + '"' for word in words)
 
 
 def systemd_line(text: str) -> str:
-    """Return the rest of a line that systemd reads literally."""
+    """Return text that systemd reads literally up to the end of the line."""
     _check_expressible([text])
     if text.strip() != text or text.endswith("\\"):
         raise Refusal(
-            f"{validation.quote(text)} is a path or a description in a service, but systemd drops a space or \\ at its end: remove this character"
+            f"{validation.quote(text)} is a path or a description in a service, but systemd drops spaces around it and \\ at its end: remove them"
         )
     return text.replace("%", "%%")
 
 
 def systemd_environment(variables: Mapping[str, str]) -> str:
     _check_expressible(variables.values())
-    return " ".join(f'"{name}={_escape(value)}"' for name, value in sorted(variables.items()))
+    return " ".join(f'"{name}={_escape_for_systemd(value)}"' for name, value in sorted(variables.items()))
 
 
 def supervisor_command(words: Sequence[str]) -> str:
@@ -92,7 +92,7 @@ def definition(host: HostPlan, service: ServicePlan, seconds: int = 0) -> str:
     """Return the definition of a service.
 
     :param seconds: time limit of a temporary service.
-    :raises Refusal: the service manager cannot express a word of it.
+    :raises Refusal: the service manager cannot express a word of the definition.
     """
     template = service_managers.MANAGERS[host.service_manager].template
     return _templates().get_template(template).render(host=host, service=service, seconds=seconds)

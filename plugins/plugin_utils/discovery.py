@@ -15,11 +15,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import cost_model
 
 MIN_MEMORY_SHARE = 0.9
-"""Share of the largest memory that makes another host a candidate, too."""
-HOST_NAME = r"(?!llama_)[A-Za-z][A-Za-z0-9_-]{0,62}"
-"""Pattern for a host's own name: it is not a port, a pattern or a group of a cluster."""
+"""Minimum share of the largest memory for another host to be a candidate."""
+HOST_NAME_PATTERN = r"(?!llama_)[A-Za-z][A-Za-z0-9_-]{0,62}"
+"""Pattern for host names that Ansible does not mistake for a port, a host pattern or a group of the collection."""
 RESERVED_NAMES = ("all", "ungrouped", "localhost", "y", "n", "yes", "no", "on", "off", "true", "false", "null")
-"""Names that Ansible or YAML would not read as a host."""
+"""Names that Ansible or YAML would not read as the name of a host."""
 LOCAL_NAMES = ("localhost", "127.0.0.1")
 
 
@@ -34,30 +34,30 @@ class Machine(NamedTuple):
     discovered: discovery.Discovery = discovery.Discovery()
 
     @property
-    def devices_mib(self) -> int:
+    def device_memory_mib(self) -> int:
         return sum(device.memory_mib for device in self.facts.distinct_accelerators())
 
 
 def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> list[Machine]:
-    """Return the hosts with names for an inventory: a host reached by its address, and the controller, gets its own host name if it is unique.
-    The controller gets the address at which others reach it.
+    """Return the hosts with names for an inventory. A host that was reached by its address, and the controller, get their own host names if these are
+    unique. The controller also gets the address at which others reach it.
 
     :param machines: hosts with the names under which they were reached.
-    :param contacted: names of all hosts that the run tried to reach.
+    :param tried_hosts: names of all hosts that the run tried to reach.
     """
     hostnames = [machine.discovered.hostname.partition(".")[0] for machine in machines]
     renamed_machines: list[Machine] = []
     for machine, hostname in zip(machines, hostnames):
         name, variables = machine.name, dict(machine.variables)
-        is_numeric, is_local = cluster_inputs.is_ipv4_address(name), name in LOCAL_NAMES
+        is_address, is_local = cluster_inputs.is_ipv4_address(name), name in LOCAL_NAMES
         is_unique = (
             hostnames.count(hostname) == 1 and hostname not in tried_hosts and hostname.lower() not in RESERVED_NAMES
         )
-        addresses = [entry.addresses[0] for entry in machine.discovered.interfaces if entry.main and entry.addresses]
+        addresses = [link.addresses[0] for link in machine.discovered.interfaces if link.main and link.addresses]
         if is_local and addresses and len(machines) > 1:
             variables.setdefault("ansible_host", addresses[0].partition("/")[0])
-        if (is_numeric or is_local) and is_unique and re.fullmatch(HOST_NAME, hostname):
-            if is_numeric:
+        if (is_address or is_local) and is_unique and re.fullmatch(HOST_NAME_PATTERN, hostname):
+            if is_address:
                 variables.setdefault("ansible_host", name)
             name = hostname
         renamed_machines.append(machine._replace(name=name, variables=variables))
@@ -65,10 +65,10 @@ def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> 
 
 
 class DirectLink(NamedTuple):
-    """A network between two hosts that is no slower than the one that reaches them: each interface sees the unique hardware address of the other."""
+    """A network between two hosts, at least as fast as the one that reaches them: each interface sees the other's unique hardware address."""
 
     endpoints: Mapping[str, tuple[str, str]]
-    """Host → interface, and address with its prefix length."""
+    """Host → its interface, and the address of the interface with the prefix length."""
     kind: str
     gbit: float
 
@@ -77,7 +77,7 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
     """Return the links between hosts, the fastest first."""
     links, macs = [], [interface.mac for machine in machines for interface in machine.discovered.interfaces]
     for machine, neighbour in combinations(machines, 2):
-        pairs = [
+        interface_pairs = [
             (near_end, far_end)
             for near_end in machine.discovered.interfaces
             for far_end in neighbour.discovered.interfaces
@@ -85,8 +85,8 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
             and near_end.mac in far_end.sees
             and macs.count(near_end.mac) == macs.count(far_end.mac) == 1
         ]
-        main_interfaces = {interface for pair in pairs if pair[0].main and pair[1].main for interface in pair}
-        for near_end, far_end in pairs:
+        main_interfaces = {interface for pair in interface_pairs if pair[0].main and pair[1].main for interface in pair}
+        for near_end, far_end in interface_pairs:
             addresses, gbit = _common_network(near_end, far_end), min(_gbit_per_s(near_end), _gbit_per_s(far_end))
             if (
                 addresses
@@ -130,9 +130,9 @@ class Proposal(NamedTuple):
 
     @property
     def groups(self) -> dict[str, list[str]]:
-        """Return the hosts of each group. A head without an accelerator is a worker, too: llama-server next to workers uses only accelerators."""
+        """Return the hosts of each group. A head without an accelerator is a worker, too: if it has workers, llama-server uses only accelerators."""
         names = [machine.name for machine in self.machines]
-        is_worker = len(names) > 1 and not self.head.devices_mib
+        is_worker = len(names) > 1 and not self.head.device_memory_mib
         groups = {"llama_cluster": names, "llama_head": names[:1], "llama_workers": names if is_worker else names[1:]}
         return {**groups, **({"spare": [machine.name for machine in self.spares]} if self.spares else {})}
 
@@ -171,16 +171,16 @@ class Proposal(NamedTuple):
 def choose_proposal(
     machines: Sequence[Machine], plan: Callable[[Proposal], Plan | Refused]
 ) -> tuple[Proposal, Plan | Refused]:
-    """Return the proposal, and its plan: the largest model on a host that the plan accepts, or else the known-answer model on all hosts.
+    """Return the proposal with the largest discovered model that fits, or else with the known-answer model on all hosts, and its plan.
 
-    The head is the host with the most memory of those that have the model, and the plan decides which hosts are used.
+    The head is the host with the most memory among the hosts with the model. The plan decides which hosts are used.
     """
     links = direct_links(machines)
 
     def propose(
-        owners: Sequence[Machine], model: discovery.FoundModel | None, reason: str
+        candidates: Sequence[Machine], model: discovery.FoundModel | None, reason: str
     ) -> tuple[Proposal, Plan | Refused]:
-        head = _choose_head(owners, links)
+        head = _choose_head(candidates, links)
         workers = [machine for machine in machines if machine is not head]
         worker_links = {
             machine.name: link
@@ -193,11 +193,11 @@ def choose_proposal(
 
     models = {(model.kind, model.name): model for machine in machines for model in machine.discovered.models}
     for key, model in sorted(models.items(), key=lambda item: -item[1].layer_bytes):
-        owners = [host for host in machines if any((entry.kind, entry.name) == key for entry in host.discovered.models)]
+        hosts = [host for host in machines if any((found.kind, found.name) == key for found in host.discovered.models)]
         reason = f"it has {model.name}, the largest discovered model that fits into the cluster's memory"
-        proposal, full_plan = propose(owners, model, reason)
+        proposal, full_plan = propose(hosts, model, reason)
         if can_serve(full_plan):
-            subset = _without_spare_hosts(proposal, full_plan, [machine.name for machine in owners])
+            subset = _without_spare_hosts(proposal, full_plan, [machine.name for machine in hosts])
             subset_plan = plan(subset) if subset else None
             return (subset, subset_plan) if subset and subset_plan and can_serve(subset_plan) else (proposal, full_plan)
     return propose(machines, None, "no other host has more memory")
@@ -207,10 +207,10 @@ def can_serve(result: Plan | Refused) -> TypeGuard[Plan]:
     return isinstance(result, Plan) and result.fits and not result.refused
 
 
-def _without_spare_hosts(proposal: Proposal, full_plan: Plan, owners: Collection[str]) -> Proposal | None:
-    """Return the proposal with the hosts that a plan uses: a single faster host with the model, or the head and hosts with layers. None if it uses all."""
+def _without_spare_hosts(proposal: Proposal, full_plan: Plan, model_hosts: Collection[str]) -> Proposal | None:
+    """Return the proposal with only the hosts that a plan uses: one faster host with the model, or the head and hosts with layers. None if it uses all."""
     best_host = full_plan.estimate.best_single_host
-    is_enough = best_host.faster and best_host.host in owners
+    is_enough = best_host.faster and best_host.host in model_hosts
     used_hosts = {best_host.host} if is_enough else {proposal.head.name, *(entry.host for entry in full_plan.placement)}
     if not used_hosts.issuperset(proposal.groups["llama_cluster"]):
         return proposal._replace(
@@ -222,8 +222,8 @@ def _without_spare_hosts(proposal: Proposal, full_plan: Plan, owners: Collection
 
 
 def _choose_head(machines: Sequence[Machine], links: Sequence[DirectLink]) -> Machine:
-    """Return the host with the most memory, of devices if there are any; among similar hosts the host with the most links, or else the first host."""
-    has_devices = any(machine.devices_mib for machine in machines)
-    sizes = [machine.devices_mib if has_devices else machine.facts.memory_mib for machine in machines]
+    """Return the host with the most memory, or device memory if a host has any; of similar hosts, the one with the most links, or else the first."""
+    has_devices = any(machine.device_memory_mib for machine in machines)
+    sizes = [machine.device_memory_mib if has_devices else machine.facts.memory_mib for machine in machines]
     candidates = [machine for machine, size in zip(machines, sizes) if size >= MIN_MEMORY_SHARE * max(sizes)]
     return max(candidates, key=lambda machine: sum(machine.name in link.endpoints for link in links))

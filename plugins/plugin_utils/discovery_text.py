@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A proposed inventory as YAML, after comments with its reasons. Text from hosts is only written as one-line comments."""
+"""A proposed inventory as YAML, preceded by comments with its reasons. Free text from hosts appears only in comments."""
 
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -11,11 +11,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import c
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan, Refused
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.discovery import Machine, Proposal
 
-WIDTH = 120
+LINE_WIDTH = 120
 
 
 class _Name(str):
-    """Name of a host, which the YAML shows in quotes."""
+    """Name of a host, dumped in quotes."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -36,7 +36,7 @@ def inventory(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan |
     content = {"llama_cluster": cluster}
     if "spare" in proposal.groups:
         content["spare"] = {"hosts": {_Name(name): hosts[name] for name in proposal.groups["spare"]}}
-    yaml_text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * WIDTH)
+    yaml_text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * LINE_WIDTH)
     comments = [line for text in _reasons(proposal, omitted_hosts, plan) for line in _comment(text)]
     return "\n".join(["---", *comments, yaml_text])
 
@@ -66,11 +66,11 @@ def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | 
         size = int(proposal.model.summary.get("bytes") or proposal.model.layer_bytes)
         yield f"{proposal.model.name}: {units.amount(size)}; predicted: {speed} tokens per second"
         machines = (*proposal.machines, *proposal.spares)
-        found_names = {
+        model_names = {
             model.name for machine in machines for model in machine.discovered.models if not model.unreadable_path
         }
-        other_names = sorted(found_names - {proposal.model.name})
-        yield from [f"Other models: {', '.join(other_names)}"] if other_names else []
+        other_models = sorted(model_names - {proposal.model.name})
+        yield from [f"Other models: {', '.join(other_models)}"] if other_models else []
         if proposal.spares:
             names = ", ".join(machine.name for machine in proposal.spares)
             yield f"Spare hosts: {names}. The cluster would not be faster with them. To use them for larger models, add them to llama_workers."
@@ -79,7 +79,7 @@ def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | 
 def _comment(text: str) -> list[str]:
     return textwrap.wrap(
         validation.printable(text),
-        WIDTH,
+        LINE_WIDTH,
         initial_indent="# ",
         subsequent_indent="#   ",
         break_on_hyphens=False,

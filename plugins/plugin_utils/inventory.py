@@ -25,12 +25,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 ROLES_FOLDER = Path(__file__).resolve().parents[2] / "roles"
 PACKAGES_FILE = ROLES_FOLDER.parent / "playbooks" / "vars" / "packages.yml"
-GROUPS = {"head": "llama_head", "worker": "llama_workers"}
+ROLE_GROUPS = {"head": "llama_head", "worker": "llama_workers"}
 BALANCER_GROUP = "llama_balancer"
 RUN_VARIABLES_FILE = Path(__file__).with_name("variables.yml")
 MODELS_FILE = Path(__file__).with_name("published_models.yml")
-PREFIX = "llama_"
-"""Prefix of operators' variables; variables of playbooks and roles have two more underscores in front."""
+VARIABLE_PREFIX = "llama_"
+"""Prefix of operators' variables; variables that playbooks and roles set begin with two underscores."""
 VARIABLE_OF_OPTION = {
     "projector": "llama_model_mmproj",
     "draft": "llama_model_draft",
@@ -38,7 +38,7 @@ VARIABLE_OF_OPTION = {
     options.SPECULATION: "llama_server_speculation",
 }
 """Option → variable that sets it, if the option's remedy does not name the variable."""
-SIMILAR_VARIABLE, SIMILAR_GROUP = 0.8, 0.95
+MIN_VARIABLE_SIMILARITY, MIN_GROUP_SIMILARITY = 0.8, 0.95
 """Minimum similarity (0 to 1) to a known name for a variable that was probably misspelt, and for a group that certainly was."""
 
 
@@ -54,16 +54,16 @@ def specification() -> dict[str, dict]:
     variables: dict[str, dict] = {}
     for path in sorted(ROLES_FOLDER.glob("*/meta/argument_specs.yml")):
         options = yaml_load(path.read_text())["argument_specs"]["main"]["options"]
-        variables.update({name: option for name, option in options.items() if name.startswith(PREFIX)})
+        variables.update({name: option for name, option in options.items() if name.startswith(VARIABLE_PREFIX)})
     return variables
 
 
 @functools.cache
 def packages() -> dict[str, dict]:
-    """Return for each distribution family the package of each tool (``tools``), and the packages of llama.cpp (``llama``)."""
-    lists = yaml_load(PACKAGES_FILE.read_text())
+    """Return the package of each tool (``tools``) and the packages of llama.cpp (``llama``) for each distribution family."""
+    package_lists = yaml_load(PACKAGES_FILE.read_text())
     kinds = {"tools": "tool", "llama": "cpp"}
-    return {kind: lists[f"__llama_{name}_packages"] for kind, name in kinds.items()}
+    return {kind: package_lists[f"__llama_{name}_packages"] for kind, name in kinds.items()}
 
 
 @functools.cache
@@ -76,7 +76,7 @@ def _type_problems(values: Any, options: Any) -> Iterator[str]:
     """Yield a sentence for each wrong value that Ansible's validator accepts, or that makes it raise a TypeError without the variable's name."""
     for name, option in options.items():
         value = values.get(name) if isinstance(values, Mapping) else None
-        if option["type"] == "int" and isinstance(value, bool):  # it takes these for 1 and 0
+        if option["type"] == "int" and isinstance(value, bool):  # the validator accepts these as 1 and 0
             yield f"{name} is true or false, but must be a number."
         if option["type"] == "int" and isinstance(value, str) and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
             thousands = re.fullmatch(r"(\d{1,6})k", value)
@@ -88,39 +88,39 @@ def _type_problems(values: Any, options: Any) -> Iterator[str]:
         if option["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
             yield f"{name} is {value!r}: use a mapping (see docs/variables.md)."
             continue
-        for part in value if isinstance(value, list) else [value]:
-            yield from (f"{name}.{problem}" for problem in _type_problems(part, option.get("options") or {}))
+        for element in value if isinstance(value, list) else [value]:
+            yield from (f"{name}.{problem}" for problem in _type_problems(element, option.get("options") or {}))
 
 
-def _with_repositories(variables: Any) -> dict[str, Any]:
-    """Return the variables with mappings instead of repositories in llama.cpp's notation, ``OWNER/NAME:QUANTISATION``."""
+def _expand_repositories(variables: Any) -> dict[str, Any]:
+    """Return the variables, with a mapping for each repository in llama.cpp's notation, ``OWNER/NAME:QUANTISATION``."""
 
     def expand(name: str, value: Any) -> Any:
         if name == "llama_models" and isinstance(value, list):
-            return [_with_repositories(entry) if isinstance(entry, dict) else entry for entry in value]
+            return [_expand_repositories(entry) if isinstance(entry, dict) else entry for entry in value]
         is_repository = name in ("huggingface", "llama_model_huggingface") and isinstance(value, str)
-        parts = re.fullmatch(r"([^/:={]+/[^/:={]+)(?::([^/:]+))?", value) if is_repository else None
-        return {"repo": parts[1], **({"quantisation": parts[2]} if parts[2] else {})} if parts else value
+        match = re.fullmatch(r"([^/:={]+/[^/:={]+)(?::([^/:]+))?", value) if is_repository else None
+        return {"repo": match[1], **({"quantisation": match[2]} if match[2] else {})} if match else value
 
     return {name: expand(name, value) for name, value in variables.items()}
 
 
 def strip_origin(value: Any) -> Any:
-    """Return the value without its origin, which Ansible adds to each part and every copy would retain."""
+    """Return the value without the origin tags that Ansible adds to each part, and that every copy would retain."""
     if isinstance(value, Mapping):
-        return {strip_origin(name): strip_origin(part) for name, part in value.items()}
+        return {strip_origin(key): strip_origin(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [strip_origin(part) for part in value]
+        return [strip_origin(element) for element in value]
     kind = next((kind for kind in (str, bool, int, float) if isinstance(value, kind)), None)
     return kind(value) if kind else value
 
 
-def _variables(name: str, hostvars: Any) -> dict:
+def _validated_variables(name: str, hostvars: Any) -> dict:
     spec = specification()
     values = ((variable, hostvars.get(variable)) for variable in spec)
     variables = {variable: value for variable, value in values if value is not None}
     cluster_inputs.check_variables(name, variables)
-    variables = _with_repositories(strip_origin(variables))  # bounded by the check
+    variables = _expand_repositories(strip_origin(variables))  # the check limits their depth
     for problem in _type_problems(variables, spec):
         raise Refusal(f"Variables of host {name} are not valid: {problem}")
     validation_result = ArgumentSpecValidator(spec).validate(variables)
@@ -134,16 +134,16 @@ def _variables(name: str, hostvars: Any) -> dict:
 
 
 def variables_of(task_vars: dict, name: str = "") -> dict:
-    """Return the variables of a host, checked against their specifications.
+    """Return the variables of a host, validated against the roles' specifications.
 
     :param name: name of the host; empty for the host of this task.
     :raises Refusal: a type is wrong, or a value is outside the limits.
     """
     name = name or task_vars["inventory_hostname"]
-    return _variables(name, task_vars["hostvars"][name])
+    return _validated_variables(name, task_vars["hostvars"][name])
 
 
-RUN_SETTINGS = {"llama_accept_advisories", "llama_host_reboot", "llama_link_measure", "llama_proof"}
+NON_SERVICE_VARIABLES = {"llama_accept_advisories", "llama_host_reboot", "llama_link_measure", "llama_proof"}
 """Variables that do not affect services."""
 MAX_VALUE_LENGTH = 4096
 
@@ -154,7 +154,7 @@ def changed_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[
     changed_keys = (
         key
         for key, value in variables.items()
-        if key not in RUN_SETTINGS and value not in (None, defaults[key].get("default"))
+        if key not in NON_SERVICE_VARIABLES and value not in (None, defaults[key].get("default"))
     )
     texts = {key: json.dumps(variables[key], sort_keys=True) for key in changed_keys}
     for key, text in texts.items():
@@ -166,22 +166,22 @@ def changed_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[
 def unknown_variables(variable_names: Iterable[str]) -> dict[str, str]:
     """Return the closest known name, or an empty text, for each unknown variable with the collection's prefix."""
     known_names = [*specification(), *run_variables()]
-    unknown_names = [name for name in variable_names if name.startswith(PREFIX) and name not in known_names]
+    unknown_names = [name for name in variable_names if name.startswith(VARIABLE_PREFIX) and name not in known_names]
     return {name: _similar_variable(name, known_names) for name in unknown_names}
 
 
 def _similar_variable(name: str, known_names: list[str]) -> str:
     """Return the variable that was probably meant: it sets an option of llama.cpp, or has a similar name. Empty if there is none."""
-    suffix = name.removeprefix(PREFIX).removeprefix("server_")
+    suffix = name.removeprefix(VARIABLE_PREFIX).removeprefix("server_")
     option_name = suffix.replace("_", "-")
     shorter_options = (f"--{option_name.rsplit('-', count)[0]}" for count in range(1, option_name.count("-") + 1))
     candidates = (
         _variable_of_option(f"--{option_name}", f"-{option_name}", f"--no-{option_name}"),
-        *get_close_matches(name, known_names, 1, SIMILAR_VARIABLE),
+        *get_close_matches(name, known_names, 1, MIN_VARIABLE_SIMILARITY),
         *(
             known_name
             for known_name in known_names
-            if re.fullmatch(rf"{PREFIX}(server|model|host|build)_{re.escape(suffix)}", known_name)
+            if re.fullmatch(rf"{VARIABLE_PREFIX}(server|model|host|build)_{re.escape(suffix)}", known_name)
         ),
         _variable_of_option(*shorter_options),
     )
@@ -194,17 +194,17 @@ def _variable_of_option(*words: str) -> str:
     option = options.by_word(word)
     if option is None or not (option.is_exclusive or option.name in VARIABLE_OF_OPTION):
         return "llama_server_extra_args" if word else ""
-    match = re.search(rf"{PREFIX}\w+", option.alternative())
+    match = re.search(rf"{VARIABLE_PREFIX}\w+", option.alternative())
     return VARIABLE_OF_OPTION.get(option.name) or (match[0] if match else "")
 
 
 def play_variables(task_vars: dict) -> set[str]:
     """Return the names of variables that the play of this task sets for all of its hosts.
 
-    :raises Refusal: it sets an operator's variable, which would have no effect: planning reads the variables of hosts.
+    :raises Refusal: the play sets an operator's variable, which has no effect because planning reads host variables.
     """
     host_variables = task_vars["hostvars"][task_vars["inventory_hostname"]]
-    play_names = {name for name in task_vars if name.startswith(PREFIX) and name not in host_variables}
+    play_names = {name for name in task_vars if name.startswith(VARIABLE_PREFIX) and name not in host_variables}
     ineffective_names = sorted(play_names.intersection(specification()))
     if ineffective_names:
         raise Refusal(
@@ -214,15 +214,15 @@ def play_variables(task_vars: dict) -> set[str]:
     return play_names
 
 
-def _entry(value: Any, name: str) -> Any:
-    """Return an entry of a host's report, which is unchecked."""
+def _field(value: Any, name: str) -> Any:
+    """Return a field of a host's report, which is unchecked."""
     return value.get(name) if isinstance(value, Mapping) else None
 
 
-def _restore_last_known(facts: Any, cached_facts: Any) -> Any:
+def _restore_units_filter(facts: Any, cached_facts: Any) -> Any:
     """Return facts of a host, with the last known `units_filter` if this run could not determine it and the kernel is the same."""
-    same_kernel = isinstance(facts, Mapping) and _entry(cached_facts, "kernel") == facts.get("kernel")
-    if same_kernel and facts.get("units_filter") is None and isinstance(_entry(cached_facts, "units_filter"), bool):
+    same_kernel = isinstance(facts, Mapping) and _field(cached_facts, "kernel") == facts.get("kernel")
+    if same_kernel and facts.get("units_filter") is None and isinstance(_field(cached_facts, "units_filter"), bool):
         return {**facts, "units_filter": cached_facts["units_filter"]}
     return facts
 
@@ -234,22 +234,22 @@ def cluster_group(task_vars: Mapping[str, Any]) -> str:
 def replicas(groups: Mapping[str, Any], cluster: str) -> list[list[str]]:
     """Return the hosts of each replica of a cluster, its head first. A cluster without a balancer is one replica.
 
-    A replica is the largest group within the cluster that holds exactly one head, or a head alone. A worker in none or two of these groups is in no replica,
+    A replica is the largest group within the cluster that holds exactly one head, or a head alone. A worker in none or several of these is in no replica,
     and check_inventory.yml refuses it.
     """
     hosts = groups.get(cluster, ())
-    heads, workers = ([name for name in groups.get(group, ()) if name in hosts] for group in GROUPS.values())
+    heads, workers = ([name for name in groups.get(group, ()) if name in hosts] for group in ROLE_GROUPS.values())
     if len(heads) < 2 or not {*hosts}.intersection(groups.get(BALANCER_GROUP, ())):
         return [list(dict.fromkeys([*heads, *workers]))]
-    subgroups = [names for group, names in groups.items() if group not in GROUPS.values() and {*names} <= {*hosts}]
+    subgroups = [names for group, names in groups.items() if group not in ROLE_GROUPS.values() and {*names} <= {*hosts}]
     candidates = (
         [names for names in subgroups if [name for name in heads if name in names] == [head]] for head in heads
     )
     largest_groups = [max(names, key=len, default=()) for names in candidates]
-    own_workers = [
+    assigned_workers = [
         name for name in workers if name not in heads and sum(name in names for names in largest_groups) == 1
     ]
-    return [[head, *(name for name in own_workers if name in names)] for head, names in zip(heads, largest_groups)]
+    return [[head, *(name for name in assigned_workers if name in names)] for head, names in zip(heads, largest_groups)]
 
 
 def replica_of(task_vars: Mapping[str, Any]) -> list[str]:
@@ -265,7 +265,7 @@ def cluster_hosts(
 ) -> tuple[str, dict[str, dict]]:
     """Return the name of the cluster, and the hosts of this host's replica in the form that planning expects.
 
-    :param answers: host → result of host_info. Facts of any other host come from the last run's cache on the head.
+    :param answers: host → result of host_info. Facts of the other hosts come from the last run's cache on the head.
     :param common_variables: names of variables that are set for all hosts at once, from play_variables.
     :raises Refusal: a group or a type is wrong, or a value is outside the limits.
     """
@@ -277,22 +277,22 @@ def cluster_hosts(
         )
     members = {}
     for name in replica_of(task_vars):
-        roles = [part for part, group in GROUPS.items() if name in groups.get(group, [])]
+        roles = [role for role, group in ROLE_GROUPS.items() if name in groups.get(group, [])]
         if roles:
             host_variables = hostvars[name]
             members[name] = {
                 "groups": roles,
                 "ansible_host": host_variables.get("ansible_host") or name,
-                "variables": _variables(name, host_variables),
+                "variables": _validated_variables(name, host_variables),
                 "unknown_variables": unknown_variables({*host_variables, *common_variables}),
-                "facts": _entry((answers or {}).get(name), "facts"),
+                "facts": _field((answers or {}).get(name), "facts"),
             }
     retired_group = changes.retired_group(cluster)
     retired_hosts = groups.get(retired_group, [])
-    used_hosts = {name for group in (*GROUPS.values(), BALANCER_GROUP) for name in groups.get(group, ())}
+    used_hosts = {name for group in (*ROLE_GROUPS.values(), BALANCER_GROUP) for name in groups.get(group, ())}
     unused_hosts = [name for name in groups[cluster] if name not in used_hosts and name not in retired_hosts]
     for group, similar_groups in (
-        (group, get_close_matches(group, GROUPS.values(), 1, SIMILAR_GROUP)) for group in groups
+        (group, get_close_matches(group, ROLE_GROUPS.values(), 1, MIN_GROUP_SIMILARITY)) for group in groups
     ):
         misplaced_hosts = (
             [name for name in groups[group] if name in unused_hosts] if similar_groups and group != cluster else ()
@@ -308,10 +308,10 @@ def cluster_hosts(
             f"{', '.join(map(validation.printable, unused_hosts))}. Check the spelling of these groups."
         )
     cached_facts = next(
-        (_entry(host["facts"], "cached") for host in members.values() if "head" in host["groups"]), None
+        (_field(host["facts"], "cached") for host in members.values() if "head" in host["groups"]), None
     )
     for name, host in members.items():
-        host["facts"] = _restore_last_known(host["facts"], _entry(cached_facts, name)) or _entry(cached_facts, name)
+        host["facts"] = _restore_units_filter(host["facts"], _field(cached_facts, name)) or _field(cached_facts, name)
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Its SSH connection belongs to the person who runs Ansible, and may come from anywhere.
             host["facts"] = {**host["facts"], "reached_at": None}
@@ -325,11 +325,11 @@ def cluster_hosts(
 
 def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedRecord | None:
     """Return the head's record of the last measured speed; None if there is no readable record."""
-    return speed_record.read_record(_entry(_entry(answers.get(head), "facts"), "measured_speed"))
+    return speed_record.read_record(_field(_field(answers.get(head), "facts"), "measured_speed"))
 
 
 def _check_missing_hosts(cached_facts: Any, expected_hosts: Collection[str], retired_group: str) -> None:
-    """Check that the inventory has all hosts of the last plan: a missing host continues to run unseen, and is more often misspelt than retired.
+    """Check that the inventory has all hosts of the last plan: a missing host keeps running unnoticed, and is more often misspelt than retired.
 
     :param cached_facts: host → facts that the last run left on the head; they are unchecked.
     :param expected_hosts: hosts in the collection's groups.
@@ -343,5 +343,5 @@ def _check_missing_hosts(cached_facts: Any, expected_hosts: Collection[str], ret
     if missing_hosts:
         raise Refusal(
             f"Hosts of the last plan are missing from the inventory: {', '.join(missing_hosts)}. Check the spelling of the groups, or move retired hosts to "
-            f"the group {retired_group}, so that site.yml removes their services."
+            f"the group {retired_group}: site.yml then removes their services."
         )

@@ -17,17 +17,17 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import htm
 
 
 def write(variable: str, path: str, content: str, mode: int | None = None) -> None:
-    """Write requested content to the path in a variable. Replace the file atomically.
+    """Write content to the path that the operator set in a variable. Replace the file atomically.
 
-    :param mode: mode of the file; None keeps its mode, or uses the account's default.
+    :param mode: mode of the file; None keeps the mode of an existing file, or uses the account's default.
     """
     try:
         target_path = Path(os.path.expanduser(path))
         if target_path.exists() and not target_path.is_file():
-            target_path.write_text(content)  # a terminal, a pipe
+            target_path.write_text(content)  # a terminal or a pipe
         else:
             target_path = target_path.resolve()
-            files.replace_file(target_path, content, _mode(target_path) if mode is None else mode)
+            files.replace_file(target_path, content, _file_mode(target_path) if mode is None else mode)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise AnsibleActionFail(
@@ -37,7 +37,7 @@ def write(variable: str, path: str, content: str, mode: int | None = None) -> No
 
 
 def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
-    """Write files into the folder that a variable names, and create it if necessary.
+    """Write files into the folder that the operator set in a variable, and create the folder if it is missing.
 
     :param texts: content of each file by its path inside the folder.
     """
@@ -47,14 +47,14 @@ def write_folder(variable: str, path: str, texts: Mapping[str, str]) -> None:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise AnsibleActionFail(
-            f"{variable} is {path!r}, which cannot be created on the controller: {error.strerror}. Use a writable location."
+            f"{variable} is {path!r}, which cannot be created on the controller: {error.strerror}. Use a writable folder."
         ) from None
     for name, text in texts.items():
         write(variable, str(folder / name), text)
 
 
-def _mode(target_path: Path) -> int:
-    """Return the mode of an existing file, or the mode in which this account creates files."""
+def _file_mode(target_path: Path) -> int:
+    """Return the mode of an existing file, or the default mode of this account's new files."""
     if target_path.exists():
         return stat.S_IMODE(target_path.stat().st_mode)
     os.umask(mask := os.umask(0o077))
@@ -71,5 +71,5 @@ def show_plan(plan: Plan | Refused, changes: Sequence[str], report_path: str | N
 def write_report(
     path: str, plan: Plan | Refused | None, verification: Report | None, benchmark: Benchmark | None
 ) -> None:
-    """Write the page of the plan that serves, its verification and its benchmark."""
+    """Write the page of the serving plan, its verification and its benchmark."""
     write("llama_report_path", path, html_page.page(plan, (), verification, benchmark))

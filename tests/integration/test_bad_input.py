@@ -46,9 +46,7 @@ def repository(tmp_path):
 
 
 def test_a_ref_that_is_not_there(bare, repository):
-    said = (
-        f"llama_release asks for 'main', which is not a tag, branch or commit of {repository['repository']}: correct it"
-    )
+    said = f"llama_release asks for 'main', which is not a tag, branch or commit of {repository['repository']}: correct"
     refuses(bare, said, llama_release={**repository, "ref": "main"})
 
 

@@ -101,7 +101,7 @@ def test_a_device_that_only_a_draft_model_needs_is_the_servers():
     assert rows(plan)["draft"]["device"] == "CUDA0"
     assert plan["head"]["backends"] == ["cuda"]
     assert "CUDA_VISIBLE_DEVICES" not in plan["head"]["environment"]
-    assert "  CUDA0" in "\n".join(plan_text.plan_parts(typed(plan))["Memory"])
+    assert "  CUDA0" in "\n".join(plan_text.plan_sections(typed(plan))["Memory"])
     assert "draft model small on CUDA0" in html_page.page(typed(plan))
 
 
@@ -175,7 +175,7 @@ def test_too_little_is_said_of_a_device_that_does_not_hold_what_is_beside_the_mo
     plan = with_both(head_with_cards(2, 20, llama_placement="all"), draft=draft()).plan()
     first = next(entry for entry in plan["placement"] if entry["device"] == "CUDA0")
     first["capacity_mib"] = first["weights_mib"] + first["kv_mib"]
-    said = [line for line in memory_text.memory_lines(typed(plan)) if ", too little" in line]
+    said = [line for line in memory_text.memory_lines(typed(plan)) if ", too small" in line]
     assert [line.split()[0] for line in said] == ["CUDA0"]
 
 

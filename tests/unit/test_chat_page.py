@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 from ansible.errors import AnsibleError
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import chat_page
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import FetchedFile
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import CachedArchive
 from model_server import answer
 from support.builds import planned_source
 from support.sources import cache, kept
@@ -43,7 +43,7 @@ def source(tmp_path, monkeypatch, server):
     monkeypatch.setattr(chat_page, "DOWNLOAD_LIMITS", {"silence_s": 0.3, "seconds": 1.0, "max_bytes": 4096})
     archive = tmp_path / "source.tar.gz"
     archive.write_bytes(packed({"x-1/vendor/llama.cpp/tools/ui/package.json": b"{}", "x-1/tools/ui/other": b"-"}))
-    return FetchedFile(archive, False, "5" * 64, "c")
+    return CachedArchive(archive, False, "5" * 64, "c")
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_a_page_that_cannot_be_downloaded_never_fails_a_run(source, server, cach
         assert chat_page.fetch(RELEASE, source, "auto") == [], reason
         assert reason in warnings[-1]
         assert warnings[-1].startswith("llama-server of pypi-1 has no chat page: ")
-        assert warnings[-1].endswith("set llama_server_ui to true with Node.js 20 or newer on the controller")
+        assert warnings[-1].endswith("install Node.js 20 or newer on the controller and set llama_server_ui to true")
     assert kept(cache) == []
 
 

@@ -262,11 +262,11 @@ def test_the_unit_of_the_firewall_is_locked_in(tmp_path):
     [
         (definitions.systemd_command, ["a\nb"], "line break"),
         (definitions.supervisor_environment, {"A": "a\rb"}, "line break"),
-        (definitions.systemd_line, "/etc/keys ", "systemd drops a space or"),
-        (definitions.systemd_line, "/etc/keys\\", "systemd drops a space or"),
-        (definitions.supervisor_command, ["--alias", "a #b"], "would treat ' #' as a control character"),
-        (definitions.supervisor_environment, {"A": "a ;b"}, "would treat ' ;'"),
-        (definitions.supervisor_environment, {"A": "it's"}, 'would treat "\'"'),
+        (definitions.systemd_line, "/etc/keys ", "systemd drops spaces"),
+        (definitions.systemd_line, "/etc/keys\\", "systemd drops spaces"),
+        (definitions.supervisor_command, ["--alias", "a #b"], "contains ' #', which supervisor"),
+        (definitions.supervisor_environment, {"A": "a ;b"}, "contains ' ;'"),
+        (definitions.supervisor_environment, {"A": "it's"}, 'contains "\'"'),
     ],
 )
 def test_what_a_manager_would_read_otherwise_is_refused(quote, given, why):

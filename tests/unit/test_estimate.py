@@ -110,7 +110,7 @@ def test_a_plan_that_does_not_fit_has_no_speed(pair, big_model):
     assert given["devices"] == []
     assert {given[key] for key in ("generation_tokens_per_s", "load_s", "limited_by", "rates")} == {None}
     assert not given["best_single_host"]["fits"]
-    assert "Predicted speed" not in plan_text.plan_parts(typed(plan))
+    assert "Predicted speed" not in plan_text.plan_sections(typed(plan))
 
 
 @pytest.fixture

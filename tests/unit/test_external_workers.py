@@ -103,11 +103,11 @@ def test_one_endpoint_twice(mixed):
 
 
 def test_the_page_names_them(mixed):
-    parts = plan_text.plan_parts(typed(mixed.plan()))
+    parts = plan_text.plan_sections(typed(mixed.plan()))
     assert any("gaming-pc" in line and "cuda, external" in line for line in parts["Topology"])
     assert "192.0.2.77:50052: external worker; its clients are unknown" in "\n".join(parts["Open ports"])
     given(mixed, architecture="5.0").hosts["head"]["variables"]["llama_placement"] = "fastest"
-    unused = " ".join(line.strip() for line in plan_text.plan_parts(typed(mixed.plan()))["Topology"])
+    unused = " ".join(line.strip() for line in plan_text.plan_sections(typed(mixed.plan()))["Topology"])
     assert "gaming-pc cuda 192.0.2.77:50052, external" in unused
 
 

@@ -197,15 +197,15 @@ def test_the_environment_of_the_head_serves_its_own_devices_too(big_model):
 
 def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     plan = pair.plan()
-    part = plan_text.plan_parts(typed(plan))["While a worker is absent"]
+    part = plan_text.plan_sections(typed(plan))["While a worker is absent"]
     speed = plan["fallbacks"][0]["generation_range"]
     assert part[0] == f"  without worker1:cpu:  fits, {speed['low']:g} to {speed['high']:g} tokens per second"
     assert "llama_server_fallback is false" in part[-1]
     pair.hosts["head"]["variables"]["llama_server_fallback"] = True
-    assert "the head serves without" in " ".join(plan_text.plan_parts(typed(pair.plan()))["While a worker is absent"])
+    assert "the head serves" in " ".join(plan_text.plan_sections(typed(pair.plan()))["While a worker is absent"])
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
-    part = plan_text.plan_parts(typed(pair.plan()))["While a worker is absent"]
+    part = plan_text.plan_sections(typed(pair.plan()))["While a worker is absent"]
     assert part[0].startswith("  without worker1:cpu:  cannot be planned: llama_server_tensor_split")
-    missing = plan_text.plan_parts(typed(strix_halos(2, 200).plan()))["While a worker is absent"]
+    missing = plan_text.plan_sections(typed(strix_halos(2, 200).plan()))["While a worker is absent"]
     assert missing[0].startswith("  without strix0:rocm0:  does not fit, ")
     assert missing[0].endswith(" MiB missing")

@@ -480,7 +480,7 @@ RECORDED = {
 def record_of(planned):
     """What a reader of a plan looks at, but for sentences: builds and tools of each host, and parts of the page."""
     typed_plan = typed(planned)
-    parts = plan_text.plan_parts(typed_plan)
+    parts = plan_text.plan_sections(typed_plan)
     kinds = {}
     for name, host in typed_plan.hosts.items():
         options = [" ".join(f"{key}={value}" for key, value in one.cmake_options.items()) for one in host.builds]

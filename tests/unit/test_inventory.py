@@ -174,7 +174,7 @@ def test_a_host_that_left_without_llama_retired_is_refused(cluster, group, retir
     if not refused:
         assert inventory.cluster_hosts(task_vars, answers)
     else:
-        with pytest.raises(Refusal, match=f"{re.escape(refused)}.* the group {group}, "):
+        with pytest.raises(Refusal, match=f"{re.escape(refused)}.* the group {group}: "):
             inventory.cluster_hosts(task_vars, answers)
 
 

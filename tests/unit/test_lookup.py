@@ -74,7 +74,7 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
     for name in ("some-model-IQ1_S.gguf", "other-IQ1_S.gguf", "other-IQ2_M.gguf", "some-model-f16.gguf"):
         (repo / name).write_bytes(gguf_files.model() + bytes(4096))
     (repo / "some-model-Q6_K-00001-of-00002.gguf").write_bytes(gguf_files.model())
-    offered = looked_up(on_huggingface(files=["some-model-Q4_K_M.gguf"])).offered
+    offered = looked_up(on_huggingface(files=["some-model-Q4_K_M.gguf"])).quantisations
     assert {one.name for one in offered} == {"Q4_K_M", "UD-Q4_K_M", "UD-Q2_K_XL", "Q8_0", "f16"}
     assert [one.bytes for one in offered] == sorted(one.bytes for one in offered)
     assert all(looked_up(on_huggingface(quantisation=one.name)).files for one in offered)
@@ -83,7 +83,7 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
 @pytest.mark.parametrize(
     "keys, said",
     [
-        ({}, "has 4 models: name one of its quantisations "),
+        ({}, "has 4 models: set quantisation or files to one of "),
         ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: use one of "),
         ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: use one of "),
         ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: use one of Q8_0/some-model-Q8_0-00001"),
@@ -113,7 +113,7 @@ def test_a_repository_without_a_model_names_what_it_has(server):
     for part in "ba":
         (server.folder / REPO / f"m.gguf-split-{part}").write_bytes(b"x")
     message = refusal(looked_up, on_huggingface())
-    assert "parts of a split file, m.gguf-split-a, m.gguf-split-b: download" in message
+    assert "parts of a split file (m.gguf-split-a, m.gguf-split-b): download" in message
 
 
 def test_a_repository_that_does_not_exist_or_is_gated(server, repo):
@@ -126,7 +126,7 @@ def test_a_repository_that_does_not_exist_or_is_gated(server, repo):
             ("hf_other", "of the token in llama_m"),
         ):
             message = refusal(looked_up, request, token)
-            assert re.search(rf"{name}, which was refused \(HTTP 40[134]\): correct the name, or accept the", message)
+            assert re.search(rf"{name}, which cannot be read \(HTTP 40[134]\): correct the name or accept the", message)
             assert f"conditions on {server.url}/{name} with " in message
             assert account in message
             assert "hf_other" not in message
@@ -179,7 +179,7 @@ def test_a_server_that_is_no_hub(server, repo, answer):
         (["-m.gguf"], "is not allowed: use another file"),
         (["a-0000\u0661-of-0000\u0662.gguf"], "whose size is unknown or whose name is not allowed: use another file"),
         (["a-00001-of-99999.gguf"], "lacks 99998 of this model's parts, for example a-00002-of-99999.gguf"),
-        ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: name one of its quantisations"),
+        ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: set quantisation or files to"),
     ],
 )
 def test_what_a_server_claims_of_files_that_cannot_be_fetched_is_refused_in_one_line(server, repo, files, said):

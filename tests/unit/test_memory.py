@@ -139,7 +139,7 @@ def test_a_share_says_what_it_does_not_count(variables, expected):
     plan = cards_of(10, llama_release={**TREE, "build": 11063}, **variables).accepted()
     for entry in plan["placement"]:
         assert entry["without"] == expected
-    lines = " ".join(" ".join(plan_text.plan_parts(typed(plan))["Memory"]).split())
+    lines = " ".join(" ".join(plan_text.plan_sections(typed(plan))["Memory"]).split())
     assert all(name in lines for name in expected)
     assert ("not counted" in lines) is bool(expected)
     assert all(name in html_page.page(typed(plan)) for name in expected)

@@ -35,7 +35,7 @@ def test_a_worker_behind_a_tunnel_listens_on_loopback_of_its_own_host(tunnelled)
     assert not any("127.0.0.1" in endpoint for own in plan["hosts"].values() for endpoint in own["port_probes"])
     (link, _other) = plan["estimate"]["links"]
     assert (link["kind"], link["measured"]) == ("tunnel", False)
-    assert "127.0.0.1:60052" in "\n".join(plan_text.plan_parts(typed(plan))["Topology"])
+    assert "127.0.0.1:60052" in "\n".join(plan_text.plan_sections(typed(plan))["Topology"])
     first, *_others = checks(judged(typed(plan)), "closed")
     assert first == ("closed", "127.0.0.1:60052", "passed", "the worker listens on loopback only")
 
@@ -223,5 +223,5 @@ def test_where_nothing_else_closes_the_port_the_key_does(encrypted):
         "not tested",
         "the port is reachable from the network; only the tunnel key protects it",
     )
-    ports = " ".join(" ".join(plan_text.plan_parts(plan)["Open ports"]).split())
+    ports = " ".join(" ".join(plan_text.plan_sections(plan)["Open ports"]).split())
     assert "this collection does not block others (the tunnel key is required as well)" in ports

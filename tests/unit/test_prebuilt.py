@@ -262,7 +262,7 @@ CONTENT = packed(bytes(range(256)) * 4096)
 @pytest.fixture
 def release(server, monkeypatch):
     """Of a server that plays GitHub's: what is asked for is redirected to where it lies."""
-    monkeypatch.setattr(sources, "PAUSES", (0.01,) * 3)
+    monkeypatch.setattr(sources, "RETRY_PAUSES_SECONDS", (0.01,) * 3)
     server.files[f"/assets/{NAME}"] = CONTENT
     server.faults[f"/b{BUILD}/{NAME}"] = answer(302, Location=f"{server.url}/assets/{NAME}?token=x")
     return planned_source("prebuilt", f"prebuilt-{BUILD}", build=BUILD, url=server.url)
@@ -340,7 +340,7 @@ NOT_GIVEN = r"/llama-b11669-bin-ubuntu-x64\.tar\.gz, .* cannot be downloaded \(H
         (answer(404), 1, 1, NOT_GIVEN.format(404)),
         (CUT, 4, 4, "was cut off: the server sent less than it"),
         (answer(200, b"-%x\r\n" % (1 << 64), Transfer_Encoding="chunked"), 4, 4, r"was cut off \(Python int too large"),
-        (SIGN_IN, 1, 1, r"\.tar\.gz, cannot be read: it may be incomplete, or a web page\. Use"),
+        (SIGN_IN, 1, 1, r"\.tar\.gz, which cannot be read: it may be incomplete, or a web page\. Use"),
     ],
 )
 def test_what_a_server_does_not_give_for_now_is_asked_for_again(release, server, cache, fault, times, asked, said):

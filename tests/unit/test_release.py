@@ -184,17 +184,17 @@ def test_a_build_that_does_not_begin_or_whose_connection_is_lost(monkeypatch, pl
     monkeypatch.setattr(plugin, "_execute_module", lambda **_arguments: next(answers))
     lost = job == "j123456.42"
     begun = r"^strix1 did not start the build in the background \("
-    not_built(plugin, "The connection to the build was lost" if lost else begun)
+    not_built(plugin, r"the build \(job j123456.42\) has no readable status: " if lost else begun)
 
 
 @pytest.mark.parametrize("dies", ["ssh: connect: no route", None])
 def test_a_host_that_dies_or_restarts_during_a_build_ends_in_a_sentence(monkeypatch, plugin, dies):
     """async_status of a host that was restarted still finds the job's file, which says that it began."""
-    answers = [{"ansible_job_id": "j12.34"}, *[{}] * base.CHECK_INTERVAL]
+    answers = [{"ansible_job_id": "j12.34"}, *[{}] * base.POLLS_PER_CHECK]
     ask = mock.Mock(side_effect=[answers[0], AnsibleConnectionFailure(dies)] if dies else answers)
     monkeypatch.setattr(plugin, "_execute_module", ask)
     monkeypatch.setattr(plugin, "_low_level_execute_command", lambda command, **_more: {"rc": int("j12 " in command)})
-    said = f"^strix1 was lost during the build: {dies}" if dies else r"^strix1: the build \(job j12.34\) disappeared"
+    said = f"strix1 disconnected during the build: {dies}" if dies else r"^strix1: the build \(job j12.34\) disappeared"
     not_built(plugin, f"{said}.*Run the playbook again to resume")
     assert ask.call_count == (2 if dies else len(answers))
 

@@ -54,7 +54,7 @@ def test_a_device_over_its_capacity_looks_full_in_both_pages(pair):
     assert [memory_text.FREE_MEMORY_SIGN in row for row in rows] == [False, False]
     assert [row.endswith("100, ≤ 115 %") for row in rows] == [True, False]
     html = html_page.page(plan)
-    assert (html.count('class="whole over"'), html.count('class="whole"'), html.count("≤ 115 %")) == (1, 1, 1)
+    assert (html.count('class="capacity over"'), html.count('class="capacity"'), html.count("≤ 115 %")) == (1, 1, 1)
 
 
 def test_a_command_can_be_pasted_into_a_shell():
@@ -91,7 +91,7 @@ def test_the_page_of_a_cluster():
         f"about {7 + plan['estimate']['load_s'] + (plan['head'].get('proof') or {}).get('outage_s', 0):.0f} seconds",
         "without an answer if site.yml restarts the head",
         "strix1  192.168.128.12: 50052, 50051 for 192.168.128.11; blocked for everyone else",
-        f"about {plan['estimate']['network_ms_per_token']:.1f} ms for each token",
+        f"about {plan['estimate']['network_ms_per_token']:.1f} ms per token",
     ):
         assert part in text
     assert "What site.yml would change" not in text
@@ -110,14 +110,14 @@ def test_the_page_of_a_cluster():
 def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
     pair.hosts["head"]["variables"]["llama_server_gpu_layers"] = gpu_layers
     plan = pair.plan()
-    found = plan_text.plan_parts(typed(plan))["Topology"][1:]
+    found = plan_text.plan_sections(typed(plan))["Topology"][1:]
     assert len(found) == len(rows)
     for row, line in zip(rows, found):
         assert row in " ".join(line.split())
     page = " ".join(html_page.page(typed(plan)).split())
     for row in plan_text.topology_rows(typed(plan)):
         assert f"{row.device}{', ' if row.endpoint else ''}{row.endpoint}: {row.layers}" in page
-    assert "\n".join(plan_text.plan_parts(typed(plan))["Topology"]) in plan_text.plan_table(typed(plan))
+    assert "\n".join(plan_text.plan_sections(typed(plan))["Topology"]) in plan_text.plan_table(typed(plan))
 
 
 def test_a_device_with_single_tensors_says_so(pair, big_model):
@@ -125,7 +125,7 @@ def test_a_device_with_single_tensors_says_so(pair, big_model):
     own = {"llama_server_tensor_split": [1, 0], "llama_server_override_tensor": [f"blk.0.all={device}"]}
     big_model["tensors"][0]["bytes"] //= 8
     plan = serving(pair, big_model, **own).plan()
-    found = plan_text.plan_parts(typed(plan))["Topology"]
+    found = plan_text.plan_sections(typed(plan))["Topology"]
     assert "layers 0 to 79, output" in found[1]
     assert "tensors from llama_server_override_tensor" in found[2]
 

@@ -75,7 +75,7 @@ def test_one_server_on_each_host_serves_several_users_the_fastest():
     assert replicas.users.generation_tokens_per_s > 1.5 * split.users.generation_tokens_per_s
     assert (replicas.generation_tokens_per_s, replicas.users.at_once) == (alone.generation_tokens_per_s, 8)
     assert min(alone.free_mib, other.free_mib) == replicas.free_mib < split.free_mib
-    page = " ".join(" ".join(plan_text.plan_parts(plan)["Shapes"]).split())
+    page = " ".join(" ".join(plan_text.plan_sections(plan)["Shapes"]).split())
     assert "split over host0, host1 (this plan) yes" in page
     gain = (
         r"The best other shape is one server on each of host0, host1: 1\.\d+ times the tokens per second of this plan "
@@ -91,7 +91,7 @@ def test_hosts_that_are_alike_share_a_row_and_what_does_not_fit_says_how_much_is
     row = found["one of 6 hosts alone"]
     assert not row.fits
     assert row.free_mib < 0
-    assert f"{-row.free_mib / 1024:.1f} GiB missing" in " ".join(plan_text.plan_parts(plan)["Shapes"])
+    assert f"{-row.free_mib / 1024:.1f} GiB missing" in " ".join(plan_text.plan_sections(plan)["Shapes"])
     (chosen,) = [shape for shape in found.values() if shape.chosen]
     assert (chosen.kind, chosen.settings) == ("split", ())
     assert 3 < len(chosen.hosts) < 6
@@ -104,7 +104,7 @@ def test_hosts_that_are_alike_share_a_row_and_what_does_not_fit_says_how_much_is
 def test_the_known_answer_model_has_no_shapes(local):
     plan = typed(local.accepted())
     assert plan.estimate.shapes == ()
-    assert "Shapes" not in plan_text.plan_parts(plan)
+    assert "Shapes" not in plan_text.plan_sections(plan)
 
 
 MIXTURE = {"keys": {"expert_count": 128, "expert_used_count": 4}}

@@ -136,7 +136,7 @@ def test_a_sparse_file_fills_no_disk(tmp_path):
 @pytest.mark.parametrize("data", [b"text", b"PK\x03\x04", b"\x28\xb5\x2f\xfd", *TORN])
 def test_an_archive_that_hosts_cannot_unpack(tmp_path, cache, data):
     (tmp_path / "a.tar").write_bytes(data)
-    with pytest.raises(AnsibleError, match=r"/a.tar, cannot be read: .* a complete tar archive"):
+    with pytest.raises(AnsibleError, match=r"/a.tar, which cannot be read: .* a complete tar archive"):
         sources.fetch(release(path=str(tmp_path / "a.tar"), checksum=f"sha256:{hashlib.sha256(data).hexdigest()}"))
     assert kept(cache) == []
 

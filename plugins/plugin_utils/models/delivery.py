@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Delivers a model's files to a host: copies files from the controller, lets the host download other files in the background, and shows progress."""
+"""Delivers a model's files to a host: copies files from the controller, lets the host download the others in the background, and shows progress."""
 
 import itertools
 import os
@@ -25,22 +25,22 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 display = Display()
 
 LIMIT_SECONDS = 14 * 86400
-SILENCE_SECONDS = 3600
-"""Longest time without progress: checking a large file takes long, and the host itself gives up on a server earlier."""
+MAX_SILENCE_SECONDS = 3600
+"""Maximum time without progress: verifying a large file takes long, and the host gives up on a server earlier."""
 PROGRESS_INTERVAL_SECONDS = 10
-PAUSES = (0.5, 1, 1, 2, 5)
+FIRST_PAUSES_SECONDS = (0.5, 1, 1, 2, 5)
 """Seconds before the first polls of a download. A progress line appears every PROGRESS_INTERVAL_SECONDS."""
 
 
 class MissingFile(NamedTuple):
-    """File that is incomplete on a host."""
+    """File that a host lacks, or has in part."""
 
     path: str
     present_bytes: Size
 
 
 def deliver(action: Action, arguments: ModelArguments) -> dict:
-    """Return the result of the module ``model`` after fetching the files."""
+    """Deliver the files, and return the result of the module ``model``."""
     model_arguments = arguments._replace(token_file=None)
     result = action.run_in_check_mode(**typed_json.dump(model_arguments))
     if result.get("failed") or not result.get("changed"):
@@ -61,15 +61,15 @@ def deliver(action: Action, arguments: ModelArguments) -> dict:
             token=hub.read_token(os.path.join(folder, os.path.expanduser(arguments.token_file)))
         )
     progress = DownloadProgress(action, [file for file in pending_files if not model_files.is_copied(file)])
-    pauses = itertools.chain(PAUSES, itertools.repeat(PROGRESS_INTERVAL_SECONDS))
+    pauses = itertools.chain(FIRST_PAUSES_SECONDS, itertools.repeat(PROGRESS_INTERVAL_SECONDS))
     remedy = "Run the playbook again to continue."
-    job = BackgroundJob("download", LIMIT_SECONDS, SILENCE_SECONDS, pauses, progress.show, remedy)
+    job = BackgroundJob("download", LIMIT_SECONDS, MAX_SILENCE_SECONDS, pauses, progress.show, remedy)
     answer = action.run_in_background(job, **typed_json.dump(model_arguments))
     return answer if answer.get("failed") else {**answer, **result}
 
 
 def _announcement(host: str, file: ModelFilePlan, present_bytes: int) -> str:
-    """Return a line with the size and origin of a file."""
+    """Return a line with the origin of a file and the size of its missing part."""
     missing_bytes = (file.bytes or 0) - present_bytes
     present_note = f", {amount(present_bytes)} already present" if missing_bytes and present_bytes else ""
     verb = "copy" if model_files.is_copied(file) else "download"
@@ -94,33 +94,34 @@ def _copy(action: Action, file: ModelFilePlan) -> None:
 
 
 class DownloadProgress:
-    """Shows every PROGRESS_INTERVAL_SECONDS how much of its files a host has downloaded."""
+    """Shows, every PROGRESS_INTERVAL_SECONDS, how much a host has downloaded."""
 
     def __init__(self, action: Action, downloads: Collection[ModelFilePlan]) -> None:
         self._action, self._names = action, [file.name for file in downloads]
-        self._total = sum(file.bytes or 0 for file in downloads)
+        self._total_bytes = sum(file.bytes or 0 for file in downloads)
         paths = shlex.join(path for file in downloads for path in (file.path, str(model_files.part_path(file))))
         self._command = f"wc -c {paths} 2>/dev/null | tail -n 1"
-        self._last: tuple[float, int] | None = None
+        self._last_report: tuple[float, int] | None = None
 
     def show(self, _seconds: float) -> str:
         """Show a line if one is due; return a text that changes with the progress."""
         if not self._names:
             return ""
         output = self._action.run_command(self._command).get("stdout", "")
-        present_bytes = min(parse_count((output.split() or [""])[0]) or 0, self._total)
+        present_bytes = min(parse_count((output.split() or [""])[0]) or 0, self._total_bytes)
         now = time.monotonic()
-        last_time, last_bytes = self._last or (now, present_bytes)
+        last_time, last_bytes = self._last_report or (now, present_bytes)
         if now - last_time >= PROGRESS_INTERVAL_SECONDS - 1:
             rate = (present_bytes - last_bytes) / (now - last_time)
-            display.display(f"  [{self._action.host}] {progress_text(self._names, present_bytes, self._total, rate)}")
-        if not self._last or now - last_time >= PROGRESS_INTERVAL_SECONDS - 1:
-            self._last = (now, present_bytes)
+            text = progress_text(self._names, present_bytes, self._total_bytes, rate)
+            display.display(f"  [{self._action.host}] {text}")
+        if not self._last_report or now - last_time >= PROGRESS_INTERVAL_SECONDS - 1:
+            self._last_report = (now, present_bytes)
         return str(present_bytes)
 
 
 def progress_text(names: Collection[str], done_bytes: int, total_bytes: int, rate: float) -> str:
-    """Return the file, the amounts done and in total, the rate and the remaining time."""
+    """Return a text with the first file, the amounts done and in total, the rate (bytes/s) and the remaining time."""
     subject = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
     if done_bytes >= total_bytes:
         return f"{subject}: checking"
@@ -129,5 +130,5 @@ def progress_text(names: Collection[str], done_bytes: int, total_bytes: int, rat
 
 
 def _local_path(file: ModelFilePlan) -> str:
-    """Return the controller's path of a file to copy."""
+    """Return the path of a file to copy on the controller."""
     return unquote(urlsplit(str(file.url)).path)

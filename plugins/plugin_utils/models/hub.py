@@ -21,14 +21,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 
 ENDPOINT = "https://huggingface.co"
-REPLY_BYTES = 8 << 20
-"""Size limit of an answer: 20,000 files take 5.4 MB."""
+MAX_REPLY_BYTES = 8 << 20
+"""Size limit of a reply: 20,000 files take 5.4 MB."""
 MAX_NAMES = 60
 """Maximum number of names in a message."""
 OFFLINE_REMEDY = "check HF_ENDPOINT, or use a model on the head (llama_model_path)"
-TOKEN_BYTES = 4096
-COMMIT = r"[0-9a-f]{40,64}"
-LABEL_PATTERN = re.compile(
+MAX_TOKEN_BYTES = 4096
+COMMIT_PATTERN = r"[0-9a-f]{40,64}"
+QUANTISATION_PATTERN = re.compile(
     r"(?:^|[-._/ ])((?:UD-|i1-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|FP?(?:16|32)|MXFP\d(?:_[A-Z]+)*|NVFP4))(?=$|[-._/ ])",
     re.IGNORECASE,
 )
@@ -38,14 +38,14 @@ LABEL_PATTERN = re.compile(
 class Listing(NamedTuple):
     """Files of a repository at a commit."""
 
-    commit: Annotated[str, Text(COMMIT)]
+    commit: Annotated[str, Text(COMMIT_PATTERN)]
     files: tuple[ModelFilePlan, ...]
 
 
 def endpoint() -> str:
     """Return the URL of the server: ``HF_ENDPOINT`` on the controller, which Hugging Face's own programs read, too.
 
-    :raises Refusal: it is not an address, or contains a password, which plans and logs would show.
+    :raises Refusal: HF_ENDPOINT is not an address, or contains a password, which plans and logs would show.
     """
     url = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
     try:
@@ -74,7 +74,7 @@ def read_token(path: str | None) -> str | None:
         if status.st_mode & 0o077:
             raise Refusal(f"{subject} is readable by other accounts: run chmod 600 {path}")
         with Path(path).open("rb") as stream:
-            token = stream.read(TOKEN_BYTES).decode("utf-8", "replace").strip()
+            token = stream.read(MAX_TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
         raise Refusal(f"{subject} cannot be read on the controller ({error.strerror}): correct the path") from None
     if not re.fullmatch(r"[!-~]+", token):
@@ -90,7 +90,7 @@ def list_files(source: types.ModelSource, token: str | None) -> Listing:
     repository = cast(types.HuggingFace, source.huggingface)
     url = f"{endpoint()}/api/models/{repository.repo}/revision/{quote(repository.revision, safe='')}?blobs=true"
     try:
-        reply = reading.parse(web.fetch_content(url, {"Accept-Encoding": "identity"}, REPLY_BYTES, token))
+        reply = reading.parse(web.fetch_content(url, {"Accept-Encoding": "identity"}, MAX_REPLY_BYTES, token))
         commit = str(reply.get("sha"))
         files = [
             {
@@ -124,12 +124,12 @@ def _refusal_reason(repository: types.HuggingFace, error: web.RemoteError, token
     if error.reason == "RevisionNotFound":
         return f"has no revision {repository.revision!r}: see {page}/tree/main"
     if error.status in (401, 403, 404):
-        remedy = (
-            f"the account of the token in {web.TOKEN_FILE}"
-            if token
-            else f"an account, and put its token into {web.TOKEN_FILE}"
+        account = f"an account, and put its token into {web.TOKEN_FILE}"
+        if token:
+            account = f"the account of the token in {web.TOKEN_FILE}"
+        return (
+            f"cannot be read (HTTP {error.status}): correct the name or accept the conditions on {page} with {account}"
         )
-        return f"was refused (HTTP {error.status}): correct the name, or accept the conditions on {page} with {remedy}"
     return f"cannot be looked up: {endpoint()} {error}"
 
 
@@ -141,9 +141,9 @@ def _list_names(names: Iterable[str]) -> str:
 
 
 class RepositoryModel(NamedTuple):
-    """A model of a repository: its files, and the name of its quantisation."""
+    """A model in a repository: its files, and the name of its quantisation."""
 
-    label: str
+    quantisation: str
     files: tuple[ModelFilePlan, ...]
     is_complete: bool
 
@@ -172,10 +172,10 @@ def repository_models(listing: Listing, role: str) -> list[RepositoryModel]:
 
 
 def quantisation_of(name: str) -> str:
-    """Return the quantisation in the name of a file, or else in that of its folder; empty without one."""
+    """Return the quantisation in the name of a file, or else in the name of its folder; empty if neither has one."""
     folder, _slash, base = _stem(name).rpartition("/")
-    labels = LABEL_PATTERN.findall(base) or LABEL_PATTERN.findall(folder)
-    return labels[-1] if labels else ""
+    matches = QUANTISATION_PATTERN.findall(base) or QUANTISATION_PATTERN.findall(folder)
+    return matches[-1] if matches else ""
 
 
 def _stem(name: str) -> str:
@@ -184,21 +184,21 @@ def _stem(name: str) -> str:
     return match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
 
 
-def _without_label(name: str) -> str:
+def _strip_quantisation(name: str) -> str:
     """Return the name of a model's files without the quantisation."""
-    return LABEL_PATTERN.sub("", download_record.base_name(_stem(name))).lower()
+    return QUANTISATION_PATTERN.sub("", download_record.base_name(_stem(name))).lower()
 
 
 def quantisations(listing: Listing, source: types.ModelSource, name: str) -> list[types.Quantisation]:
     """Return the complete models among which ``quantisation`` chooses, the smallest first."""
     models = repository_models(listing, source.role)
-    label_counts = Counter(model.label.lower() for model in models)
+    quantisation_counts = Counter(model.quantisation.lower() for model in models)
     offers = [
-        types.Quantisation(model.label, model.bytes)
+        types.Quantisation(model.quantisation, model.bytes)
         for model in models
-        if label_counts[model.label.lower()] == 1
+        if quantisation_counts[model.quantisation.lower()] == 1
         and model.is_complete
-        and _without_label(model.files[0].name) == _without_label(name)
+        and _strip_quantisation(model.files[0].name) == _strip_quantisation(name)
     ]
     return sorted((offer for offer in offers if offer.name), key=lambda offer: offer.bytes)
 
@@ -219,28 +219,28 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
         raw_parts = sorted(file.name for file in listing.files if split_files.RAW_PART_NAME.fullmatch(file.name))
         if raw_parts:
             raise Refusal(
-                f"{subject} no {kind}, but parts of a split file, {', '.join(raw_parts)}: download these parts, join them in order with cat, and set "
+                f"{subject} no {kind}, but has parts of a split file ({', '.join(raw_parts)}): download these parts, join them in order with cat, and set "
                 "llama_model_path to the joined file"
             )
         raise Refusal(
             f"{subject} no {kind}: use another repository; this repository has {available_names or 'no files'}"
         )
-    label = repository.quantisation
-    suitable_models = [model for model in models if label is None or model.label.lower() == label.lower()]
-    if not suitable_models:
-        raise Refusal(f"{subject} no quantisation {repository.quantisation}: use one of {_labels(models)}")
-    if len(suitable_models) > 1:
-        remedy = f"name one of its quantisations ({_labels(models)})"
-        if repository.quantisation is not None:
-            remedy = f"name one of its files ({_list_names(model.files[0].name for model in suitable_models)})"
-        raise Refusal(
-            f"{subject} {len(suitable_models)} models{f' of {repository.quantisation}' if repository.quantisation else ''}: {remedy}"
-        )
-    return _choose_by_name(listing, source, split_files.part_names(suitable_models[0].files[0].name))
+    quantisation = repository.quantisation
+    matches = [model for model in models if quantisation is None or model.quantisation.lower() == quantisation.lower()]
+    if not matches:
+        raise Refusal(f"{subject} no quantisation {quantisation}: use one of {_list_quantisations(models)}")
+    if len(matches) > 1:
+        remedy = f"set quantisation or files to one of {_list_quantisations(models)}"
+        if quantisation is not None:
+            remedy = f"set files to one of {_list_names(model.files[0].name for model in matches)}"
+        raise Refusal(f"{subject} {len(matches)} models{f' of {quantisation}' if quantisation else ''}: {remedy}")
+    return _choose_by_name(listing, source, split_files.part_names(matches[0].files[0].name))
 
 
-def _labels(models: Sequence[RepositoryModel]) -> str:
-    return _list_names(model.label or model.files[0].name for model in sorted(models, key=lambda model: model.bytes))
+def _list_quantisations(models: Sequence[RepositoryModel]) -> str:
+    return _list_names(
+        model.quantisation or model.files[0].name for model in sorted(models, key=lambda model: model.bytes)
+    )
 
 
 def _choose_by_name(listing: Listing, source: types.ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:

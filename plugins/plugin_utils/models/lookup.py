@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lookup of a model at its origin: finds its files, and reads their headers, over HTTP with range requests."""
+"""Looks up a model at its origin: finds its files, and reads their headers, over HTTP with range requests."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ class ResolvedSource(NamedTuple):
     summary: Summary | None = None
     unreadable_path: str | None = None
     """Folder or file whose mode prevents the service from reading the model."""
-    offered: Sequence[types.Quantisation] = ()
+    quantisations: Sequence[types.Quantisation] = ()
 
 
 class Query(NamedTuple):
@@ -35,7 +35,7 @@ class Query(NamedTuple):
     source: types.ModelSource
     token: str | None = None
     folder: str = ""
-    """Folder to which the operator's paths are relative."""
+    """Base folder of the operator's relative paths."""
 
     @property
     def local_path(self) -> Path:
@@ -80,7 +80,7 @@ def _look_up_huggingface(query: Query) -> ResolvedSource:
     files = hub.choose_files(listing, source)
     url, name = str(files[0].url), files[0].name
     _headers, summary = _read_headers(query, lambda: web.read_header(url, query.token), f"{repository.repo}, {name}")
-    return ResolvedSource(files, summary, offered=hub.quantisations(listing, source, name))
+    return ResolvedSource(files, summary, quantisations=hub.quantisations(listing, source, name))
 
 
 def _look_up_url(query: Query) -> ResolvedSource:
@@ -94,7 +94,7 @@ def _look_up_url(query: Query) -> ResolvedSource:
 def _model_files(
     source: types.ModelSource, headers: Sequence[Mapping[str, Any]], location: str, url: Callable[[str], str]
 ) -> list[ModelFilePlan]:
-    """Return the files of a model, with the checksums that the operator may have set."""
+    """Return the files of a model, with the operator's checksums if there are any."""
     if source.checksum and len(source.checksum) != len(headers):
         raise Refusal(
             f"{source.variable} is {location}, a model with {len(headers)} parts, but has {len(source.checksum)} checksums: set a checksum for each part, "

@@ -24,8 +24,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup imp
 MODULE = "llamacpp.cluster.model_info"
 
 
-class Options(NamedTuple):
-    """Options of the module ``model_info``."""
+class LookupOptions(NamedTuple):
+    """Arguments of the module ``model_info``."""
 
     prefix: str | None = None
     """Installation folder; None to skip the host's copies of models that can be downloaded."""
@@ -36,18 +36,18 @@ class Options(NamedTuple):
     """Whether to skip reading the model if the variables have a summary."""
 
 
-class _Header(NamedTuple):
-    """Files of a model in its summary."""
+class _Files(NamedTuple):
+    """Part of a model's summary that lists its files."""
 
     files: tuple[NamedFile, ...] = ()
 
 
 def token_server(requests: Iterable[ModelRequest]) -> str | None:
     """Return a URL of the only server that receives the token: the server of the first source that may need a token, as for the download."""
-    return next(filter(None, (_server(source) for request in requests for source in request.sources())), None)
+    return next(filter(None, (_server_url(source) for request in requests for source in request.sources())), None)
 
 
-def resolve(action: Action, request: ModelRequest, options: Options, server: str | None = None) -> dict:
+def resolve(action: Action, request: ModelRequest, options: LookupOptions, server: str | None = None) -> dict:
     """Return the result of the module ``model_info`` for one model.
 
     :param server: token_server of all models, if there are several.
@@ -60,7 +60,7 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
         **({"summary": model_source_result.summary} if model_source_result.summary else {}),
         "unreadable_path": model_source_result.unreadable_path,
         "files": [typed_json.dump(file) for source in sources.values() for file in source.files],
-        "offered": typed_json.dump(list(model_source_result.offered)),
+        "offered": typed_json.dump(list(model_source_result.quantisations)),
         "auxiliary": {
             role: source.summary for role, source in sources.items() if source.summary and role != host_types.MODEL
         },
@@ -68,14 +68,14 @@ def resolve(action: Action, request: ModelRequest, options: Options, server: str
 
 
 class _Resolver:
-    def __init__(self, action: Action, request: ModelRequest, options: Options, token_server: str | None) -> None:
+    def __init__(self, action: Action, request: ModelRequest, options: LookupOptions, token_server: str | None) -> None:
         self.action, self.request, self.options, self.token_server = action, request, options, token_server
         self.folder = action.variables.get("inventory_dir") or ""
         self.host_report = self._ask_host()
 
     def resolve_source(self, source: ModelSource) -> ResolvedSource:
         if source.path:
-            return self._resolve_path(source, _entry(self.host_report, "paths", source.path))
+            return self._resolve_path(source, _report_section(self.host_report, "paths", source.path))
         if source.ollama:
             return self._resolve_ollama(source)
         host_source = self._find_on_host(source)
@@ -90,7 +90,7 @@ class _Resolver:
 
     def _token(self, source: ModelSource) -> str | None:
         """Return the token if the source's server may receive it."""
-        server, token_server = _server(source), self.token_server
+        server, token_server = _server_url(source), self.token_server
         if not self.request.token_file or not server or not token_server or not web.same_server(server, token_server):
             return None
         return hub.read_token(lookup.join_path(self.folder, self.request.token_file))
@@ -98,7 +98,7 @@ class _Resolver:
     # ------------------------------------------------------------------------------------------------------------- the host
 
     def _ask_host(self) -> Mapping[str, Any]:
-        """Return the host's report on the sources; empty without a question."""
+        """Return the host's report on the sources; empty if no source needs it."""
         prefix, sources = self.options.prefix, self.request.sources()
         arguments = {
             "folders": [
@@ -117,26 +117,26 @@ class _Resolver:
             raise Refusal(failure_reason(result))
         return result
 
-    def _resolve_path(self, source: ModelSource, entry: Mapping[str, Any], name: str = "") -> ResolvedSource:
-        """Return files on the host at their present paths.
+    def _resolve_path(self, source: ModelSource, report: Mapping[str, Any], name: str = "") -> ResolvedSource:
+        """Return files on the host at their existing paths.
 
-        :param name: name of a single file, unless its path ends in it.
-        :raises Refusal: they cannot be read, or the service cannot read a projector or a draft model.
+        :param name: name of a single file whose path does not end in that name.
+        :raises Refusal: the files cannot be read, or the service cannot read a projector or a draft model.
         """
         subject, path, summary = (
             source.ollama or source.path,
-            str(entry.get("path", source.path)),
-            _summary(source, entry),
+            str(report.get("path", source.path)),
+            _summary(source, report),
         )
-        if entry.get("error") or (source.role == host_types.MODEL and summary is None):
-            reason = validation.printable(entry.get("error") or header_summary.REFUSED_KINDS["mmproj"])
+        if report.get("error") or (source.role == host_types.MODEL and summary is None):
+            reason = validation.printable(report.get("error") or header_summary.REFUSED_KINDS["mmproj"])
             remedy = ". Use the path of a complete GGUF file on the head" if source.path else ""
             raise Refusal(f"{source.variable} is {subject}, which {reason}{remedy}")
-        if entry.get("unreadable_path") and source.role != host_types.MODEL:
+        if report.get("unreadable_path") and source.role != host_types.MODEL:
             raise Refusal(
-                f"{source.variable} is {subject}, but the service cannot read {validation.printable(entry['unreadable_path'])}: run chmod o+rX on it"
+                f"{source.variable} is {subject}, but the service cannot read {validation.printable(report['unreadable_path'])}: run chmod o+rX on it"
             )
-        named_files = typed_json.parse_report(self.action.host, str(subject), _Header, entry.get("summary") or {}).files
+        named_files = typed_json.parse_report(self.action.host, str(subject), _Files, report.get("summary") or {}).files
         files = [
             ModelFilePlan(
                 name or file.name,
@@ -146,30 +146,30 @@ class _Resolver:
             )
             for file in named_files
         ]
-        return ResolvedSource(files, summary, entry.get("unreadable_path"))
+        return ResolvedSource(files, summary, report.get("unreadable_path"))
 
     def _resolve_ollama(self, source: ModelSource) -> ResolvedSource:
-        """Return a blob of Ollama on the host."""
+        """Return the blob of an Ollama model on the host."""
         name = str(source.ollama)
-        entry = _entry(_entry(self.host_report, "ollama", name), source.role)
-        if not entry:
+        file_report = _report_section(_report_section(self.host_report, "ollama", name), source.role)
+        if not file_report:
             raise Refusal(
                 f"{source.variable} is {name}, which no readable Ollama folder on {self.action.host} contains: run ollama pull on "
                 "that host, make the folder readable for the connecting account, or set llama_model_huggingface to a repository with this model"
             )
-        return self._resolve_path(source, entry, ollama.file_name(name))
+        return self._resolve_path(source, file_report, ollama.file_name(name))
 
     def _find_on_host(self, source: ModelSource) -> ResolvedSource | None:
-        """Return the complete files of a source on the host, which make a server's answer unnecessary; None without them."""
-        entry, files = self._download_report(source), self._recorded_files(source)
-        summary = _summary(source, entry)
-        if not files or entry.get("whole") is not True or (source.role == host_types.MODEL and not summary):
+        """Return the complete files of a source on the host, which make a request to a server unnecessary; None if there are none."""
+        folder_report, files = self._download_report(source), self._recorded_files(source)
+        summary = _summary(source, folder_report)
+        if not files or folder_report.get("whole") is not True or (source.role == host_types.MODEL and not summary):
             return None
-        return ResolvedSource(files, summary, entry.get("unreadable_path"))
+        return ResolvedSource(files, summary, folder_report.get("unreadable_path"))
 
     def _download_report(self, source: ModelSource) -> Mapping[str, Any]:
         """Return the host's report on the download folder of a source."""
-        return _entry(self.host_report, "folders", model_source.model_folder(str(self.options.prefix), source))
+        return _report_section(self.host_report, "folders", model_source.model_folder(str(self.options.prefix), source))
 
     def _recorded_files(self, source: ModelSource) -> list[ModelFilePlan]:
         """Return the files in the record of a source; none if the record is invalid."""
@@ -177,7 +177,7 @@ class _Resolver:
             files = typed_json.parse(DownloadRecord, self._download_report(source)).files
         except typed_json.Mismatch:
             return []
-        revision_pattern = hub.COMMIT if source.huggingface else ""
+        revision_pattern = hub.COMMIT_PATTERN if source.huggingface else ""
         if any(
             download_record.problem_of_name(file.name) or not re.fullmatch(revision_pattern, file.revision or "")
             for file in files
@@ -189,7 +189,7 @@ class _Resolver:
         ]
 
     def _url(self, source: ModelSource, file: StoredFile) -> str:
-        """Return the origin of a recorded file. The host must not decide which server receives a token, or which file leaves the controller."""
+        """Return the URL of a recorded file. The host must not decide which server receives a token, or which file leaves the controller."""
         name = download_record.base_name(file.name)
         if source.huggingface:
             return hub.url_of(source.huggingface, str(file.revision), file.name)
@@ -198,22 +198,22 @@ class _Resolver:
         return web.sibling_url(str(source.url), name)
 
 
-def _server(source: ModelSource) -> str | None:
+def _server_url(source: ModelSource) -> str | None:
     """Return a URL of the server that may ask for a token."""
     return hub.endpoint() if source.huggingface else source.url
 
 
-def _entry(report: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
-    """Return an entry of a host's report, which is unchecked."""
+def _report_section(report: Mapping[str, Any], *keys: Any) -> Mapping[str, Any]:
+    """Return a section of a host's report, which is unchecked."""
     for key in keys:
         value = report.get(key)
         report = value if isinstance(value, Mapping) else {}
     return report
 
 
-def _summary(source: ModelSource, entry: Mapping[str, Any]) -> Summary | None:
+def _summary(source: ModelSource, report: Mapping[str, Any]) -> Summary | None:
     """Return a host's summary, which planning checks; None if it describes a projector instead of a model, or a model instead of a projector."""
-    summary = entry.get("summary")
+    summary = report.get("summary")
     if not isinstance(summary, Mapping):
         return None
     is_projector = summary.get("architecture") == projector.ARCHITECTURE

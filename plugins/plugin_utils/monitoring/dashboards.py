@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Dashboards for Grafana, from the description in dashboards.yml: this module adds what all panels of a kind have in common."""
+"""Grafana dashboards, generated from dashboards.yml: this module adds what all panels of a kind have in common."""
 
 import json
 from collections.abc import Mapping
@@ -10,16 +10,16 @@ from typing import Annotated, Any, NamedTuple
 from ansible.module_utils.common.yaml import yaml_load
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
 
-DESCRIPTION = Path(__file__).with_name("dashboards.yml")
+DASHBOARDS_FILE = Path(__file__).with_name("dashboards.yml")
 SCHEMA_VERSION = 39
 """Schema version of Grafana 11; newer versions convert a dashboard when they load it."""
 GRID_COLUMNS, PANEL_HEIGHT = 24, 8
 """Columns of Grafana's grid, and height of a row of panels."""
-TAG = "llamacpp"
+DASHBOARD_TAG = "llamacpp"
 DASHBOARD_LINK = {
     "type": "dashboards",
     "title": "llama.cpp",
-    "tags": [TAG],
+    "tags": [DASHBOARD_TAG],
     "icon": "dashboard",
     "tooltip": "",
     "asDropdown": False,
@@ -29,7 +29,7 @@ DASHBOARD_LINK = {
 }
 DATA_SOURCE = {"type": "prometheus", "uid": "${source}"}
 LAST_VALUE = {"reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}}
-OPTIONS: Mapping[str, Mapping[str, Any]] = {
+PANEL_OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "timeseries": {
         "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True},
         "tooltip": {"mode": "multi", "sort": "desc"},
@@ -44,8 +44,8 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "names": {**LAST_VALUE, "orientation": "horizontal", "colorMode": "value", "graphMode": "none", "textMode": "name"},
     "bargauge": {**LAST_VALUE, "orientation": "horizontal", "displayMode": "basic", "valueMode": "color"},
 }
-"""Options for each kind of panel; Grafana has defaults for other options. ``names`` shows series by their legends: value 0 in green, value 1 in red."""
-PLANNED_LINES = {
+"""Options of each kind of panel; Grafana uses its defaults for the rest. ``names`` shows series by their legends: value 0 in green, value 1 in red."""
+PLANNED_LINES_OVERRIDE = {
     "matcher": {"id": "byRegexp", "options": "/planned/"},
     "properties": [
         {"id": "color", "value": {"mode": "fixed", "fixedColor": "text"}},
@@ -60,7 +60,7 @@ class Panel(NamedTuple):
     title: str
     queries: Mapping[str, str]
     """Legend → PromQL, in which the dashboard's ``selector``, in braces, replaces ``{}``."""
-    kind: Annotated[str, tuple(OPTIONS)] = "timeseries"
+    kind: Annotated[str, tuple(PANEL_OPTIONS)] = "timeseries"
     unit: str = "short"
     """Unit in Grafana's notation."""
     description: str = ""
@@ -82,7 +82,7 @@ def read_dashboards() -> dict[str, Dashboard]:
     """Return the description of each dashboard, by name."""
     return {
         name: typed_json.parse(Dashboard, description)
-        for name, description in yaml_load(DESCRIPTION.read_text()).items()
+        for name, description in yaml_load(DASHBOARDS_FILE.read_text()).items()
     }
 
 
@@ -92,21 +92,21 @@ def _variable(name: str, metric: str) -> dict[str, Any]:
     return {**properties, **selection, "query": {"query": f"label_values({metric}, {name})", "refId": "A"}}
 
 
-def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
+def _panel(panel_id: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
     is_time_series = panel.kind == "timeseries"
     red_from = 1 if panel.kind == "names" else panel.red_from
     steps = [{"color": "green", "value": None}, *([{"color": "red", "value": red_from}] if red_from else [])]
     fields = {"unit": panel.unit, "min": 0, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
     fields |= {"max": 1} if panel.unit == "percentunit" else {}
     return {
-        "id": number,
+        "id": panel_id,
         "type": "stat" if panel.kind == "names" else panel.kind,
         "title": panel.title,
         "description": panel.description,
         "datasource": DATA_SOURCE,
         "gridPos": position,
-        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES] if is_time_series else []},
-        "options": OPTIONS[panel.kind],
+        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES_OVERRIDE] if is_time_series else []},
+        "options": PANEL_OPTIONS[panel.kind],
         "targets": [
             {
                 "refId": chr(ord("A") + index),
@@ -123,27 +123,27 @@ def _panel(number: int, panel: Panel, selector: str, position: Mapping[str, int]
 
 def dashboard_json(name: str, dashboard: Dashboard) -> dict[str, Any]:
     panels = []
-    for number, row in enumerate(dashboard.rows):
-        row_position = {"h": PANEL_HEIGHT, "w": GRID_COLUMNS // len(row), "y": PANEL_HEIGHT * number}
-        panels += [(panel, {**row_position, "x": row_position["w"] * position}) for position, panel in enumerate(row)]
+    for row_index, row in enumerate(dashboard.rows):
+        row_position = {"h": PANEL_HEIGHT, "w": GRID_COLUMNS // len(row), "y": PANEL_HEIGHT * row_index}
+        panels += [(panel, {**row_position, "x": row_position["w"] * column}) for column, panel in enumerate(row)]
     source = {"name": "source", "type": "datasource", "label": "Prometheus", "query": "prometheus", "refresh": 1}
     return {
         "uid": f"llamacpp-{name}",
         "title": dashboard.title,
-        "tags": [TAG],
+        "tags": [DASHBOARD_TAG],
         "schemaVersion": SCHEMA_VERSION,
         "graphTooltip": 1,
         "links": [DASHBOARD_LINK],
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": [source, *(_variable(*pair) for pair in dashboard.variables.items())]},
+        "templating": {"list": [source, *(_variable(*variable) for variable in dashboard.variables.items())]},
         "panels": [
-            _panel(number, panel, dashboard.selector, position) for number, (panel, position) in enumerate(panels, 1)
+            _panel(index, panel, dashboard.selector, position) for index, (panel, position) in enumerate(panels, 1)
         ],
     }
 
 
-def files() -> dict[str, str]:
+def dashboard_files() -> dict[str, str]:
     """Return the JSON of each dashboard by file name, for Grafana's provisioning or import."""
     return {
         f"{name}.json": json.dumps(dashboard_json(name, dashboard), indent=1) + "\n"

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Monitoring of a cluster: files for a Prometheus and a Grafana."""
+"""Files with which Prometheus and Grafana monitor a cluster."""
 
 import json
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ RULES_FILE = Path(__file__).with_name("llamacpp.rules.yml")
 
 
 def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]:
-    """Return the text of each file, by name.
+    """Return the text of each monitoring file, by name.
 
     :raises Refusal: Prometheus could not collect the metrics of all hosts.
     """
@@ -56,7 +56,7 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
         "scrape.yml": yaml.safe_dump({"scrape_configs": [scrape_job]}, sort_keys=False),
         "prometheus.yml": yaml.safe_dump(configuration, sort_keys=False),
         RULES_FILE.name: RULES_FILE.read_text(),
-        **{f"dashboards/{name}": text for name, text in dashboards.files().items()},
+        **{f"dashboards/{name}": text for name, text in dashboards.dashboard_files().items()},
     }
 
 

@@ -1,13 +1,13 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A benchmark as a table: in Markdown, and for the page."""
+"""A benchmark as a table, in Markdown and for the HTML page."""
 
 import time
 from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark, Cell
 
-TITLES = ("test", "t/s", "predicted", "share", "reason")
+COLUMN_TITLES = ("test", "t/s", "predicted", "share", "reason")
 
 
 def speed(cell: Cell) -> str:
@@ -16,28 +16,28 @@ def speed(cell: Cell) -> str:
 
 
 def row(cell: Cell) -> list[str]:
-    """Return the values of a cell, in the order of TITLES."""
+    """Return the values of a cell, in the order of COLUMN_TITLES."""
     share = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
     predicted = "" if cell.predicted is None else f"{cell.predicted:.4g}"
-    obstacle = "" if cell.measured else cell.skipped or "not measured yet"
-    return [cell.name, speed(cell), predicted, share, obstacle]
+    reason = "" if cell.measured else cell.skipped or "not measured yet"
+    return [cell.name, speed(cell), predicted, share, reason]
 
 
-def as_markdown(record: Benchmark) -> str:
-    rows = [list(TITLES), *map(row, record.cells)]
+def as_markdown(result: Benchmark) -> str:
+    rows = [list(COLUMN_TITLES), *map(row, result.cells)]
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = [" | ".join(cell.ljust(width) for cell, width in zip(cells, widths)) for cells in rows]
     lines.insert(1, " | ".join("-" * width for width in widths))
     table = "".join(f"| {line} |\n" for line in lines)
-    return f"# Benchmark of {record.cluster}\n\n{record.model}; {record.release}.\n\n{table}".replace("<", "&lt;")
+    return f"# Benchmark of {result.cluster}\n\n{result.model}; {result.release}.\n\n{table}".replace("<", "&lt;")
 
 
-def view(record: Benchmark) -> dict[str, Any]:
+def view(result: Benchmark) -> dict[str, Any]:
     """Return the values of a benchmark for the page's template."""
     return {
-        "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(record.time)),
-        "record": record,
-        "done": sum(bool(cell.measured) for cell in record.cells),
-        "names": TITLES,
-        "rows": list(map(row, record.cells)),
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(result.time)),
+        "result": result,
+        "measured_cells": sum(bool(cell.measured) for cell in result.cells),
+        "titles": COLUMN_TITLES,
+        "rows": list(map(row, result.cells)),
     }

@@ -28,20 +28,20 @@ HARMLESS_VALUE = re.compile(r"[-+]?\d[\d.]*|true|false|on|off|yes|no|auto|none|~
 MIN_SECRET_LENGTH = 8
 """Minimum length of a value that is removed from all texts although no name marks it as a secret."""
 DERIVED_KEYS = ("definition", "content")
-"""Keys of the plan whose texts are derived from its other values."""
+"""Keys of the plan whose texts are derived from other values of the plan."""
 WARNING = "Read the bundle before you send it: it contains names and addresses of hosts, and paths on the controller."
 NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the failed run's error message to your issue."
 JSON_RECORDS = ("plan", "status", "facts", "controller")
 """Records that the bundle contains as JSON."""
-Texts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
-"""Texts that host_report.read returned on a host."""
+ReportTexts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
+"""Type of the texts, by name, that host_report.read returned on a host."""
 
 
 def find_secrets(variables: Mapping[str, Any], harmless_names: Collection[str], visible_text: str) -> dict[str, str]:
-    """Return the kind of each secret: the texts in an operator's variables, at any depth.
+    """Return each secret text in an operator's variables, at any depth, with its kind.
 
     :param harmless_names: variables whose values are not secret.
-    :param visible_text: text that stays in the bundle: its values are secret only if their names say so.
+    :param visible_text: text that the bundle shows: values in it are secret only if their names say so.
     """
     secrets = {}
     for variable, value in variables.items():
@@ -55,11 +55,11 @@ def find_secrets(variables: Mapping[str, Any], harmless_names: Collection[str], 
 def _secret_lines(value: Any, is_secret: bool, visible_text: str) -> Iterator[str]:
     """Yield the lines of a value that may be secret."""
     if isinstance(value, Mapping):
-        for name, part in value.items():
-            yield from _secret_lines(part, is_secret or bool(redaction.SECRET_NAME.search(str(name))), visible_text)
+        for name, element in value.items():
+            yield from _secret_lines(element, is_secret or bool(redaction.SECRET_NAME.search(str(name))), visible_text)
     elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _secret_lines(part, is_secret, visible_text)
+        for element in value:
+            yield from _secret_lines(element, is_secret, visible_text)
     elif isinstance(value, (str, int)) and not isinstance(value, bool):
         for line in str(value).splitlines():
             if is_secret or (
@@ -78,7 +78,7 @@ def _plan_secrets(plan: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _argument_secrets(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield value and kind of each argument of llama-server that may be secret."""
+    """Yield the value and kind of each argument of llama-server that may be secret."""
     for word, *values in options.group_words(arguments):
         option, (name, _equals, value) = options.by_word(word), word.partition("=")
         if not option or option.is_secret:
@@ -88,15 +88,15 @@ def _argument_secrets(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _process_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield value and kind of each variable in an environment, and of each extra argument, that may be secret."""
+    """Yield the value and kind of each environment variable, and of each extra argument, that may be secret."""
     if isinstance(value, list):
         if name.endswith("extra_args"):
-            yield from _argument_secrets([str(part) for part in value])
-        for part in value:
-            yield from _process_secrets(part)
+            yield from _argument_secrets([str(element) for element in value])
+        for element in value:
+            yield from _process_secrets(element)
     elif isinstance(value, Mapping) and not name.endswith(("environment", "cmake_options")):
-        for key, part in value.items():
-            yield from _process_secrets(part, key)
+        for key, element in value.items():
+            yield from _process_secrets(element, key)
     elif isinstance(value, Mapping):
         for variable, text in value.items():
             if not is_public(variable, str(text)):
@@ -104,17 +104,17 @@ def _process_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def is_public(variable: str, value: str) -> bool:
-    """Return whether the value of a variable in an environment is known to be harmless."""
+    """Return whether the value of an environment variable is known to be harmless."""
     is_known = PUBLIC_VARIABLE.fullmatch(variable) or HARMLESS_VALUE.fullmatch(value)
     return bool(is_known) and not redaction.SECRET_NAME.search(variable)
 
 
-def _clean(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
+def _redact(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
     """Return a JSON value without secrets, and without texts that are derived from its other values."""
     if isinstance(value, Mapping):
-        return {key: _clean(part, secrets, key) for key, part in value.items()}
+        return {key: _redact(element, secrets, key) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_clean(part, secrets, name) for part in value]
+        return [_redact(element, secrets, name) for element in value]
     if not isinstance(value, str):
         return value
     if name in DERIVED_KEYS or (redaction.SECRET_NAME.search(name) and not HARMLESS_VALUE.fullmatch(value)):
@@ -123,9 +123,9 @@ def _clean(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
 
 
 def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
-    """Return the archive as text, with its bytes as surrogates.
+    """Return the archive as text, with undecodable bytes as surrogate escapes.
 
-    :param records: ``plan`` and ``status`` as JSON; host → ``reports``, what host_status returned there; ``facts`` and ``controller``, which are only
+    :param records: ``plan`` and ``status`` as JSON; ``reports``, the result of host_status for each host; ``facts`` and ``controller``, which are only
         shown; ``log``, the end of Ansible's log.
     """
     record_type: type[Plan | Refused] = Refused if records["plan"]["refused"] else Plan
@@ -134,28 +134,28 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
         "README.txt": WARNING,
         "plan.txt": plan_text.plan_page(typed_json.parse(record_type, records["plan"])),
         "status.txt": status_text.text_of(status),
-        "ansible.log": _lines(records["log"]) or NO_LOG,
+        "ansible.log": _printable_text(records["log"]) or NO_LOG,
     }
     secrets = {**secrets, **_plan_secrets(records["plan"]), **dict(_process_secrets(records["controller"]))}
     for host, answer in records["reports"].items():
-        for name, text in _texts(answer).items():
-            texts[f"{host}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"] = _lines(text)
+        for name, text in _report_texts(answer).items():
+            texts[f"{host}/{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}"] = _printable_text(text)
     redacted_texts = {name: redaction.redact(text, secrets) for name, text in texts.items()}
-    redacted_texts |= {f"{name}.json": json.dumps(_clean(records[name], secrets), indent=1) for name in JSON_RECORDS}
+    redacted_texts |= {f"{name}.json": json.dumps(_redact(records[name], secrets), indent=1) for name in JSON_RECORDS}
     return _pack(f"{status.cluster.name}-bundle", redacted_texts, status.time)
 
 
-def _texts(answer: Any) -> Texts:
+def _report_texts(answer: Any) -> ReportTexts:
     """Return the texts of a host; none if its report is invalid."""
     report = answer.get("report") if isinstance(answer, Mapping) else None
-    text_type: Any = Texts
+    text_type: Any = ReportTexts
     with suppress(typed_json.Mismatch):
         return typed_json.parse(text_type, report)
     return {}
 
 
-def _lines(text: str) -> str:
-    """Return a host's text without control characters."""
+def _printable_text(text: str) -> str:
+    """Return a text without control characters, except for its line breaks."""
     return "\n".join(validation.printable(line, None) for line in text.replace("\t", "    ").split("\n"))
 
 
@@ -164,8 +164,8 @@ def _pack(folder: str, texts: Mapping[str, str], time: int) -> str:
     archive_bytes = io.BytesIO()
     with tarfile.open(fileobj=archive_bytes, mode="w:gz") as archive:
         for name, text in sorted(texts.items()):
-            data, entry = f"{text.rstrip()}\n".encode("utf-8", "replace"), tarfile.TarInfo(f"{folder}/{name}")
-            entry.size, entry.mode, entry.mtime = len(data), 0o600, time
+            data, member = f"{text.rstrip()}\n".encode("utf-8", "replace"), tarfile.TarInfo(f"{folder}/{name}")
+            member.size, member.mode, member.mtime = len(data), 0o600, time
             if text.strip():
-                archive.addfile(entry, io.BytesIO(data))
+                archive.addfile(member, io.BytesIO(data))
     return archive_bytes.getvalue().decode("utf-8", "surrogateescape")

@@ -24,11 +24,11 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import (
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-FOLDER = Path(__file__).parent
+TEMPLATE_FOLDER = Path(__file__).parent
 
 
 def _printable(value: Any) -> Any:
-    """Return the printable value of an expression of the template."""
+    """Return the printable value of a template expression."""
     if value is None:
         return ""
     return validation.printable(value, None) if isinstance(value, str) and not isinstance(value, Markup) else value
@@ -41,30 +41,30 @@ def _anchor(title: str) -> str:
 @functools.cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, finalize=_printable
+        loader=FileSystemLoader(TEMPLATE_FOLDER), autoescape=True, undefined=StrictUndefined, finalize=_printable
     )
     environment.filters.update(anchor=_anchor)
     return environment
 
 
-def _memory(plan: Plan) -> dict[str, Any]:
+def _memory_view(plan: Plan) -> dict[str, Any]:
     rows = []
     for entry in plan.placement:
         capacity = max(entry.capacity_mib, entry.total_mib, 1)
-        sizes = {part: memory_text.size_mib(entry, part) for part in memory_text.PART_SIGNS}
-        sizes_text = ", ".join(f"{part} {size:.0f} MiB" for part, size in sizes.items())
+        sizes = {name: memory_text.size_mib(entry, name) for name in memory_text.COMPONENT_SIGNS}
+        sizes_text = ", ".join(f"{name} {size:.0f} MiB" for name, size in sizes.items())
         rows.append(
             {
                 "entry": entry,
-                "over": memory_text.overcommitment(entry),
+                "overcommitment": memory_text.overcommitment(entry),
                 "label": f"{sizes_text} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
-                    (part, f"{100 * size / capacity:.2f}")
-                    for part, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
+                    (name, f"{100 * size / capacity:.2f}")
+                    for name, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
-                "amounts": [memory_text.amount_text(entry, part) for part in memory_text.PART_SIGNS],
+                "amounts": [memory_text.amount_text(entry, name) for name in memory_text.COMPONENT_SIGNS],
                 "sum": f"{entry.total_mib:.0f}",
-                "of": f"{entry.capacity_mib:.0f}",
+                "capacity": f"{entry.capacity_mib:.0f}",
             }
         )
     notes = [
@@ -75,18 +75,18 @@ def _memory(plan: Plan) -> dict[str, Any]:
     return {"rows": rows, "has_auxiliary": bool(plan.auxiliary_models), "notes": notes}
 
 
-def _branch(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:
+def _branch_view(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]:
     link = rows[0].link
     return {
         "host": host,
         "kind": link.kind if link else "",
         "speed": f"{link.one_way_ms:g} ms, {link.gbit_per_s:g} Gbit/s" if link else "",
-        "sure": bool(link and link.measured),
+        "is_measured": bool(link and link.measured),
         "rows": rows,
     }
 
 
-def _topology(plan: Plan) -> dict[str, Any]:
+def _topology_view(plan: Plan) -> dict[str, Any]:
     """Return the head with its own devices, and a branch for each host with workers."""
     local_rows: list[plan_text.TopologyRow] = []
     branches: dict[str, list[plan_text.TopologyRow]] = {}
@@ -100,13 +100,13 @@ def _topology(plan: Plan) -> dict[str, Any]:
     return {
         "head": plan.head.host,
         "url": plan.head.url,
-        "own": local_rows,
-        "branches": [_branch(host, rows) for host, rows in branches.items()],
+        "local_rows": local_rows,
+        "branches": [_branch_view(host, rows) for host, rows in branches.items()],
         "unused": plan_text.unused_workers(plan),
     }
 
 
-def _commands(plan: Plan) -> list[dict[str, Any]]:
+def _command_views(plan: Plan) -> list[dict[str, Any]]:
     return [
         {
             "host": command.host,
@@ -124,7 +124,7 @@ def _commands(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _versions(plan: Plan) -> list[str]:
+def _version_lines(plan: Plan) -> list[str]:
     rows = [["host", "build", "backend", "options"]]
     for name, host in plan.hosts.items():
         for build in host.builds:
@@ -133,7 +133,7 @@ def _versions(plan: Plan) -> list[str]:
     return tables.table(rows).splitlines() if len(rows) > 1 else []
 
 
-def _checks(report: Report) -> dict[str, Any]:
+def _checks_view(report: Report) -> dict[str, Any]:
     counts = Counter(check.status for check in report.checks)
     summary = ", ".join(f"{counts[status]} {status}" for status in ("passed", "failed", "not tested") if counts[status])
     return {
@@ -143,27 +143,27 @@ def _checks(report: Report) -> dict[str, Any]:
 
 
 def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
-    """Return the plan's values for the template, with the names of its parts in ``parts``."""
-    parts = plan_text.plan_parts(plan, changes)
-    refused = "Refused" in parts
-    view: dict[str, Any] = {"memories": {}, "tables": {}, "other": parts, "refused": plan.reasons if refused else []}
-    names = [name for name in parts if name != "Refused"]
+    """Return the plan's values for the template, with the titles of its sections in ``sections``."""
+    sections = plan_text.plan_sections(plan, changes)
+    refused = "Refused" in sections
+    view: dict[str, Any] = {"memories": {}, "tables": {}, "other": sections, "refused": plan.reasons if refused else []}
+    titles = [title for title in sections if title != "Refused"]
     if isinstance(plan, Plan):
         view.update(
-            topology=_topology(plan),
+            topology=_topology_view(plan),
             tables={"Models": speed_text.model_rows(plan), "Shapes": speed_text.shape_rows(plan)},
             notes={
                 "Models": [plan_text.ROUTER_NOTE, plan_text.first_model_note(plan)],
                 "Shapes": speed_text.shape_notes(plan),
             },
-            memories={title: _memory(model_plan) for title, model_plan in memory_text.memory_plans(plan).items()},
-            commands=_commands(plan),
+            memories={title: _memory_view(model_plan) for title, model_plan in memory_text.memory_plans(plan).items()},
+            commands=_command_views(plan),
             advisories=[(plan_text.advisory_title(entry), entry) for entry in plan.advisories],
             speed={"rows": speed_text.speed_rows(plan), "notes": speed_text.speed_notes(plan)},
         )
-        parts["Versions"] = _versions(plan)
-        names += ["Versions"] if parts["Versions"] else []
-    return {**view, "parts": ["Refused"] * refused + names}
+        sections["Versions"] = _version_lines(plan)
+        titles += ["Versions"] if sections["Versions"] else []
+    return {**view, "sections": ["Refused"] * refused + titles}
 
 
 def page(
@@ -173,12 +173,12 @@ def page(
     benchmark: Benchmark | None = None,
 ) -> str:
     """Return the HTML of a plan, which may be refused, with its verification and measurements."""
-    view = _plan_view(plan, changes) if plan else {"parts": [], "other": {}, "memories": {}, "tables": {}}
-    refusal_parts = [name for name in view["parts"] if name == "Refused"]
-    first_parts = [
-        name for name in view["parts"] if name in ("Models", "Topology", "Predicted speed", *view["memories"])
+    view = _plan_view(plan, changes) if plan else {"sections": [], "other": {}, "memories": {}, "tables": {}}
+    refusal_titles = [title for title in view["sections"] if title == "Refused"]
+    first_titles = [
+        title for title in view["sections"] if title in ("Models", "Topology", "Predicted speed", *view["memories"])
     ]
-    other_parts = [name for name in view["parts"] if name not in (*refusal_parts, *first_parts)]
+    other_titles = [title for title in view["sections"] if title not in (*refusal_titles, *first_titles)]
     checks = ["Checks"] if verification else []
     cluster = benchmark.cluster if benchmark else verification.cluster if verification else ""
     title, *subtitle = (
@@ -190,18 +190,18 @@ def page(
         .render(
             {
                 **view,
-                "style": Markup((FOLDER / "page.css").read_text()),
-                "measured": benchmark_table.view(benchmark) if benchmark else {},
+                "style": Markup((TEMPLATE_FOLDER / "page.css").read_text()),
+                "benchmark": benchmark_table.view(benchmark) if benchmark else {},
                 "plan": plan,
                 "title": title.strip(),
                 "subtitle": " ".join(line.strip() for line in subtitle),
-                "checks": _checks(verification) if verification else None,
-                "parts": [
-                    *refusal_parts,
+                "checks": _checks_view(verification) if verification else None,
+                "sections": [
+                    *refusal_titles,
                     *checks,
-                    *first_parts,
+                    *first_titles,
                     *(["Measured and predicted"] if benchmark else []),
-                    *other_parts,
+                    *other_titles,
                 ],
             }
         )

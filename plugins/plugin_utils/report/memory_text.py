@@ -7,26 +7,26 @@ import math
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables, types
 
 BAR_WIDTH = 26
-PART_SIGNS = {"weights": "█", "kv": "▓", "compute": "▒"}
+COMPONENT_SIGNS = {"weights": "█", "kv": "▓", "compute": "▒"}
 AUXILIARY_SIGN = "░"
 """Sign of a projector and of a draft model."""
-ROLES = {"mmproj": "projector", "draft": "draft model"}
+ROLE_NAMES = {"mmproj": "projector", "draft": "draft model"}
 FREE_MEMORY_SIGN = "·"
 
 
-def size_mib(entry: types.DevicePlacement | types.AuxiliaryModelPlan, part: str) -> float:
-    """Return the size of a device's weights, kv or compute in MiB."""
+def size_mib(entry: types.DevicePlacement | types.AuxiliaryModelPlan, component: str) -> float:
+    """Return the size in MiB of one component: weights, kv or compute."""
     sizes = {"weights": entry.weights_mib, "kv": entry.kv_mib, "compute": entry.compute_mib}
-    return sizes[part]
+    return sizes[component]
 
 
-def amount_text(entry: types.DevicePlacement, part: str) -> str:
-    """Return such a size as text, with ≤ before an upper bound."""
-    return f"{'' if f'{part}_mib' in entry.exact else '≤ '}{size_mib(entry, part):.0f}"
+def amount_text(entry: types.DevicePlacement, component: str) -> str:
+    """Return the size of a component as text, with ≤ before an upper bound."""
+    return f"{'' if f'{component}_mib' in entry.exact else '≤ '}{size_mib(entry, component):.0f}"
 
 
 def overcommitment(entry: types.DevicePlacement) -> str:
-    """Return a text like '≤ 115 %' if weights, KV cache and compute buffers together may exceed the device's capacity; otherwise it is empty."""
+    """Return a text like '≤ 115 %' if weights, KV cache and compute buffers together may exceed the device's capacity; empty otherwise."""
     share = 100 * entry.total_mib / max(entry.capacity_mib, 1)
     return f"≤ {math.ceil(share)} %" if share > 100 else ""
 
@@ -34,7 +34,7 @@ def overcommitment(entry: types.DevicePlacement) -> str:
 def memory_bar(entry: types.DevicePlacement, width: int = BAR_WIDTH) -> str:
     """Return a bar of a device's capacity: weights, KV cache, compute buffers and free memory, each at least one column wide."""
     total_mib = max(entry.capacity_mib, entry.total_mib, 1)
-    sizes = {sign: size_mib(entry, part) for part, sign in PART_SIGNS.items()}
+    sizes = {sign: size_mib(entry, component) for component, sign in COMPONENT_SIGNS.items()}
     sizes[AUXILIARY_SIGN] = entry.auxiliary_mib
     sizes[FREE_MEMORY_SIGN] = total_mib - entry.total_mib
     columns = {sign: 1 for sign, size in sizes.items() if size > 0}
@@ -44,26 +44,26 @@ def memory_bar(entry: types.DevicePlacement, width: int = BAR_WIDTH) -> str:
 
 
 def memory_plans(plan: types.Plan) -> dict[str, types.Plan]:
-    """Return a plan for each model as if it were the only model, by title."""
+    """Return a plan for each model, as if it were the only one, by title."""
     next_models = zip((plan.head.models or ())[1:], plan.per_model()[1:])
     return {"Memory": plan, **{f"Memory of {model.name}": model_plan for model, model_plan in next_models}}
 
 
 def memory_lines(plan: types.Plan) -> list[str]:
-    rows = [["device", "".ljust(BAR_WIDTH), "weights", "KV", "compute", "of"]]
+    rows = [["device", "".ljust(BAR_WIDTH), "weights", "KV", "compute", "capacity"]]
     for entry in plan.placement:
         models = _auxiliary_models_on(plan, entry.device)
         total = entry.weights_mib + entry.kv_mib + sum(model.weights_mib + model.kv_mib for model in models)
-        note = "too little" if total > entry.capacity_mib else overcommitment(entry)
-        sizes = [amount_text(entry, part) for part in PART_SIGNS]
+        note = "too small" if total > entry.capacity_mib else overcommitment(entry)
+        sizes = [amount_text(entry, component) for component in COMPONENT_SIGNS]
         rows.append([entry.device, memory_bar(entry), *sizes, ", ".join(filter(None, (f"{entry.capacity_mib}", note)))])
         rows += map(_auxiliary_row, models)
     other_devices = {model.device for model in plan.auxiliary_models} - {entry.device for entry in plan.placement}
     for device in sorted(other_devices, key=str):
         rows.append([device or f"processor of {plan.head.host}", "", "", "", "", ""])
         rows += map(_auxiliary_row, _auxiliary_models_on(plan, device))
-    part_signs = {**PART_SIGNS, **({"auxiliary models": AUXILIARY_SIGN} if plan.auxiliary_models else {})}
-    legend = ", ".join(f"{sign} {part.replace('kv', 'KV cache')}" for part, sign in part_signs.items())
+    component_signs = {**COMPONENT_SIGNS, **({"auxiliary models": AUXILIARY_SIGN} if plan.auxiliary_models else {})}
+    legend = ", ".join(f"{sign} {component.replace('kv', 'KV cache')}" for component, sign in component_signs.items())
     footer = f"  in MiB, ≤ marks an upper bound; {legend}, {FREE_MEMORY_SIGN} free"
     return [*tables.table(rows).splitlines(), footer, *uncounted_models(plan), *reason_lines(plan)]
 
@@ -74,23 +74,23 @@ def _auxiliary_models_on(plan: types.Plan, device: str | None) -> list[types.Aux
 
 
 def _auxiliary_row(model: types.AuxiliaryModelPlan) -> list[str]:
-    sizes = [f"≤ {size_mib(model, part):.0f}" for part in PART_SIGNS]
-    return [f"  {ROLES[model.role]}", "", *sizes, "compute buffer assumed" if model.assumed else ""]
+    sizes = [f"≤ {size_mib(model, component):.0f}" for component in COMPONENT_SIGNS]
+    return [f"  {ROLE_NAMES[model.role]}", "", *sizes, "compute buffer assumed" if model.assumed else ""]
 
 
 def auxiliary_model_lines(plan: types.Plan) -> list[str]:
-    """Return lines about the projector and draft model, for a page without rows for them."""
+    """Return lines about the projector and the draft model, for a page whose table has no rows for them."""
     lines = []
     for model in plan.auxiliary_models:
-        sizes = ", ".join(f"{part.replace('kv', 'KV')} ≤ {size_mib(model, part):.0f} MiB" for part in PART_SIGNS)
+        sizes = ", ".join(f"{name.replace('kv', 'KV')} ≤ {size_mib(model, name):.0f} MiB" for name in COMPONENT_SIGNS)
         location = f"on {model.device}" if model.device else f"on the processor of {model.host}"
         assumed_note = " (assumed)" if model.assumed else ""
-        lines += tables.wrap("  ", f"{ROLES[model.role]} {model.name} {location}: {sizes}{assumed_note}")
+        lines += tables.wrap("  ", f"{ROLE_NAMES[model.role]} {model.name} {location}: {sizes}{assumed_note}")
     return lines
 
 
 def uncounted_models(plan: types.Plan) -> list[str]:
-    """Return a line with the models that the sizes of devices do not include, or none."""
+    """Return lines with the models that the sizes of devices do not include; none if they include all."""
     names = {name for entry in plan.placement for name in entry.without}
     return tables.wrap("  not counted: ", ", ".join(sorted(names))) if names else []
 

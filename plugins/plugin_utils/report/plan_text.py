@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan as text for a person."""
+"""The page of a plan as text for the terminal."""
 
 import json
 import re
@@ -15,22 +15,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STOPPED, Drift
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import memory_text, speed_text
 
-COMMIT_LENGTH = 12
+SHORT_COMMIT_LENGTH = 12
 MAX_DIFFERENCES = 12
 """Maximum number of differences for each host; the JSON of the plan and the run itself list them all."""
 
 
 def plan_table(plan: types.Plan) -> str:
-    """Return the first parts of the page: release, source, and the devices of the layers."""
-    parts, titles = plan_parts(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
-    uncached_workers = [
+    """Return the first sections of the page: release, source, and the devices of the layers."""
+    sections, titles = plan_sections(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
+    cache_notes = [
         line
         for worker, reason in _workers_without_cache(plan)
         for line in tables.wrap("  ", f"no cache on {worker}: {reason}")
     ]
-    lines = [*plan_title(plan), *uncached_workers]
+    lines = [*plan_title(plan), *cache_notes]
     for title in titles:
-        lines += ["", *parts.get(title, [])]
+        lines += ["", *sections.get(title, [])]
     return "\n".join([*lines, ""])
 
 
@@ -48,7 +48,7 @@ def model_source_text(plan: types.Plan) -> str:
         return ""
     source = model.source
     if re.fullmatch("[0-9a-f]{40,64}", model.revision or ""):
-        source = source.replace(str(model.revision), str(model.revision)[:COMMIT_LENGTH])
+        source = source.replace(str(model.revision), str(model.revision)[:SHORT_COMMIT_LENGTH])
     sizes = [file.bytes for file in model.files]
     size = f", {sum(map(int, filter(None, sizes))) / (1024 * MIB):.2f} GiB" if all(sizes) else ""
     return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}"
@@ -65,10 +65,10 @@ def _workers_without_cache(plan: types.Plan) -> list[tuple[str, str]]:
 
 
 def plan_page(plan: types.Plan | types.Refused, changes: Sequence[str] = ()) -> str:
-    """Return the whole plan, at most WIDTH columns wide if names allow."""
+    """Return the page of a plan, at most tables.PAGE_WIDTH columns wide if names allow."""
     lines = plan_title(plan)
-    for title, part in plan_parts(plan, changes).items():
-        lines += ["", title, *part]
+    for title, section_lines in plan_sections(plan, changes).items():
+        lines += ["", title, *section_lines]
     return "\n".join(["", *lines, ""])
 
 
@@ -101,12 +101,12 @@ def _release_origin(plan: types.Plan) -> str:
     return f"source: {origin}{f'; compiled on {builders} (takes minutes the first time)' if builders else ''}"
 
 
-def plan_parts(plan: types.Plan | types.Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
-    """Return the lines of each part of the page that is not empty, by title."""
-    refusal_part = {"Refused": [line for reason in plan.reasons for line in tables.wrap("  ", reason)]}
+def plan_sections(plan: types.Plan | types.Refused, changes: Sequence[str] = ()) -> dict[str, Sequence[str]]:
+    """Return the lines of each section of the page that is not empty, by title."""
+    refusal_section = {"Refused": [line for reason in plan.reasons for line in tables.wrap("  ", reason)]}
     if isinstance(plan, types.Refused):
-        return dict(refusal_part)
-    parts = {
+        return dict(refusal_section)
+    sections = {
         "Models": [
             *tables.table(speed_text.model_rows(plan)).splitlines(),
             f"  {ROUTER_NOTE}",
@@ -125,17 +125,17 @@ def plan_parts(plan: types.Plan | types.Refused, changes: Sequence[str] = ()) ->
         "Predicted speed": speed_text.speed_lines(plan),
         "Shapes": speed_text.shape_lines(plan),
         "Network overhead": speed_text.network_lines(plan),
-        "While a worker is absent": speed_text.served_without_worker(plan)
+        "While a worker is absent": speed_text.absent_worker_lines(plan)
         if plan.head.models
         else speed_text.fallback_lines(plan),
         "What site.yml would change": changes,
-        **refusal_part,
+        **refusal_section,
     }
-    return {title: lines for title, lines in parts.items() if lines}
+    return {title: lines for title, lines in sections.items() if lines}
 
 
 class TopologyRow(NamedTuple):
-    """A device and its layers. ``link`` is None if the head drives it itself."""
+    """A device and its layers. ``link`` is None if llama-server uses the device directly."""
 
     host: str
     device: str
@@ -144,7 +144,7 @@ class TopologyRow(NamedTuple):
     link: types.LinkEstimate | None
 
     def link_text(self) -> str:
-        """Return kind and latency of the link, or nothing."""
+        """Return the kind and latency of the link; empty without a link."""
         link = self.link
         return f"{link.kind}, {link.one_way_ms:g} ms{'' if link.measured else ' assumed'}" if link else ""
 
@@ -178,7 +178,7 @@ def _layers_text(entry: types.DevicePlacement, first_layer: int) -> str:
 
 
 def unused_workers(plan: types.Plan) -> str:
-    """Return a text with the declared workers without a layer."""
+    """Return a text with the declared workers that have no layer."""
     workers = [
         f"{name} {worker.device} {worker.endpoint}"
         for name, host in plan.hosts.items()
@@ -249,7 +249,7 @@ def changes_of(
     skipped_hosts: Mapping[str, str],
     packages_by_tool: Mapping[str, Mapping[str, Mapping[str, str]]],
 ) -> list[str]:
-    """Return what an apply would change: each host's releases, packages, differences and restarts."""
+    """Return lines about what site.yml would change: each host's releases, packages, differences and restarts."""
     lines = []
     for name, drift in drifts.items():
         packages = {package for tools in packages_by_tool.get(name, {}).values() for package in tools.values()}
@@ -287,20 +287,20 @@ def chat_page_lines(plan: types.Plan, has_page: bool) -> list[str]:
 
 def request_lines(plan: types.Plan, certificate_names: Sequence[str] = ()) -> list[str]:
     """Return a request to the server as a shell command for the head."""
-    question: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
+    request_body: dict[str, Any] = {"model": plan.head.models[0].name} if plan.head.models else {}
     path = replies.pooling_path((plan.head.models[0] if plan.head.models else plan.head).argv)
     model = plan.per_model()[0].model
     if path:
-        question |= replies.pooling_request("Once upon a time")
+        request_body |= replies.pooling_request("Once upon a time")
     elif model.known_answer:
-        question |= {"prompt": "", "temperature": 0}
+        request_body |= {"prompt": "", "temperature": 0}
     elif model.chat_template:
         path = "/v1/chat/completions"
-        question["messages"] = [{"role": "user", "content": "Say hello."}]
+        request_body["messages"] = [{"role": "user", "content": "Say hello."}]
     else:
-        question |= {"prompt": "Once upon a time", "max_tokens": 32}
+        request_body |= {"prompt": "Once upon a time", "max_tokens": 32}
     options, url = ["-H", "@-"] if plan.head.api_key_file else [], plan.head.url
-    if plan.head.tls_certificate_file:  # curl trusts the server's own certificate, no matter who signed it
+    if plan.head.tls_certificate_file:  # curl trusts the server's own certificate, whoever signed it
         options += ["--cacert", plan.head.tls_certificate_file]
     address = url.partition("//")[2].partition(":")[0]
     if certificate_names and address not in certificate_names:
@@ -308,7 +308,7 @@ def request_lines(plan: types.Plan, certificate_names: Sequence[str] = ()) -> li
         name = f"{[*exact_names, *certificate_names][0].replace('*', 'head')}:{plan.head.port}"
         options += ["--connect-to", f"{name}:{address}:{plan.head.port}"]
         url = f"https://{name}"
-    command = ["curl", "-sS", *options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(question)]
+    command = ["curl", "-sS", *options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(request_body)]
     lines = command_lines(command, {}, "    ")
     if plan.head.api_key_file:
         key = ["sed", "-n", "/./{s/^/Authorization: Bearer /p;q}", plan.head.api_key_file]
@@ -344,13 +344,13 @@ class Command(NamedTuple):
 
 
 def commands(plan: types.Plan) -> list[Command]:
-    started_services = [
+    service_commands = [
         Command(name, service.name, service.process, service.environment)
         for name, host in plan.hosts.items()
         for service in host.services
     ]
     return [
-        *started_services,
+        *service_commands,
         *(Command(plan.head.host, model.name, model.argv, {}) for model in plan.head.models or ()),
     ]
 

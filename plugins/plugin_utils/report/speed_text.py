@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 def model_rows(plan: Plan) -> list[list[str]]:
     """Return a row of titles, and for each of several models a row with its size, speed and loading time."""
-    rows = [["model", "GiB", "context", "tokens/s", "prompts", "change"]]
+    rows = [["model", "GiB", "context", "tokens/s", "prompts", "loading"]]
     for model in plan.head.models or ():
         estimate = model.estimate
         weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
@@ -19,8 +19,8 @@ def model_rows(plan: Plan) -> list[list[str]]:
     return rows
 
 
-def served_without_worker(plan: Plan) -> list[str]:
-    """Return a line for each worker with the models that can be loaded without it."""
+def absent_worker_lines(plan: Plan) -> list[str]:
+    """Return a line for each used worker, with the models that do not need it."""
     rows = []
     for name, host in plan.hosts.items():
         for worker in host.workers:
@@ -35,8 +35,8 @@ def served_without_worker(plan: Plan) -> list[str]:
 
 
 RATE_TEXTS = {"table": "come from a table of known devices", "assumed": "are assumed for at least one device"}
-RESTART_S = 7
-"""Seconds for stopping and starting services, without loading and proof, measured on five containers."""
+RESTART_SECONDS = 7
+"""Seconds to stop and start services, without loading and proof, measured on five containers."""
 
 
 def generates_text(plan: Plan) -> bool:
@@ -48,7 +48,7 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     estimate = plan.estimate
     if estimate.load_s is None:
         return []
-    outage = RESTART_S + estimate.load_s + (plan.head.proof.outage_s if plan.head.proof else 0)
+    outage = RESTART_SECONDS + estimate.load_s + (plan.head.proof.outage_s if plan.head.proof else 0)
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
         ["generation", *(generation if generates_text(plan) else ["none: this model generates no text", ""])],
@@ -109,7 +109,7 @@ def _correction(estimate: Estimate) -> list[str]:
         return []
     source = f"measured on {correction.date} with {correction.model} and {correction.release}"
     return [
-        f"Generation speeds (also of other shapes and fallbacks) are corrected by a factor of {correction.factor:.2g}, {source}. Prompt speeds are not."
+        f"Generation speeds (also those of other shapes and fallbacks) are corrected by a factor of {correction.factor:.2g}, {source}. Prompt speeds are not."
     ]
 
 
@@ -146,9 +146,9 @@ def _shape_name(shape: ShapeEstimate) -> str:
     if shape.kind != "host":
         return f"{'one server on each of' if shape.kind == 'replicas' else 'split over'} {hosts}"
     settings = " ".join(shape.settings if shape.fits else ())
-    assisted_part = "experts" if "override_tensor" in settings else "some layers" if "gpu_layers" in settings else ""
+    cpu_part = "experts" if "override_tensor" in settings else "some layers" if "gpu_layers" in settings else ""
     single_host = f"one of {hosts} alone" if len(shape.hosts) > 1 else f"{hosts} alone"
-    return f"{single_host} ({assisted_part} on its processor)" if assisted_part else single_host
+    return f"{single_host} ({cpu_part} on its processor)" if cpu_part else single_host
 
 
 def shape_rows(plan: Plan) -> list[list[str]]:
@@ -158,8 +158,8 @@ def shape_rows(plan: Plan) -> list[list[str]]:
     prompt = f"prompt of {estimate.prompt.tokens}" if estimate.prompt else "prompt"
     rows = [["shape", "fits", "free memory", "tokens/s", *users_titles, prompt]]
     for shape in estimate.shapes:
-        shared_range = shape.users and shape.users.generation_range
-        speeds = [str(shape.generation_range or ""), *[str(shared_range or "")][: len(users_titles)]]
+        users_range = shape.users and shape.users.generation_range
+        speeds = [str(shape.generation_range or ""), *[str(users_range or "")][: len(users_titles)]]
         memory_text = f"{shape.free_mib / 1024:.1f} GiB" if shape.fits else f"{-shape.free_mib / 1024:.1f} GiB missing"
         name = f"{_shape_name(shape)}{' (this plan)' if shape.chosen else ''}"
         rows.append(
@@ -195,19 +195,19 @@ def network_lines(plan: Plan) -> list[str]:
     estimate = plan.estimate
     if not estimate.links:
         return ["  none: no worker is used"]
-    kinds = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
+    links = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
     latencies = ", ".join(
-        f"{time:g} ms over {kind} ({'measured' if measured else 'assumed'})" for kind, time, measured in kinds
+        f"{ms:g} ms over {kind} ({'measured' if measured else 'assumed'})" for kind, ms, measured in links
     )
     return tables.wrap(
         "  ",
-        f"about {estimate.network_ms_per_token:.1f} ms for each token, including worker overhead; one-way latency: "
+        f"about {estimate.network_ms_per_token:.1f} ms per token, including worker overhead; one-way latency: "
         f"{latencies}.",
     )
 
 
 def fallback_lines(plan: Plan) -> list[str]:
-    """Return lines about what is served while a used worker is absent."""
+    """Return lines about what the head serves while a used worker is absent."""
     rows = [
         [
             f"without {entry.without}:",
@@ -222,7 +222,7 @@ def fallback_lines(plan: Plan) -> list[str]:
         )
         rows.append([f"without {entry.without}:", obstacle])
     seconds = plan.head.fallback_after
-    fallback_note = f"llama_server_fallback is true: if the model fits without an absent worker, the head serves without it after {seconds} seconds."
+    fallback_note = f"llama_server_fallback is true: if the model fits without an absent worker, the head serves without that worker after {seconds} seconds."
     if seconds is None:
-        fallback_note = "llama_server_fallback is false: while a worker is absent, nothing is served."
+        fallback_note = "llama_server_fallback is false: while a worker is absent, the head serves nothing."
     return [*tables.table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []

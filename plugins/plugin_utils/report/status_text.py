@@ -35,7 +35,7 @@ def _shorten(text: str, max_width: int = MAX_NAME_WIDTH) -> str:
 
 
 def _labelled_lines(label: str, text: str) -> list[str]:
-    """Return lines with a label and a text, whose further lines are indented."""
+    """Return lines with a label and a text; continuation lines are indented."""
     return textwrap.wrap(
         text,
         tables.PAGE_WIDTH,
@@ -137,14 +137,14 @@ def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
 
 def _difference_lines(host: types.HostStatus) -> Iterator[str]:
     differences = cluster_status.serious_differences(host) if host.installed else []
-    for entry in differences[:MAX_DIFFERENCES]:
-        yield from _labelled_lines("", f"{host.name}: {entry.text}")
+    for difference in differences[:MAX_DIFFERENCES]:
+        yield from _labelled_lines("", f"{host.name}: {difference.text}")
     if len(differences) > MAX_DIFFERENCES:
         yield from _labelled_lines("", f"{host.name}: and {len(differences) - MAX_DIFFERENCES} more")
 
 
 def text_of(status: types.Status) -> str:
-    """Return the status for a person, at most tables.WIDTH columns wide if names allow."""
+    """Return the status for a person, at most tables.PAGE_WIDTH columns wide if names allow."""
     hosts = [row for host in status.hosts for row in _host_rows(host)]
     workers = [row for host in status.hosts for row in _worker_rows(host)]
     difference_lines = [line for host in status.hosts for line in _difference_lines(host)]

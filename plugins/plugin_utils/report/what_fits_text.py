@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The models that fit a cluster, as a table for a person."""
+"""The models that fit a cluster, as a table for the terminal."""
 
 import textwrap
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import what_fits
 
 
-def text_of(rows: Sequence[what_fits.FitResult], question: what_fits.FitQuery) -> str:
+def text_of(rows: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -> str:
     served_rows = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
     other_rows = [["not served", "uses", "file", "GiB", "why"]]
     for row in rows:
@@ -18,11 +18,11 @@ def text_of(rows: Sequence[what_fits.FitResult], question: what_fits.FitQuery) -
             other_rows.append([row.model, *_cells(row), reason])
         else:
             served_rows.append([row.model, *_cells(row)])
-    note = f"Contexts: {question.context} tokens, and the largest that fits. Speeds are for an empty context. {what_fits.ORDER_TEXT.format(question.speed)}"
+    note = f"Contexts: {query.context} tokens, and the largest that fits. Speeds are for an empty context. {what_fits.ORDER_TEXT.format(query.speed)}"
     return "\n".join(
         [
             *textwrap.wrap(note, tables.PAGE_WIDTH),
-            *("\n" + tables.table(part) for part in (served_rows, other_rows) if part[1:]),
+            *("\n" + tables.table(table_rows) for table_rows in (served_rows, other_rows) if table_rows[1:]),
             "",
         ]
     )
@@ -35,7 +35,7 @@ def _cells(row: what_fits.FitResult) -> list[str]:
     if row.why_not:
         return cells
     contexts = dict.fromkeys((row.context, row.longest_context))
-    context_range = " to ".join(f"{size // 1024}k" if size >= 1024 else str(size) for size in contexts)
+    context_range = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
     hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
     location = f"{row.devices} devices on {hosts}" if row.devices > 1 else hosts
     speed = str(row.generation_range or "")

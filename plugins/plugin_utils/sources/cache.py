@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's cache: folders that only its account can use, and only one run at a time. They only contain complete files."""
+"""The controller's cache: folders that only the account running Ansible can use, one run at a time. They contain only complete files."""
 
 import math
 import os
@@ -50,7 +50,7 @@ def make_folder(name: str, variable: str) -> Path:
 def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
     """Lock a folder of the cache for this run, remove leftovers of killed runs, and yield the folder.
 
-    :raises AnsibleError: see make_folder; it also replaces every OSError in the block.
+    :raises AnsibleError: as in make_folder, and in place of every OSError in the block.
     """
     path = make_folder(name, variable)
     with _explain_error(variable, path):

@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""llama-server's chat page, which releases that hosts compile do not contain: upstream's files for the build, or built with npm from its sources.
+"""llama-server's chat page for releases that hosts compile: downloaded from upstream for the build number, or built with npm from the sources.
 
-The files are kept beside the sources. Hosts unpack them into tools/ui/dist of the tree, from which the build embeds them (scripts/ui-assets.cmake).
+The files are cached next to the sources. Hosts unpack them into tools/ui/dist of the tree, from which the build embeds them (scripts/ui-assets.cmake).
 """
 
 import os
@@ -23,10 +23,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
-from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import FetchedFile, download
+from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import CachedArchive, download
 
 VARIABLE = "llama_server_ui"
-BUCKET = "buckets/ggml-org/llama-ui/resolve"
+BUCKET_PATH = "buckets/ggml-org/llama-ui/resolve"
 """Path of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
 DOWNLOAD_LIMITS = {"silence_s": 10.0, "seconds": 120.0, "max_bytes": 64 << 20}
 """Limits of the download, which must not delay a run for long. The files take 3 MB."""
@@ -36,20 +36,20 @@ STEP_SECONDS = 1800
 
 
 class NoPageError(Exception):
-    """Failure to get the page with one method; the message is the reason."""
+    """Failure to get the page in one way; the message is the reason."""
 
 
-def _path(source: FetchedFile) -> Path:
+def _archive_path(source: CachedArchive) -> Path:
     return cache.make_folder("sources", VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
 
 
-def cached_pages(source: FetchedFile) -> list[FetchedFile]:
+def cached_pages(source: CachedArchive) -> list[CachedArchive]:
     """Return the archive of the page for these sources, if it is in the cache."""
-    path = _path(source)
-    return [FetchedFile(path, False, sha256(path), source.commit)] if path.exists() else []
+    path = _archive_path(source)
+    return [CachedArchive(path, False, sha256(path), source.commit)] if path.exists() else []
 
 
-def fetch(release: ReleasePlan, source: FetchedFile, requested_ui: str | None) -> list[FetchedFile]:
+def fetch(release: ReleasePlan, source: CachedArchive, requested_ui: str | None) -> list[CachedArchive]:
     """Return the cached archive of the page for a release's sources; none, after a warning, if it is unavailable.
 
     :param source: archive of the sources.
@@ -66,7 +66,7 @@ def fetch(release: ReleasePlan, source: FetchedFile, requested_ui: str | None) -
             except (NoPageError, Refusal) as error:
                 reasons.append(str(error))
             else:
-                (work_folder / "page").replace(_path(source))
+                (work_folder / "page").replace(_archive_path(source))
                 return [archive._replace(changed=True) for archive in cached_pages(source)]
     problems = "; ".join(reasons)
     if problems and requested_ui == "true":
@@ -74,7 +74,7 @@ def fetch(release: ReleasePlan, source: FetchedFile, requested_ui: str | None) -
             f"{VARIABLE} is true, but {release.ref} has no chat page: {problems}. Fix one of these problems, or set {VARIABLE} to auto"
         )
     if problems:
-        remedy = f"set {VARIABLE} to true with Node.js {MIN_NODE_VERSION} or newer on the controller"
+        remedy = f"install Node.js {MIN_NODE_VERSION} or newer on the controller and set {VARIABLE} to true"
         Display().warning(f"llama-server of {release.ref} has no chat page: {problems}. To get it, {remedy}")
     return cached_pages(source)
 
@@ -82,7 +82,7 @@ def fetch(release: ReleasePlan, source: FetchedFile, requested_ui: str | None) -
 def _download(release: ReleasePlan, _source: Path, work_folder: Path) -> Mapping[str, Path]:
     """Return upstream's files for a build, verified against upstream's checksum."""
     archive_path, checksum_path = work_folder / "archive", work_folder / "sum"
-    url = f"{hub.endpoint()}/{BUCKET}/b{release.build}/dist.tar.gz"
+    url = f"{hub.endpoint()}/{BUCKET_PATH}/b{release.build}/dist.tar.gz"
     name = web.printable_url(url)
     try:
         download(f"{url}.sha256", checksum_path, **DOWNLOAD_LIMITS)
@@ -102,8 +102,8 @@ def _build(release: ReleasePlan, source: Path, work_folder: Path) -> Mapping[str
     if int((re.findall(r"\d{1,9}", version) or ["0"])[0]) < MIN_NODE_VERSION:
         raise NoPageError(f"the controller has Node.js {version}, but the page needs {MIN_NODE_VERSION} or newer")
     _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work_folder)
-    dist, number = work_folder / "dist", str(release.build)
-    variables = {"LLAMA_UI_OUT_DIR": str(dist), "LLAMA_UI_VERSION": f"b{number}", "LLAMA_BUILD_NUMBER": number}
+    dist, build = work_folder / "dist", str(release.build)
+    variables = {"LLAMA_UI_OUT_DIR": str(dist), "LLAMA_UI_VERSION": f"b{build}", "LLAMA_BUILD_NUMBER": build}
     for step in BUILD_STEPS:
         Display().display(f"  [controller] llama-server's chat page: {step} (takes a minute or more)")
         _run(step, work_folder / "files", npm_config_cache=str(work_folder / "npm"), **variables)
@@ -126,7 +126,7 @@ def _run(step: str, folder: Path, **variables: str) -> str:
 
 
 def _extract(archive_path: Path, pattern: str, work_folder: Path) -> Mapping[str, Path]:
-    """Extract the regular files of an archive whose names match a pattern. Return their paths by the part of the name that matches the group."""
+    """Extract an archive's regular files whose names match a pattern. Return their paths by the part of the name that the group matches."""
     files: dict[str, Path] = {}
 
     def target_of(name: PurePosixPath) -> Path | None:

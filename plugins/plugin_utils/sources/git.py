@@ -1,9 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The controller's use of git: the commit of a name, the number of a build, and a commit's tree as an archive.
+"""Git on the controller: the commit of a tag or branch, a commit's build number, and a commit's tree as an archive.
 
-Repositories and names come from an inventory: git gets them as separate arguments, after a ``--``, and no helper programs.
-
+Repositories and names come from an inventory, so git gets them as separate arguments after ``--``, and only uses the protocols in GIT_ENVIRONMENT.
 """
 
 import os
@@ -18,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import val
 
 LOOK_UP_SECONDS = 60
 FETCH_SECONDS = 3600
-ENVIRONMENT = {
+GIT_ENVIRONMENT = {
     "LC_ALL": "C",
     "GIT_TERMINAL_PROMPT": "0",
     "GIT_NO_LAZY_FETCH": "1",
@@ -46,7 +45,7 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
             errors="replace",
             timeout=seconds,
             cwd=folder or "/",
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **GIT_ENVIRONMENT},
             check=False,
         )
     except FileNotFoundError:
@@ -67,9 +66,9 @@ def absolute_path(repository: str) -> str:
     return os.path.abspath(os.path.expanduser(repository))
 
 
-def commit_of(repository: str, name: str) -> str | None:
+def commit_of(repository: str, ref: str) -> str | None:
     """Return the commit of a tag or a branch, or None if the repository has neither. A tag takes precedence, as in git itself."""
-    names = [f"refs/tags/{name}^{{}}", f"refs/tags/{name}", f"refs/heads/{name}"]
+    names = [f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}"]
     listing = _run(["ls-remote", "--", absolute_path(repository), *names], LOOK_UP_SECONDS)
     commits = {name: commit for commit, name in re.findall(r"^([0-9a-f]{40,64})\t(\S+)$", listing, re.MULTILINE)}
     return next((commits[full_name] for full_name in names if full_name in commits), None)

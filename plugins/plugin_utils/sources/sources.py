@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Sources that only the controller looks up and fetches, and their cache with SHA-256 sums."""
+"""Release sources that only the controller looks up and fetches, and their cache with SHA-256 checksums."""
 
 import hashlib
 import http.client
@@ -33,7 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, git
 
 
-class FetchedFile(NamedTuple):
+class CachedArchive(NamedTuple):
     """An archive in the cache: whether this run fetched it, and its identity."""
 
     path: Path
@@ -44,16 +44,16 @@ class FetchedFile(NamedTuple):
 
 VARIABLE = "llama_release"
 PIP_SECONDS = 3600
-SILENCE_SECONDS = 60.0
-"""Longest silence of a server: some servers only create an archive when it is requested."""
-PAUSES = (1.0, 3.0, 9.0)
-"""Seconds before another request to a server that is busy (HTTP 429, 503) or has closed the connection."""
-PROGRESS_SECONDS = 10
+MAX_SILENCE_SECONDS = 60.0
+"""Maximum silence of a server: some servers only create an archive when it is requested."""
+RETRY_PAUSES_SECONDS = (1.0, 3.0, 9.0)
+"""Seconds before each retry, if a server is busy (HTTP 429, 503) or has closed the connection."""
+PROGRESS_INTERVAL_SECONDS = 10
 OTHER_SOURCES = "source: pypi (compiled on the hosts), or source: package if the distribution has llama.cpp"
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
-    """Return the cluster with the details that only the controller can look up, for the releases that hosts need, and with a release instead of ``auto``."""
+    """Return the cluster with the details that only the controller can look up for the needed releases, and with a release instead of ``auto``."""
     resolved_requests = {}
     for variable in programs.release_variables(cluster, catalogue):
         try:
@@ -115,7 +115,7 @@ def _unreadable_repository(repository: str, error: git.GitError) -> str:
 
 
 def _unknown_ref(repository: str, ref: str) -> str:
-    return f"llama_release asks for {ref!r}, which is not a tag, branch or commit of {repository}: correct it (a commit needs all its digits)"
+    return f"llama_release asks for {ref!r}, which is not a tag, branch or commit of {repository}: correct the name (a commit needs its full hash)"
 
 
 def _build_number(repository: str, ref: str, commit: str) -> int:
@@ -139,22 +139,22 @@ def _build_number(repository: str, ref: str, commit: str) -> int:
     return number
 
 
-def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[FetchedFile]:
+def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[CachedArchive]:
     """Return the cached archives of a planned release. An archive without a checksum must not differ from the archive that was first fetched.
 
     :raises AnsibleError: an archive cannot be fetched, or its SHA-256 differs; then it is not cached.
     """
-    return [_fetch_one(release, name) for name in names or [""]]
+    return [_fetch_to_cache(release, name) for name in names or [""]]
 
 
-def _fetch_one(release: ReleasePlan, name: str) -> FetchedFile:
-    cached_file = _cached_file(release, name, cache.make_folder("sources", VARIABLE))
-    if cached_file:
-        return cached_file
+def _fetch_to_cache(release: ReleasePlan, name: str) -> CachedArchive:
+    cached_archive = _cached_archive(release, name, cache.make_folder("sources", VARIABLE))
+    if cached_archive:
+        return cached_archive
     with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work_folder(folder) as work:
-        cached_file = _cached_file(release, name, folder)
-        if cached_file:
-            return cached_file
+        cached_archive = _cached_archive(release, name, folder)
+        if cached_archive:
+            return cached_archive
         new_archive_path, new_record_path = Path(work) / "archive", Path(work) / "record"
         commit = _write_archive(release, name, new_archive_path)
         checksum, (archive, record) = _checksum_of(release, name), _cache_paths(release, name, folder)
@@ -164,11 +164,11 @@ def _fetch_one(release: ReleasePlan, name: str) -> FetchedFile:
         new_record_path.write_text(json.dumps({"commit": commit, "sha256": actual_checksum}) + "\n")
         new_archive_path.replace(archive)
         new_record_path.replace(record)
-    return FetchedFile(archive, True, actual_checksum, commit)
+    return CachedArchive(archive, True, actual_checksum, commit)
 
 
 def _checksum_of(release: ReleasePlan, name: str) -> str | None:
-    """Return the digits of the checksum that the operator has set."""
+    """Return the hexadecimal digits of the checksum that the operator has set."""
     checksum = (release.checksums or {}).get(name) if name else release.checksum
     return checksum.partition(":")[2] if checksum else None
 
@@ -185,26 +185,26 @@ def _is_cached(checksum: str) -> bool:
     return (cache.make_folder("sources", VARIABLE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
 
 
-def _read_fetch_record(record: Path) -> dict[str, str]:
+def _read_fetch_record(path: Path) -> dict[str, str]:
     with suppress(OSError, ValueError):
-        return reading.parse(record.read_text())
+        return reading.parse(path.read_text())
     return {}
 
 
-def _cached_file(release: ReleasePlan, name: str, folder: Path) -> FetchedFile | None:
+def _cached_archive(release: ReleasePlan, name: str, folder: Path) -> CachedArchive | None:
     archive, record = _cache_paths(release, name, folder)
     fetch_record = _read_fetch_record(record)
     checksum = _checksum_of(release, name) or fetch_record.get("sha256")
     with suppress(OSError):
         if checksum and sha256(archive) == checksum:
-            return FetchedFile(archive, False, checksum, fetch_record.get("commit", release.commit))
+            return CachedArchive(archive, False, checksum, fetch_record.get("commit", release.commit))
     return None
 
 
 def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str | None) -> str:
     """Return the SHA-256 of an archive that was fetched.
 
-    :raises AnsibleError: its SHA-256 differs from the expected one, or the archive is incomplete.
+    :raises AnsibleError: the archive is incomplete, or has another SHA-256 than expected.
     """
     actual_checksum = sha256(archive)
     if checksum and checksum != actual_checksum:
@@ -220,7 +220,7 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
             pass
     except archives.DamagedError:
         raise AnsibleError(
-            f"the archive of llama_release, {name or release.url or release.path}, cannot be read: it may be incomplete, or a web page. Use a "
+            f"llama_release uses the archive {name or release.url or release.path}, which cannot be read: it may be incomplete, or a web page. Use a "
             "complete tar archive, uncompressed or compressed with gzip, bzip2 or xz, or a zip archive with source: binary"
         ) from None
     return actual_checksum
@@ -238,10 +238,10 @@ def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
             "try again in a few hours (upstream tags a build before its archives exist), or use another build, a mirror that has the archive (url), or "
             f"{OTHER_SOURCES}"
         )
-        _download_patiently(url, target_path, f"llama_release needs upstream's archive {url}, which", remedy)
+        _download_with_retries(url, target_path, f"llama_release needs upstream's archive {url}, which", remedy)
     elif release.url:
         remedy = "correct the URL, or download the archive yourself and set path instead of url"
-        _download_patiently(release.url, target_path, f"llama_release sets url to {release.url!r}, which", remedy)
+        _download_with_retries(release.url, target_path, f"llama_release sets url to {release.url!r}, which", remedy)
     else:
         shutil.copyfile(_readable_path("sets path to", str(release.path), str), target_path)
     return release.commit
@@ -278,9 +278,9 @@ def _download_pypi(release: ReleasePlan, target_path: Path) -> None:
     next(folder.glob("llama_cpp_python-*")).replace(target_path)
 
 
-def _download_patiently(url: str, target_path: Path, subject: str, remedy: str) -> None:
-    """Download a file, with several attempts."""
-    for pause in (*PAUSES, None):
+def _download_with_retries(url: str, target_path: Path, subject: str, remedy: str) -> None:
+    """Download a file, and retry if the server may recover."""
+    for pause in (*RETRY_PAUSES_SECONDS, None):
         try:
             return download(url, target_path)
         except web.RemoteError as error:
@@ -291,23 +291,23 @@ def _download_patiently(url: str, target_path: Path, subject: str, remedy: str) 
 
 
 def download(
-    url: str, path: Path, silence_s: float = SILENCE_SECONDS, seconds: float = math.inf, max_bytes: float = math.inf
+    url: str, path: Path, silence_s: float = MAX_SILENCE_SECONDS, seconds: float = math.inf, max_bytes: float = math.inf
 ) -> None:
-    """:raises RemoteError: the server does not answer, refuses the request, closes the connection, or exceeds a limit."""
-    received_bytes, last_time = 0, time.monotonic()
-    deadline = last_time + seconds
+    """Download a file; raise RemoteError if the server does not answer, refuses the request, closes the connection, or exceeds a limit."""
+    received_bytes, progress_time = 0, time.monotonic()
+    deadline = progress_time + seconds
     with web.open_url(url, {"Accept-Encoding": "identity"}, silence_s=silence_s) as reply, path.open("wb") as stream:
-        announced = reply.length or 0
+        announced_bytes = reply.length or 0
         try:
-            while part := reply.read1(1 << 20):
-                received_bytes += stream.write(part)
+            while chunk := reply.read1(1 << 20):
+                received_bytes += stream.write(chunk)
                 if received_bytes > max_bytes or time.monotonic() > deadline:
                     raise web.RemoteError("is too large, or its server is too slow: try again later")
-                if time.monotonic() > last_time + PROGRESS_SECONDS:
-                    last_time = time.monotonic()
+                if time.monotonic() > progress_time + PROGRESS_INTERVAL_SECONDS:
+                    progress_time = time.monotonic()
                     Display().display(f"  [controller] {url.rpartition('/')[2]}: {received_bytes >> 20} MiB")
         except (OSError, OverflowError, http.client.HTTPException) as error:  # overflow: a chunk of negative length
-            text = f"was cut off ({validation.printable(error)}): try again"
-            raise web.RemoteError(text, is_transient=True) from None
-    if received_bytes < announced:
+            reason = f"was cut off ({validation.printable(error)}): try again"
+            raise web.RemoteError(reason, is_transient=True) from None
+    if received_bytes < announced_bytes:
         raise web.RemoteError("was cut off: the server sent less than it announced; try again", is_transient=True)

@@ -83,4 +83,4 @@ class Action:
 def run(call, given, prefix=None, account=None, **options):
     """The result of the module ``model_info``, and the action."""
     action = Action(call, given)
-    return action_plugin.ActionModule.perform(action, resolver.Options(prefix, account, **options)), action
+    return action_plugin.ActionModule.perform(action, resolver.LookupOptions(prefix, account, **options)), action
