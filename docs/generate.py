@@ -211,7 +211,7 @@ def described_type(hint: object, definitions: dict[str, dict]) -> dict:
     """Return the JSON Schema of a type. Records are added to the definitions."""
     bare, notes = typed_json.unwrap(hint)
     limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
-    if typed_json.is_record(bare):
+    if typed_json.is_record_type(bare):
         if bare.__name__ not in definitions:
             definitions[bare.__name__] = {}
             definitions[bare.__name__] = described_record(bare, definitions)

@@ -175,7 +175,7 @@ class ActionModule(Action):
                 cells = [cell for cell in self._record.cells if cell.hosts == load.hosts and not cell.depth]
                 speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
                 record = speed_record.new_record(load.plan, next(iter(speeds), None))
-                self.write_record(self._head_plan.prefix, names.MEASURED_SPEED, record)
+                self.write_record(self._head_plan.prefix, names.SPEED_FILE, record)
 
     def _call_module(self, **arguments: Any) -> dict:
         answer = self.run_module(host=typed_json.dump(installation.planned_paths(self._head_plan)), **arguments)

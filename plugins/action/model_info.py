@@ -62,7 +62,7 @@ def _file_problem(action: Action, variables: Mapping[str, Any], options: resolve
     account = {"account": options.account} if options.account else {}
     reports = action.run_module(resolver.MODULE, paths=paths, timeout=options.timeout, **account).get("paths", {})
     manager = service_managers.MANAGERS.get(options.service_manager or "")
-    readable_paths = credentials if not manager or manager.hands_over_keys else {}
+    readable_paths = credentials if not manager or manager.passes_credentials else {}
     for path in paths:
         report = reports.get(path, {})
         if report.get("error") == "does not exist":

@@ -62,7 +62,7 @@ class ActionModule(Action):
             (
                 name,
                 MANAGERS[host.service_manager].log.format(
-                    prefix=host.prefix, service=names.service(f"worker-{worker.name}")
+                    prefix=host.prefix, service=names.service_name(f"worker-{worker.name}")
                 ),
             )
             for name, host in plan.hosts.items()
@@ -85,7 +85,7 @@ class ActionModule(Action):
         """Return the definition of the launcher's service, with the sandbox of the head's service."""
         host = plan.hosts[plan.head.host]
         head = next(service for service in host.services if service.kind == "head")
-        service_arguments = names.service("proof"), f"proof of cluster {plan.cluster}", work.launcher
+        service_arguments = names.service_name("proof"), f"proof of cluster {plan.cluster}", work.launcher
         return definitions.definition(host, planned_services.temporary_service(head, *service_arguments), seconds)
 
     def _prove(self, plan: Plan, work: ProofWork, arguments: ProofArguments) -> Proof:

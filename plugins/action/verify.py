@@ -89,7 +89,7 @@ class ActionModule(Action):
             drifts, answering_probes, self._arguments.changed, other_evidence, self._arguments.lacks_proof
         )
         report = judge.judge(plan, evidence, observations)
-        fallback_check = next((check for check in report.failed if check.name == "fallback"), None)
+        fallback_check = next((check for check in report.failed_checks if check.name == "fallback"), None)
         if fallback_check and time.monotonic() < deadline:
             display.display(f"  [{plan.head.host}] llama-server: {fallback_check.evidence}")
             time.sleep(FALLBACK_POLL_SECONDS)
@@ -129,7 +129,7 @@ class ActionModule(Action):
             answer = self.run_module(plan=plan, wake=wake)
             if answer.get("failed"):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
-            evidence = judge.evidence_of(subject.head.host, answer.get("evidence"))
+            evidence = judge.parse_evidence(subject.head.host, answer.get("evidence"))
             elapsed_seconds = time.monotonic() - start_time
             final_evidence = wait_state.final_evidence_of(evidence, elapsed_seconds)
             if final_evidence:
@@ -159,13 +159,13 @@ class ActionModule(Action):
         rows = [[STATUS_MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
         display.display(tables.table(rows) + "\n")
         if not report.passed:
-            text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed)
+            text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed_checks)
             if not evidence.server:
                 text = f"{text} {judge.advice(subject, evidence)}".rstrip()
             lock, this_run = evidence.lock, cluster_lock.describe_run(os.getppid(), [])
             if lock and not lock.is_same_run(this_run) and not cluster_lock.has_ended(lock):
                 text += f" Another run may be changing this cluster: {lock.describe()}."
-            return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed})}
+            return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed_checks})}
         if is_asleep:
             display.display(f"  The server's answers were not tested: {judge.ASLEEP_NOTE}.\n")
         else:

@@ -58,7 +58,7 @@ def describe_existing_file(path):
     """Return the same description of an existing file; empty if there is no file."""
     try:
         with reading.open_file(path) as stream:
-            mode, digest = f"{stat.S_IMODE(os.fstat(stream.fileno()).st_mode):04o}", files.sha256_of(stream)
+            mode, digest = f"{stat.S_IMODE(os.fstat(stream.fileno()).st_mode):04o}", files.stream_sha256(stream)
             stream.seek(0)
             return describe_content(path, mode, digest, stream.read(MAX_SHOWN_BYTES + 1))
     except OSError:

@@ -139,7 +139,7 @@ def main():
         module.fail_json(msg=str(error))
     except OSError as error:
         resume_note = "" if arguments.known_answer else " The partial download was kept, and the next run resumes it."
-        module.fail_json(msg=errors.sentence(error, folder) + resume_note)
+        module.fail_json(msg=errors.message_of(error, folder) + resume_note)
     module.exit_json(**result)
 
 

@@ -85,7 +85,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
 
-SERVICE_NAME = names.service("proof")
+SERVICE_NAME = names.service_name("proof")
 LOCK_WAIT_SECONDS = 600
 """Seconds to wait until the proof of a killed run has exited."""
 UNIT_SETTINGS = "\n[Service]\nNice=10\nOOMPolicy=continue\n"
@@ -137,7 +137,7 @@ def main():
                 try:
                     run.keep_verdicts(path, proof)
                 except OSError as error:
-                    record_error = errors.sentence(error)
+                    record_error = errors.message_of(error)
         verdicts_by_id = {**valid_verdicts, **{verdict.id: verdict for verdict in proof.devices}}
         verdicts = tuple(verdicts_by_id[side.id] for side in work.devices if side.id in verdicts_by_id)
     module.exit_json(

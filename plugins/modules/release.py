@@ -161,7 +161,7 @@ def main():
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:
-        reason = errors.sentence(error, arguments.prefix, arguments.cache)
+        reason = errors.message_of(error, arguments.prefix, arguments.cache)
         resume_note = " The next run resumes the build." if arguments.fetched_source and is_compiled else ""
         module.fail_json(msg=f"Installing {build.id}: {reason}{resume_note}")
     module.exit_json(changed=True, diff=diff)

@@ -266,7 +266,7 @@ def measure(
             with workers(given, fault):
                 reading = read(job, model, Path(place)) if given.read else None
             right = reading if not fault else right
-            row["perplexity"] = round(reading.ratio(right), 3) if reading and right else None
+            row["perplexity"] = round(reading.perplexity_ratio(right), 3) if reading and right else None
             row["bits_per_byte"] = round(reading.bits_per_byte, 3) if reading else None
             row["verdicts"] = [one.failure or [one.distance, one.bound, one.place] for one in proof.devices]
             print(json.dumps(row), flush=True)

@@ -101,7 +101,7 @@ def serve(monkeypatch):
     """A server, until the test that uses it is over."""
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(download, "PAUSES", (0.0, 0.01, 0.01))
+    monkeypatch.setattr(download, "RETRY_PAUSES_SECONDS", (0.0, 0.01, 0.01))
     made = Server()
     made.files["/m.gguf"] = DATA
     yield made

@@ -139,7 +139,7 @@ def reported(tmp_path, monkeypatch):
     Path(place.prefix, "supervisor", "llamacpp-server.log").write_text(f"{LOG}\nkey {KEY}")
     (tmp_path / "keys").write_text(f"\n{KEY}\n")
     monkeypatch.setattr(host_report.installation, "detect_paths", lambda *_scope: place)
-    monkeypatch.setattr(host_report, "system_texts", lambda: LOG)
+    monkeypatch.setattr(host_report, "system_report", lambda: LOG)
     return host_report.read_report("user", str(tmp_path / "keys"))
 
 
@@ -169,7 +169,7 @@ def test_what_the_account_of_the_services_puts_in_place_of_a_log_is_not_read(tmp
 
 
 def test_what_a_host_shows_of_kernel_and_drivers():
-    found = host_report.system_texts(lambda argv: commands.output(argv) if argv[0] in ("uname", "sh") else "")
+    found = host_report.system_report(lambda argv: commands.output(argv) if argv[0] in ("uname", "sh") else "")
     assert found.startswith("--- uname -a\nLinux ")
     assert "\n/proc/version:Linux version " in found
     assert "nvidia-smi" not in found

@@ -76,7 +76,7 @@ def test_a_server_that_sends_nothing_is_given_up(server, models, fetch):
     server.faults["/m.gguf"] = reset
     with pytest.raises(Refusal, match=r"127\.0\.0\.1:\d+/m\.gguf cannot be downloaded \(curl: \(\d+\) .*\)$"):
         fetch()
-    assert len(server.asked) == len(download.PAUSES)
+    assert len(server.asked) == len(download.RETRY_PAUSES_SECONDS)
     assert below(models) == [".fetching"]
 
 
@@ -89,7 +89,7 @@ def test_a_server_that_breaks_off_and_sends_whole_files_only_is_given_up(server,
     server.cut = 1_000_000
     with pytest.raises(Refusal, match=r"m\.gguf cannot be "):
         fetch()
-    assert len(server.asked) <= 2 * len(download.PAUSES)
+    assert len(server.asked) <= 2 * len(download.RETRY_PAUSES_SECONDS)
     server.cut = None
     fetch()
     assert (models / "source" / "m.gguf").read_bytes() == DATA
@@ -169,7 +169,7 @@ def test_a_server_that_sends_chunks_without_end_fills_no_disk(server, models, fe
             handler.wfile.flush()
             largest.append(sum(path.stat().st_size for path in models.rglob("*.part")))
 
-    monkeypatch.setattr(download, "PAUSES", (0.0,))
+    monkeypatch.setattr(download, "RETRY_PAUSES_SECONDS", (0.0,))
     server.faults["/m.gguf"] = send
     with pytest.raises(Refusal, match=rf"m\.gguf is larger than the planned {SIZE} bytes: .* was removed"):
         fetch(planned(server, models, sha256=None))
@@ -225,13 +225,13 @@ def test_a_download_that_does_not_end_is_named(server, models, fetch):
     models.mkdir()
     with (models / model_files.LOCK).open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
-        with pytest.raises(Refusal, match=rf"process {os.getpid()} on this host has held .*or stop it"):
+        with pytest.raises(Refusal, match=rf"process {os.getpid()} on this host: .*or stop its holder"):
             fetch(seconds=0.1)
 
 
 def test_a_host_without_curl_is_named(fetch, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(Refusal, match="needs curl, which this host lacks: install it"):
+    with pytest.raises(Refusal, match="curl is missing on this host, and downloads need it: install it"):
         fetch()
 
 

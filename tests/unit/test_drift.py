@@ -356,7 +356,7 @@ def note_start(planned):
         lambda key, other: shutil.copy2(other, key),
         lambda key, other: (key.unlink(), key.symlink_to(other)),
         lambda key, other: key.unlink(),
-        lambda key, other: (key.parent / names.START_DIGESTS).write_text("[]"),
+        lambda key, other: (key.parent / names.START_DIGESTS_FILE).write_text("[]"),
     ],
 )
 def test_a_file_that_was_replaced_since_the_service_read_it(running, replace):

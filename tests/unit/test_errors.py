@@ -50,7 +50,7 @@ def test_a_file_system_that_cannot_sync_a_folder_is_no_error(tmp_path, monkeypat
 
 @pytest.mark.parametrize("number", errors.REMEDIES)
 def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
-    said = errors.sentence(OSError(number, os.strerror(number), str(tmp_path / "no" / "file")))
+    said = errors.message_of(OSError(number, os.strerror(number), str(tmp_path / "no" / "file")))
     mount = errors.mount_point(str(tmp_path))
     assert os.path.ismount(mount)
     assert said.startswith(f"{tmp_path}/no/file: {os.strerror(number)}. ")
@@ -59,12 +59,12 @@ def test_an_error_names_its_path_the_file_system_and_a_remedy(tmp_path, number):
 
 
 def test_an_error_without_a_path(tmp_path):
-    said = errors.sentence(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
+    said = errors.message_of(OSError(errno.EIO, "Input/output error"), str(tmp_path), str(tmp_path))
     remedy = "Input/output error. The disk behind {} is failing (see dmesg): repair or replace the disk and run the playbook again."
     assert said == remedy.format(errors.mount_point(str(tmp_path)))
-    relative = errors.sentence(OSError(errno.EIO, "Input/output error", "bin"), "/")
+    relative = errors.message_of(OSError(errno.EIO, "Input/output error", "bin"), "/")
     assert relative == "bin: " + remedy.format("/")
-    assert errors.sentence(OSError("odd")) == "odd. Fix this on the host and run the playbook again."
+    assert errors.message_of(OSError("odd")) == "odd. Fix this on the host and run the playbook again."
 
 
 def test_every_module_that_runs_on_hosts_does():
@@ -81,7 +81,7 @@ def test_a_file_on_a_disk_that_is_really_full(small_disk):
     with pytest.raises(OSError, match="No space left") as raised:
         files.replace_file(target, "new" * 4096, 0o644)
     said = f"{target}: No space left on device. Free space on {small_disk} and run"
-    assert errors.sentence(raised.value).startswith(said)
+    assert errors.message_of(raised.value).startswith(said)
     assert tree(small_disk, "ballast") == {"unit": (0o644, b"old")}
     assert sorted(path.name for path in small_disk.iterdir()) == ["ballast", "unit"]
     (small_disk / "ballast").unlink()

@@ -140,7 +140,7 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     found = collect(models=(one,))
     assert found.server.buffers == {}
-    monkeypatch.setattr(evidence, "MIN_SECONDS", 0.1)
+    monkeypatch.setattr(evidence, "MIN_MODEL_SECONDS", 0.1)
     server.loads, asked = 1, len(server.asked)
     assert (collect(models=(one,)).health, len(server.asked)) == ((False, "the model is loading"), asked)
     server.loads = 0
@@ -192,7 +192,7 @@ def test_the_form_of_the_evidence(collect, server):
         server.health, server.status = health, status
         found = collect()
         sent = json.loads(json.dumps(typed_json.dump(found)))
-        assert judge.evidence_of("here", sent) == found
+        assert judge.parse_evidence("here", sent) == found
 
 
 def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):

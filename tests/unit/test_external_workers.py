@@ -133,7 +133,7 @@ def test_what_to_do_about_one_that_does_not_answer(mixed):
         "This collection does not start external workers (192.0.2.77:50052 on gaming-pc): start them on their hosts, "
         "with a release that uses the head's protocol."
     )
-    firewalls = "If the worker's host answers and the worker is running, either the network"
+    firewalls = "If the worker's host answers and the worker is running, the network"
     for waits_for, text in (([outside], start), ([inside], firewalls), ([outside, inside], f"{start} {firewalls}")):
         assert judge.advice(subject(plan), unhealthy(waits_for=waits_for)).startswith(text)
 

@@ -55,14 +55,14 @@ def test_what_closes_a_file_to_an_account(public):
     model.write_text("")
     model.chmod(0o644)
     for account in ("nobody", "no-such-account"):
-        assert local_models.find_unreadable_part(account, str(model)) is None
+        assert local_models.find_unreadable_path(account, str(model)) is None
     model.chmod(0o640)
-    assert local_models.find_unreadable_part("nobody", str(model)) == str(model)
+    assert local_models.find_unreadable_path("nobody", str(model)) == str(model)
     home.chmod(0o750)
-    assert local_models.find_unreadable_part("no-such-account", str(model)) == str(home)
+    assert local_models.find_unreadable_path("no-such-account", str(model)) == str(home)
     link = public / "link"
     link.symlink_to(model)
-    assert local_models.find_unreadable_part("nobody", str(link)) == str(home)
+    assert local_models.find_unreadable_path("nobody", str(link)) == str(home)
 
 
 def test_facts_are_small_and_the_same_each_time():
@@ -154,10 +154,10 @@ def test_packages_that_are_not_offered_at_all(tmp_path):
 
 
 def test_facts_that_the_last_run_left(tmp_path):
-    assert installation.read_json(str(tmp_path), names.CACHED_FACTS) == {}
+    assert installation.read_json(str(tmp_path), names.CACHED_FACTS_FILE) == {}
     for text, kept in (('{"a": {"memory_mib": 1}}', {"a": {"memory_mib": 1}}), ("{", {}), ('{"a": NaN}', {})):
-        (tmp_path / names.CACHED_FACTS).write_text(text)
-        assert installation.read_json(str(tmp_path), names.CACHED_FACTS) == kept
+        (tmp_path / names.CACHED_FACTS_FILE).write_text(text)
+        assert installation.read_json(str(tmp_path), names.CACHED_FACTS_FILE) == kept
 
 
 def test_supervisor_that_stands_still(tmp_path):

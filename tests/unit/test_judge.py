@@ -328,7 +328,7 @@ def test_a_failure_says_what_to_do_or_where_to_look(local, monkeypatch):
         "nothing runs"
     )
     waiting = evidence._replace(waits_for=("the head waits for worker x: silent",))
-    assert "check firewalls" in verify(described, waiting)["msg"]
+    assert "Check firewalls" in verify(described, waiting)["msg"]
 
 
 def test_a_failure_names_the_worker_that_is_away_and_the_run_that_has_the_lock(local, plan):
@@ -361,7 +361,7 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
             said = verify(described, *[waits] * 99, asked=told.append, play=play, **arguments)["msg"]
             assert told[-1]["plan"]["unreachable_hosts"] == away
             assert ("The controller got no answer from worker1 either" in said) is bool(away)
-            assert ("check firewalls" in said) is (not away)
+            assert ("Check firewalls" in said) is (not away)
             line = "  worker1 did not answer: the server may be waiting for these hosts, so verify waits at most 60 s for the server"
             assert (line in capsys.readouterr().out) is bool(away)
     verify(described, *[waits] * 99, asked=told.append, answers={"head": answers["head"]})

@@ -13,7 +13,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import (
     WORKER_TIMEOUT_SECONDS,
     ServerWait,
-    load_goal,
+    load_bytes_of,
 )
 from conftest import typed
 from support.verification import subject, unhealthy
@@ -29,13 +29,13 @@ def load_of(seconds, one, two, read=None):
 
 def test_what_a_plan_has_on_each_device(pair):
     plan = typed(pair.plan())
-    expected = load_goal(plan)
+    expected = load_bytes_of(plan)
     used = {entry.endpoint: round(entry.weights_mib * 1024 * 1024) for entry in plan.placement if entry.endpoint}
     assert expected == loading.ExpectedBytes(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
     assert expected.head_bytes > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
-    assert load_goal(typed(pair.plan())).are_cached
-    assert load_goal(subject(pair.plan())._replace(placement=())) == loading.ExpectedBytes()
+    assert load_bytes_of(typed(pair.plan())).are_cached
+    assert load_bytes_of(subject(pair.plan())._replace(placement=())) == loading.ExpectedBytes()
 
 
 @pytest.mark.parametrize(

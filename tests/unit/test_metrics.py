@@ -318,7 +318,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
     for name, host in wanted["hosts"].items():
         assert host["metrics"] == folder
         assert {"path": folder, "owner": None, "mode": None} in host["folders"]
-        (told,) = [file["content"] for file in host["files"] if file["path"] == f"{host['prefix']}/{names.METRICS}"]
+        (told,) = [file["content"] for file in host["files"] if file["path"].endswith(f"/{names.METRICS_FILE}")]
         (tmp_path / name).write_text(told)
         for service, before in zip(host["services"], off["hosts"][name]["services"]):
             place = service["argv"].index("--metrics")
@@ -338,7 +338,7 @@ def test_the_plan_has_launchers_write_metrics(pair, tmp_path):
     ((predicted,),) = [[*head.planned.values()]]
     assert predicted.keys() <= metrics.METRICS_BY_NAME.keys()
     assert predicted["planned_generation_tokens_per_second"] == wanted["estimate"]["generation_tokens_per_s"]
-    assert names.METRICS in names.INSTALLED_ENTRIES
+    assert names.METRICS_FILE in names.INSTALLED_ENTRIES
 
 
 def test_a_folder_that_a_unit_cannot_name_is_refused(pair):

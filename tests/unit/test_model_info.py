@@ -22,7 +22,7 @@ CLIP = (("general.architecture", gguf_files.STRING, "clip"), ("clip.has_vision_e
 @pytest.fixture
 def open_files(monkeypatch):
     """Files that every account can read."""
-    monkeypatch.setattr(local_models, "find_unreadable_part", lambda account, path: None)
+    monkeypatch.setattr(local_models, "find_unreadable_path", lambda account, path: None)
 
 
 def operators(call):
@@ -129,7 +129,7 @@ def test_a_model_that_ollama_has_on_the_host_is_used_there(tmp_path, call, monke
     blob.parent.mkdir()
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path))
     closed = []
-    monkeypatch.setattr(local_models, "find_unreadable_part", lambda account, path: closed[0] if closed else None)
+    monkeypatch.setattr(local_models, "find_unreadable_path", lambda account, path: closed[0] if closed else None)
     given = {"llama_model_path": "/m.gguf", f"llama_model_{role}": "ollama:m:1"}
     if role == "model":
         given = {"llama_model_ollama": "m:1"}
@@ -214,7 +214,7 @@ def test_a_copy_whose_file_is_gone_is_that_of_the_head(tmp_path, call, open_file
     store(tmp_path, request_of(**given), looked_up(request_of(**given)))
     path.unlink()
     assert run(call, given, prefix)[0] == first
-    monkeypatch.setattr(local_models, "find_unreadable_part", lambda account, path: "/closed")
+    monkeypatch.setattr(local_models, "find_unreadable_path", lambda account, path: "/closed")
     assert run(call, given, prefix, "llamacpp")[0]["unreadable_path"] == "/closed"
 
 

@@ -18,4 +18,4 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 )
 def test_a_service_is_known_by_its_name(name, ours, head):
     assert bool(names.SERVICE_PATTERN.fullmatch(name)) == ours
-    assert names.is_head(name) == head
+    assert names.is_head_service(name) == head

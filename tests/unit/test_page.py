@@ -25,7 +25,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import LOADING
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import load_goal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import load_bytes_of
 from conftest import complete, typed
 from support import launched
 from support.hosts import free_port
@@ -71,7 +71,7 @@ def paged(pair, monkeypatch):
 
 
 def exports_of(plan, folder):
-    (told,) = [file for file in plan["hosts"]["head"]["files"] if file["path"].endswith(f"/{names.METRICS}")]
+    (told,) = [file for file in plan["hosts"]["head"]["files"] if file["path"].endswith(f"/{names.METRICS_FILE}")]
     described = json.loads(told["content"])
     described["services"]["llamacpp-server"]["folder"] = str(folder)
     (folder / "metrics.json").write_text(json.dumps(described))
@@ -147,7 +147,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
             speed = round(one(found, f"{counted}_tokens_total") / one(found, f"{what}_seconds_total"), 2)
             assert f"{word} {speed:g} " in seen
     if state == "loading":
-        assert loading.progress_sentence(loading.progress_of(shown.load, load_goal(typed(paged)))) in terminal
+        assert loading.progress_sentence(loading.progress_of(shown.load, load_bytes_of(typed(paged)))) in terminal
         assert loading.progress_sentence(loading.progress_of(shown.load, loading.ExpectedBytes())) in seen
         assert status["load"]["read_bytes"] == 10**9
     if state == "waiting":
@@ -372,7 +372,7 @@ def test_the_plan_has_the_launcher_show_it(pair, paged):
     pair.hosts["head"]["variables"]["llama_server_page_port"] = None
     off = complete(pair.plan())
     assert not {"--page", "--metrics"} & {*off["head"]["launcher"], *off["head"]["argv"]}
-    assert not [file for file in off["hosts"]["head"]["files"] if file["path"].endswith(f"/{names.METRICS}")]
+    assert not [file for file in off["hosts"]["head"]["files"] if file["path"].endswith(f"/{names.METRICS_FILE}")]
 
 
 def test_it_is_opened_as_the_server_is(pair):

@@ -208,7 +208,7 @@ def test_a_worker_and_its_tunnel_have_one_port_at_two_addresses(encrypted, addre
     hosts = reports(plan)
     state = ServiceState("running", None, addresses, clients)
     hosts["worker1"] = hosts["worker1"]._replace(services={"llamacpp-worker-cpu": state})
-    failed = judged(plan, hosts=hosts, probes={"192.0.2.11:50052": None}).failed
+    failed = judged(plan, hosts=hosts, probes={"192.0.2.11:50052": None}).failed_checks
     assert [(check.name, check.evidence) for check in failed] == ([wrong] if wrong else [])
 
 

@@ -52,7 +52,7 @@ launcher/exporter.MemorySensors._read_amd launcher/journal.StartLog.__init__ lau
 launcher/journal.replace_file launcher/progress.read_activity launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
 launcher/server.keys_of links/configuration._files_with_our_names links/configuration.is_unplugged links/inspection._interfaces
 links/inspection._protected_interfaces model/layer_sample.write_sample model/gguf.LocalFile.__init__
-model/known_answer_file.write_model models/download._fetch_file models/download._difference
+model/known_answer_file.write_model models/download._fetch_file models/download._find_mismatch
 models/download._write_record models/web.open_url launcher/runtime.ProgramHandler.handle proof/run._read_reference proof/run.prepare_reference
 verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.read_keys
 """

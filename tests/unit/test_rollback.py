@@ -196,7 +196,7 @@ JSON = {"x": json.dumps({"url": "-" * 200, "build": 2}), "y": '[{"port": 1}, {"p
     ],
 )
 def test_variables_that_differ_between_two_plans_are_named_and_no_others(after, said):
-    assert rollback.differences(BEFORE, after) == said
+    assert rollback.describe_differences(BEFORE, after) == said
 
 
 @pytest.mark.parametrize("places", [{"now": 2, "before": 1}, {"next": 2, "now": 1}])

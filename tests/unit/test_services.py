@@ -267,17 +267,17 @@ def test_the_module_shows_definitions_and_states(machine, call):
     read.write_text("1")
     planned = typed_json.dump(service_plan(["x"], "127.0.0.1:1", name=WORKER, definition="text\n", reads=(str(read),)))
     for check in (True, False):
-        assert start_records.read_json(machine.host["prefix"], names.START_DIGESTS) == {}
+        assert start_records.read_json(machine.host["prefix"], names.START_DIGESTS_FILE) == {}
         result = call(check=check, host=machine.host, services=[planned])
         assert result["changed"]
         assert result["changes"] == [{"service": WORKER, "before": STOPPED, "after": RUNNING}]
         assert result["diff"] == {"before": f"{WORKER}: stopped\n", "after": f"{WORKER}: running\ntext\n"}
-    recorded = start_records.read_json(machine.host["prefix"], names.START_DIGESTS)
+    recorded = start_records.read_json(machine.host["prefix"], names.START_DIGESTS_FILE)
     assert recorded == {WORKER: start_records.digest_of("text\n", [str(read)])}
     read.write_text("another")
     again = call(host=machine.host, services=[planned])
     assert (again["changed"], again["diff"]) == (False, {"before": "", "after": ""})
-    assert start_records.read_json(machine.host["prefix"], names.START_DIGESTS) == recorded, "it has not read it again"
+    assert start_records.read_json(machine.host["prefix"], names.START_DIGESTS_FILE) == recorded, "it was read again"
     stopped = call(host=machine.host, state="stopped", names=[WORKER])
     assert stopped["diff"]["after"] == f"{WORKER}: stopped\ntext\n"
 

@@ -65,7 +65,7 @@ def test_a_server_that_reports_no_probabilities_is_not_judged(model, read):
 
 def test_a_slow_server_reads_less(monkeypatch):
     monkeypatch.setattr(speech, "time", SimpleNamespace(monotonic=iter(range(1000)).__next__))
-    assert len(speech.take_reading(Model().ask, "f" * 16, None).logarithms) == speech.TIME_LIMIT
+    assert len(speech.take_reading(Model().ask, "f" * 16, None).logarithms) == speech.TIME_LIMIT_SECONDS
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def reading_of(plan, bits, identifier=None):
 
 
 def test_a_reading_without_tokens_is_no_worse_than_another():
-    assert Reading(OTHER, (), 1).ratio(Reading(OTHER, (-1.0,), 4)) == 1
+    assert Reading(OTHER, (), 1).perplexity_ratio(Reading(OTHER, (-1.0,), 4)) == 1
 
 
 def evidence_of(plan, now, *earlier, completion=RIGHT):

@@ -71,7 +71,7 @@ def test_what_a_plan_installs_is_what_a_teardown_removes(pair, manager):
         paths = [*(entry["path"] for entry in [*host["folders"], *host["files"]]), host["units"]]
         paths += [word for service in host["services"] for word in [*service["argv"], *service["environment"].values()]]
         parts |= {path[len(prefix) :].split("/")[0] for path in paths if path.startswith(prefix)}
-    assert {"releases", "runtime", "state", names.CACHED_FACTS} <= parts
+    assert {"releases", "runtime", "state", names.CACHED_FACTS_FILE} <= parts
     assert parts <= {*names.INSTALLED_ENTRIES, "models"}
 
 
@@ -152,7 +152,7 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
     for path in (prefix / names.FOLDER_MARK, folder):
         path.mkdir(parents=True)
     described = {name: {"folder": str(folder)} for name in ("llamacpp-server", "llamacpp-worker-cpu")}
-    (prefix / names.METRICS).write_text(json.dumps({"services": described}))
+    (prefix / names.METRICS_FILE).write_text(json.dumps({"services": described}))
     for name in ("llamacpp-server", "llamacpp-other-server"):
         (folder / f"{name}.prom").touch()
     told = remove(prefix, check=True, scope=scope)
@@ -168,7 +168,7 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
 def test_an_installation_whose_metrics_record_is_damaged_is_removed(tmp_path, remove, text):
     prefix = tmp_path / "llamacpp"
     (prefix / names.FOLDER_MARK).mkdir(parents=True)
-    (prefix / names.METRICS).write_text(text)
+    (prefix / names.METRICS_FILE).write_text(text)
     remove(prefix)
     assert not prefix.exists()
 
@@ -177,7 +177,7 @@ def test_whatever_the_services_account_left_goes_and_what_its_links_lead_to_stay
     prefix, folder, theirs = tmp_path / "llamacpp", tmp_path / "textfile", tmp_path / "theirs"
     for path in (prefix / names.FOLDER_MARK, prefix / "state", folder / "llamacpp-server.prom" / "full", theirs / "x"):
         path.mkdir(parents=True)
-    (prefix / names.METRICS).write_text(json.dumps({"services": {"llamacpp-server": {"folder": str(folder)}}}))
+    (prefix / names.METRICS_FILE).write_text(json.dumps({"services": {"llamacpp-server": {"folder": str(folder)}}}))
     (prefix / "state" / "cache").symlink_to(theirs)
     os.mkfifo(prefix / "state" / "serving.json")
     assert str(folder / "llamacpp-server.prom") in remove(prefix)["removed"]

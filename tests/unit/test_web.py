@@ -78,7 +78,7 @@ PART = b"x" * 100
             "announced 101 bytes but sent 100",
             "again",
         ),
-        (redirect(None), "the server names no target address", "the file itself"),
+        (redirect(None), "the server does not say where", "the file itself"),
         (redirect("/loop"), "redirected more than 5 times", "the file itself"),
         (redirect("file:///etc/passwd"), "is redirected to file:///etc/passwd", "does not begin with http or https:"),
     ],
@@ -106,7 +106,7 @@ def test_a_server_that_says_nothing(server, monkeypatch):
     monkeypatch.setattr(web, "SILENCE_SECONDS", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
-    assert "did not arrive in time: its server did not answer; try again" in why_not(server.url + "/m.gguf")
+    assert "was not received: its server did not answer in time; try again" in why_not(server.url + "/m.gguf")
     released.set()
 
 

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 
 BENCHMARK_MANAGERS = (*services.SYSTEMD, "supervisor")
 """Service managers that can run a benchmark; launchd would start the job again at boot."""
-SERVICE_NAME = names.service("benchmark")
+SERVICE_NAME = names.service_name("benchmark")
 RESTART_SECTIONS = """
 [Unit]
 Conflicts={server}.service
@@ -38,7 +38,7 @@ class BenchmarkJob:
     def __init__(self, paths: InstallationPaths) -> None:
         scope = "--user " if paths.scope == "user" else ""
         systemd = paths.service_manager in services.SYSTEMD
-        self._restart_sections = RESTART_SECTIONS.format(server=names.SERVER, scope=scope) if systemd else ""
+        self._restart_sections = RESTART_SECTIONS.format(server=names.SERVER_SERVICE, scope=scope) if systemd else ""
         self._state_folder = Path(paths.prefix, "state")
         self._server_manager = services.manager_of(paths)
         self.job_manager = services.temporary_manager(paths)
@@ -56,7 +56,7 @@ class BenchmarkJob:
         :param definition: definition of the benchmark's service, without RESTART_SECTIONS.
         """
         if not self._restart_sections:
-            _apply(self._server_manager, stop=[names.SERVER])
+            _apply(self._server_manager, stop=[names.SERVER_SERVICE])
         for old_file in self._state_folder.glob(f"{FILE_PREFIX}*"):
             with suppress(OSError):  # the services' account may have put anything there
                 old_file.unlink()
@@ -71,9 +71,9 @@ class BenchmarkJob:
         was_running = self.is_running()
         _apply(self.job_manager, remove=[SERVICE_NAME])
         if start_server:
-            _apply(self._server_manager, start=[names.SERVER])
+            _apply(self._server_manager, start=[names.SERVER_SERVICE])
         elif was_running:  # systemd is about to start the server
-            self._server_manager.stop([names.SERVER])
+            self._server_manager.stop([names.SERVER_SERVICE])
 
 
 def _apply(manager: services.Manager, **request: Any) -> None:
@@ -85,7 +85,7 @@ def cancel_benchmark(paths: InstallationPaths, touched_services: Collection[str]
 
     :param touched_services: services that are about to be stopped or started.
     """
-    if paths.service_manager not in BENCHMARK_MANAGERS or names.SERVER not in touched_services:
+    if paths.service_manager not in BENCHMARK_MANAGERS or names.SERVER_SERVICE not in touched_services:
         return []
     job = BenchmarkJob(paths)
     if not job.exists():

@@ -30,7 +30,7 @@ Ask = Callable[[list], str]
 
 
 class CommandError(Refusal):
-    """Failure of a command for ``reason``; ``status`` is None if it did not start or did not finish."""
+    """Failure of a command; ``status`` is None if the command did not start or did not finish."""
 
     def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
         super().__init__(f"{shlex.join(argv)} failed: {reason}. Fix this on the host, and run the playbook again.")
@@ -57,10 +57,10 @@ def run_as_options(account: str | None) -> dict[str, Any]:
     if account is None or os.geteuid() != 0:
         return {}
     try:
-        entry = pwd.getpwnam(account)
+        user = pwd.getpwnam(account)
     except KeyError:
         raise Refusal(f"the account {account} is missing on this host: run site.yml to create it") from None
-    return {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": os.getgrouplist(account, entry.pw_gid)}
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": os.getgrouplist(account, user.pw_gid)}
 
 
 def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False, account: str | None = None) -> str:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Errors that stop a run with a sentence for a person: subject, fact, remedy."""
+"""Errors that stop a run. Each message names the subject, the fact and the remedy."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Refusal(ValueError):
-    """Refusal of a request that cannot be planned or executed; the message contains subject, fact and remedy."""
+    """Refusal of a request that cannot be planned or executed; the message names the subject, the fact and the remedy."""
 
 
 REMEDIES = {
@@ -21,8 +21,8 @@ REMEDIES = {
     errno.EDQUOT: "Raise the quota on {mount}, or remove files on it, and run the playbook again",
     errno.EROFS: "{mount} is read-only (see dmesg): remount it read-write and run the playbook again",
     errno.EIO: "The disk behind {mount} is failing (see dmesg): repair or replace the disk and run the playbook again",
-    errno.EACCES: "Use an account with permission to do this (become), or check the owner and mode of the path",
-    errno.EPERM: "Use an account with permission to do this (become), or check the owner and attributes of the path",
+    errno.EACCES: "Use an account that has permission (become), or check the owner and mode of the path",
+    errno.EPERM: "Use an account that has permission (become), or check the owner and attributes of the path",
 }
 
 
@@ -34,8 +34,8 @@ def mount_point(path: str) -> Path:
     return mount
 
 
-def sentence(error: OSError, *folders: str) -> str:
-    """Return a message with the paths, the error and a remedy.
+def message_of(error: OSError, *folders: str) -> str:
+    """Return a message with the paths of an error, its reason and a remedy.
 
     :param folders: folders to name if the error names no absolute path.
     """
@@ -55,4 +55,4 @@ def report_errors(module: Any) -> Iterator[None]:
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:
-        module.fail_json(msg=sentence(error))
+        module.fail_json(msg=message_of(error))

@@ -16,7 +16,7 @@ from typing import IO
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 
 TEMPORARY_PREFIX = ".llamacpp-"
-"""Prefix of the names of unfinished files."""
+"""Prefix of the names of temporary files."""
 
 
 def text_of(path: Path) -> str:
@@ -29,19 +29,19 @@ def text_of(path: Path) -> str:
 
 def sha256(path: Path) -> str:
     with path.open("rb") as stream:
-        return sha256_of(stream)
+        return stream_sha256(stream)
 
 
-def sha256_of(stream: IO[bytes]) -> str:
-    """Return the hash of the rest of a stream."""
+def stream_sha256(stream: IO[bytes]) -> str:
+    """Return the hash of the unread rest of a stream."""
     digest = hashlib.sha256()
-    while part := stream.read(1 << 20):
-        digest.update(part)
+    while chunk := stream.read(1 << 20):
+        digest.update(chunk)
     return digest.hexdigest()
 
 
 def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -> None:
-    """Replace a file atomically: even after a power failure it has either the old text or the new text. Surrogates from surrogateescape are written
+    """Replace a file atomically: even after a power failure it contains either the old or the new text. Surrogates from surrogateescape are written
     back as the original bytes.
 
     :param owner: uid of the owner; None for this process's uid.
@@ -54,19 +54,19 @@ def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -
 
 
 def _replace(target: Path, text: str, mode: int, owner: int | None) -> None:
-    handle, temporary = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
+    descriptor, temporary_path = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="surrogateescape") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
             file.write(text)
             file.flush()
-            os.fchmod(handle, mode)
+            os.fchmod(descriptor, mode)
             if owner is not None:
-                os.fchown(handle, owner, -1)
-            os.fsync(handle)
-        os.replace(temporary, target)
+                os.fchown(descriptor, owner, -1)
+            os.fsync(descriptor)
+        os.replace(temporary_path, target)
     except BaseException:
         with suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(temporary_path)
         raise
     sync(target.parent)
 
@@ -86,18 +86,18 @@ def existing_ancestor(folder: Path) -> Path:
 
 
 def sync(*paths: Path) -> None:
-    """Flush files, and the entries of folders, to the disk. Links are skipped.
+    """Flush files, and the entries of folders, to the disk. Skip links.
 
     :raises OSError: the error names the path.
     """
     for path in paths:
         if path.is_symlink():
             continue
-        handle = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            os.fsync(descriptor)
         except OSError as error:
-            if error.errno != errno.EINVAL:  # network and shared file systems do not support this for a folder
+            if error.errno != errno.EINVAL:  # network and shared file systems cannot sync folders
                 raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
-            os.close(handle)
+            os.close(descriptor)

@@ -41,7 +41,7 @@ def open_file(path: Path) -> int:
 
 
 def take(lock: int, seconds: float = 0) -> bool:
-    """Lock an open file until this process and its children close it. Return False if others hold the lock longer than ``seconds``."""
+    """Lock an open file until this process and its children close it. Return False if another process holds the lock for longer than ``seconds``."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -64,8 +64,8 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
     try:
         if not take(lock, seconds):
             raise BusyError(
-                f"{holders_text(path)} on this host has held {path} for more than {seconds:g} s: wait for that process to exit, or stop it, then run the "
-                "playbook again"
+                f"{path} has been locked for more than {seconds:g} s by {holders_text(path)} on this host: wait until the lock is released, or stop its "
+                "holder, then run the playbook again"
             )
         yield lock
     finally:
@@ -82,21 +82,21 @@ def is_held(path: Path) -> bool:
 
 @contextmanager
 def hold_host_lock(prefix: str) -> Iterator[None]:
-    """Hold the lock of a host during a block, so that one process changes it at a time: the last task of a killed run continues. A folder without this
-    collection's mark has no lock.
+    """Hold the lock of a host during a block, so that only one process changes it at a time: a killed run's last task may still be running. A folder
+    without this collection's mark has no lock.
 
     :raises BusyError: another process holds it for too long.
     """
     with ExitStack() as stack:
         if files.is_marked(Path(prefix)):
             with ignore_read_only():
-                stack.enter_context(hold(Path(prefix, names.CHANGES_LOCK), HOST_LOCK_SECONDS))
+                stack.enter_context(hold(Path(prefix, names.HOST_LOCK), HOST_LOCK_SECONDS))
         yield
 
 
 @contextmanager
 def ignore_read_only() -> Iterator[None]:
-    """Ignore errors of a read-only disk, where services must still be stopped."""
+    """Ignore errors from a read-only disk: services must be stopped there too."""
     try:
         yield
     except OSError as error:

@@ -15,42 +15,42 @@ CLUSTER_GROUP = "llama_cluster"
 """Default of llama_cluster_group, the group of a cluster's hosts."""
 PREFIX = "llamacpp"
 """Prefix of all names that the collection assigns."""
-SERVER, WORKERS = f"{PREFIX}-server", f"{PREFIX}-worker-"
+SERVER_SERVICE, WORKER_PREFIX = f"{PREFIX}-server", f"{PREFIX}-worker-"
 """Service of the head, and prefix of the workers' services."""
 ACCOUNT, BUILD_ACCOUNT = PREFIX, f"{PREFIX}-build"
 """Account that runs services, and account that compiles."""
 BUILD_HOME = f"/opt/{PREFIX}"
 """Home of BUILD_ACCOUNT."""
-SERVICE_PATTERN = re.compile(rf"{SERVER}|{WORKERS}.+")
-SYSTEM = "/usr"
+SERVICE_PATTERN = re.compile(rf"{SERVER_SERVICE}|{WORKER_PREFIX}.+")
+SYSTEM_PREFIX = "/usr"
 """Prefix of the distribution's packages."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
 """Mark in the first lines of every service definition."""
 FOLDER_MARK = ".llamacpp.cluster"
-"""Empty folder below the prefix. Without this folder the prefix is not ours, and is neither changed nor removed."""
+"""Empty folder below the prefix. A prefix without this folder is not ours: it is neither changed nor removed."""
 FOREIGN_REMEDY = ", which this collection did not create: move or rename it, then run the playbook again"
 """End of a message about a foreign file or service with one of our names."""
 ACCOUNT_MARK = "llama.cpp cluster"
 """GECOS comment of every account that this collection creates."""
 PACKAGES_FILE = "packages"
 """File below the prefix with the distribution's packages that runs have installed."""
-CACHED_FACTS = "facts.json"
+CACHED_FACTS_FILE = "facts.json"
 """File below the head's prefix with the facts of the last plan."""
 CLUSTER_LOCK = "cluster.lock"
 """File below the head's prefix that names the run that may change hosts."""
-CHANGES_LOCK = "changes.lock"
-"""Lock file below each host's prefix, held by the process that changes services."""
+HOST_LOCK = "changes.lock"
+"""Lock file below each host's prefix, held by the process that changes the host."""
 BUILDS_LOCK = "builds.lock"
 """Lock file in each host's cache, held by the process that builds, possibly for a killed playbook."""
 TAKE_OVER_VARIABLE = "llama_lease_take_over"
 """Variable with which an operator takes over the cluster lock of another run."""
-FALLBACKS = "fallbacks.json"
+FALLBACKS_FILE = "fallbacks.json"
 """File below the head's prefix with the plans for serving while a worker is unavailable."""
-PRESETS = "models.ini"
+PRESETS_FILE = "models.ini"
 """File below the head's prefix with the command lines of several models."""
-METRICS = "metrics.json"
+METRICS_FILE = "metrics.json"
 """File below each host's prefix with the settings of launchers that write metrics."""
-MEASURED_SPEED = "speed.json"
+SPEED_FILE = "speed.json"
 """File below the head's prefix with the measured and planned speeds of generation (plan/speed_record.py)."""
 VERIFICATION_FILE = "verified.json"
 """File below the head's prefix with the result of the last verification."""
@@ -60,37 +60,37 @@ PROOF_LOCK = "proof.lock"
 """Lock file below the head's prefix, held by the process that proves devices, possibly for a killed playbook."""
 READINGS_FILE = "reading.json"
 """File below the head's prefix with the readings of plain text at the last verification."""
-START_DIGESTS = "read.json"
+START_DIGESTS_FILE = "read.json"
 """File below each host's prefix with a digest of each service's definition and input files at its last start."""
 FIREWALLS = ("firewalld", "ufw", "nftables")
 """Supported firewall managers."""
 WIREGUARD = "wireguard"
 LINK_KINDS = ("ethernet", "thunderbolt", "usb4", "infiniband", "wireless", WIREGUARD)
 """Kinds of links between hosts."""
-MTU = range(1280, 65536)
+MTU_RANGE = range(1280, 65536)
 """Allowed MTU of a link in bytes."""
 LOOPBACK = "127.0.0.1"
-PLAIN, STUNNEL, RDMA = "plain", "stunnel", "rdma"
+PLAIN_TRANSPORT, STUNNEL, RDMA = "plain", "stunnel", "rdma"
 """Values of ``llama_transport``."""
-KEYS = "keys"
+KEYS_FOLDER = "keys"
 """Folder below the prefix with the tunnel keys, one file for each peer."""
 ANY_ADDRESS, ANY_NETWORK = "0.0.0.0", "0.0.0.0/0"
 """Address for listening on all interfaces, and network of all hosts."""
-CLUSTER_RECORD = "cluster.json"
+CLUSTER_FILE = "cluster.json"
 """File below every host's prefix that names its cluster."""
-PLANS = "plans"
+PLANS_FOLDER = "plans"
 """Folder below the prefix with the host's part of recent plans."""
-MODELS = "models"
+MODELS_FOLDER = "models"
 """Folder below the head's prefix with models that the collection writes or downloads."""
 KNOWN_ANSWER_MTIME = 2
 """Modification time of known-answer models in seconds, which identifies their content. Increase it when the content of the file changes."""
 INSTALLED_ENTRIES = (
-    *("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", PACKAGES_FILE, CACHED_FACTS),
-    *(MEASURED_SPEED, VERIFICATION_FILE, PROOFS_FILE, PROOF_LOCK, READINGS_FILE, START_DIGESTS, CLUSTER_LOCK),
-    *(CHANGES_LOCK, CLUSTER_RECORD, FALLBACKS, PRESETS, METRICS, PLANS, KEYS, FOLDER_MARK),
+    *("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", PACKAGES_FILE, CACHED_FACTS_FILE),
+    *(SPEED_FILE, VERIFICATION_FILE, PROOFS_FILE, PROOF_LOCK, READINGS_FILE, START_DIGESTS_FILE, CLUSTER_LOCK),
+    *(HOST_LOCK, CLUSTER_FILE, FALLBACKS_FILE, PRESETS_FILE, METRICS_FILE, PLANS_FOLDER, KEYS_FOLDER, FOLDER_MARK),
 )
 """Entries of an installation below its prefix, removed in this order. Models are not listed: they may belong to the operator."""
-PAGE_PORT = "llama_server_page_port"
+PAGE_PORT_VARIABLE = "llama_server_page_port"
 PORT_VARIABLES = {False: "port in llama_worker_endpoints", True: "llama_server_port"}
 """Setting of a service's port, by whether the service is llama-server."""
 IPERF_PORT = 50051
@@ -107,17 +107,17 @@ FAMILIES = {
 }
 
 
-def service(part: str) -> str:
-    """Return the name of a service.
+def service_name(suffix: str) -> str:
+    """Return the name of one of the collection's services.
 
-    :param part: ``server``, ``benchmark``, or ``worker-`` and the worker's name.
+    :param suffix: ``server``, ``benchmark``, or ``worker-`` and the worker's name.
     """
-    return f"{PREFIX}-{part}"
+    return f"{PREFIX}-{suffix}"
 
 
-def is_head(name: str) -> bool:
+def is_head_service(name: str) -> bool:
     """Return whether a service is llama-server."""
-    return name == SERVER
+    return name == SERVER_SERVICE
 
 
 ROLLING_DISTRIBUTIONS = ("opensuse-tumbleweed",)
@@ -146,7 +146,7 @@ def distribution(os_release: str) -> dict[str, Any]:
 
 
 def installation_folders(scope: str, manager: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the folders of the installation, of the cache, which survives its removal, and of service definitions.
+    """Return the folders of the installation, of service definitions, and of the cache, which survives an uninstallation.
 
     :param environment: environment of the connecting user, with ``HOME``.
     """

@@ -17,8 +17,8 @@ from typing import IO, Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-MALFORMED = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
-"""Errors from JSON that is invalid or has another form."""
+PARSE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
+"""Errors that invalid JSON, or JSON of another structure, causes."""
 READ_SECONDS = 60.0
 MAX_DIGITS = 20
 
@@ -28,9 +28,9 @@ class NotAFileError(OSError):
 
 
 def open_file(path: str | Path, follows_links: bool = False) -> IO[bytes]:
-    """Open a file for reading. The owner of its folder may have replaced it, so this function never blocks, and only follows links on request.
+    """Open a file for reading. The owner of its folder may have replaced it, so opening never blocks, and follows links only on request.
 
-    :raises OSError: it does not exist; NotAFileError: it is not a regular file.
+    :raises OSError: the file does not exist; NotAFileError: the path is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | (0 if follows_links else os.O_NOFOLLOW))
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -63,7 +63,7 @@ def run_within(seconds: float, work: Callable[[], Any]) -> Any:
     """Return the result of ``work``. Work that takes longer is abandoned in a thread, because name lookups, slow replies and dead network mounts
     cannot be interrupted.
 
-    :raises TooSlowError: it takes longer.
+    :raises TooSlowError: the work takes longer.
     """
     result: dict[str, Any] = {}
 

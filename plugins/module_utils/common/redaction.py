@@ -13,10 +13,8 @@ from collections.abc import Iterator, Mapping
 from urllib.parse import quote, quote_plus
 
 SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
-SECRET_ADDRESS = re.compile(
-    r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)"
-)
-"""Pattern for a proxy without a scheme, ``user:password@proxy:3128``. Without a port it may be a name, like ``model:7b@q4``."""
+SECRET_PROXY = re.compile(r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)")
+"""Pattern for a proxy without a scheme, ``user:password@proxy:3128``. A text without a port may be a name, like ``model:7b@q4``."""
 SECRET_PARAMETER = re.compile(
     r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential)s?\d*"
     r"|(?:[\w.-]*(?:[_.-]|api|access|account|app|auth|client|private|secret|subscription))?key(?:id)?\d*"
@@ -24,7 +22,7 @@ SECRET_PARAMETER = re.compile(
     re.IGNORECASE,
 )
 MIN_SECRET_LENGTH = 4
-"""Minimum length of a known secret: a shorter text is part of many words."""
+"""Minimum length of a known secret: a shorter text occurs in many words."""
 SECRET_NAME = re.compile(
     r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|jwt|(?:db|user)pass"
     r"|(?:private|preshared|access|api|auth|client|encryption|signing|ssh)[_-]?keys?|(?-i:[A-Z0-9]_KEYS?(?![A-Za-z]))"
@@ -36,7 +34,7 @@ SECRET_NAME = re.compile(
 NOT_SECRET = r"(?![\w-]{0,99}[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
 """Lookaheads that exclude file names and token counts."""
 REST_OF_LINE = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!\\n)[^\n])*)"
-"""Pattern for the rest of a line in any quotation, without a leading quote."""
+"""Pattern for the rest of a line with any quoting, without a leading quote."""
 SECRET_PATTERNS = (
     ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>[^<].*?)(?:-----END|\Z)", re.DOTALL),
     ("Ansible Vault value", r"\$ANSIBLE_VAULT;\S{1,99}(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
@@ -64,16 +62,16 @@ PUBLIC_HOSTS = re.compile(
     r"(?:[\w-]+\.)*(?:github\.com|huggingface\.co|hf\.co|modelscope\.cn|pypi\.org|pythonhosted\.org|debian\.org|ubuntu\.com)|",
     re.ASCII,
 )
-"""Hosts with public paths, and the empty host. A path on another host may be a webhook."""
+"""Hosts with public paths, and the empty host. On other hosts a path may be a secret webhook."""
 
 
 def has_secret(text: str) -> bool:
-    """Return whether a URL or an address in a text has a password or a token."""
+    """Return whether a URL or an address in a text contains a password or a token."""
     if "://" not in text and "@" not in text:
         return False
     words = [word for word in text.split() if "://" in word or "@" in word]
     return any(
-        SECRET_USER.search(word) or SECRET_PARAMETER.search(word) if "://" in word else SECRET_ADDRESS.search(word)
+        SECRET_USER.search(word) or SECRET_PARAMETER.search(word) if "://" in word else SECRET_PROXY.search(word)
         for word in words
     )
 
@@ -103,7 +101,7 @@ def marker(kind: str) -> str:
 
 
 def _redact_url(match: re.Match[str]) -> str:
-    """Return a URL with its scheme and host, and with its path if it is public."""
+    """Return a URL with its scheme and host, and with its path if the host is public."""
     url = match["scheme"] + match["host"]
     if match["user"] or not PUBLIC_HOSTS.fullmatch(match["host"]):
         return url + marker("remainder of a URL") * bool(match["user"] or match["path"].strip("/\\") or match["query"])
@@ -117,7 +115,7 @@ def _sorted_forms(secret: str) -> tuple[str, ...]:
 
 
 def _quoted_forms(secret: str) -> Iterator[str]:
-    """Yield a secret in all forms of quotation."""
+    """Yield a secret in every quoted and encoded form."""
     data = secret.encode("utf-8", "surrogateescape")
     urls = [quote(data, safe=safe_characters) for safe_characters in ("", "/")] + [quote_plus(data)]
     yield from [re.sub("%..", lambda match: match[0].lower(), url) for url in urls]

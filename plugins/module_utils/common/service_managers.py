@@ -14,7 +14,7 @@ LINUX, MACOS = "Linux", "Darwin"
 
 class ServiceManager(NamedTuple):
     system: str
-    """Operating system in the spelling of platform.system()."""
+    """Operating system, as platform.system() spells it."""
     folders: dict[str, str]
     """Folder of service definitions for each scope, with {prefix}, {config} and {home}."""
     template: str
@@ -22,7 +22,7 @@ class ServiceManager(NamedTuple):
     file_suffix: str
     """Suffix of a definition's file name after the service's name."""
     boot_links: str = ""
-    """Subfolder with a link to each definition that is started at boot; empty if all definitions are."""
+    """Subfolder with a link to the definition of each service that starts at boot; empty if all services do."""
     mode: int = 0o600
     """Mode of a definition's file."""
     presence_path: str = "/"
@@ -32,20 +32,20 @@ class ServiceManager(NamedTuple):
     tools: tuple[str, ...] = ()
     """Required tools by their names in packages.yml."""
     port_filter: str = ""
-    """Name of the feature that blocks a worker's port for all hosts except the head; empty without such a feature."""
-    hands_over_keys: bool = False
-    """Whether the manager can pass a file that only root can read to a service."""
+    """Name of the feature that blocks a worker's port for all hosts except the head; empty if there is none."""
+    passes_credentials: bool = False
+    """Whether the manager can give a service access to a file that only root can read."""
     hides_homes: bool = False
     """Whether services have no access to /home and /root."""
     log: str = "{prefix}/state/{service}.log"
     """Path of a service's log, or the command that shows it."""
     host_settings: bool = False
-    """Whether links, the firewall and kernel parameters can be configured on its hosts: these modules require systemd and root."""
+    """Whether links, the firewall and kernel parameters can be configured on its hosts: this requires systemd and root."""
 
-    def definition(self, unit_folder: str, service: str) -> Path:
+    def definition_path(self, unit_folder: str, service: str) -> Path:
         return Path(unit_folder) / (service + self.file_suffix)
 
-    def service(self, path: Path) -> str | None:
+    def service_of(self, path: Path) -> str | None:
         """Return the name of the service that a file defines; None for other files."""
         if not path.name.endswith(self.file_suffix) or not path.is_file():
             return None
@@ -62,7 +62,7 @@ MANAGERS = {
         presence_path="/run/systemd/system",
         log="journalctl --unit={service}",
         port_filter="systemd's unit",
-        hands_over_keys=True,
+        passes_credentials=True,
         hides_homes=True,
         host_settings=True,
     ),
@@ -96,7 +96,7 @@ MANAGERS = {
 
 
 def usable_managers(system: str, scope: str) -> list[str]:
-    """Return the names of the service managers that a host may have, the most common first."""
+    """Return the names of the service managers that a host may have, in order of preference."""
     return [name for name, manager in MANAGERS.items() if manager.system == system and scope in manager.folders]
 
 

@@ -3,7 +3,7 @@
 """Convert typed values to JSON and back: a NamedTuple is an object, a tuple is an array. The types set limits for untrusted JSON: ``Annotated`` with a
 Text, a Number, or a tuple of allowed texts.
 
-Hosts evaluate the types of a record with Python 3.9, so a module that defines one uses ``Optional[int]`` and no ``from __future__ import annotations``.
+Hosts evaluate the types of a record with Python 3.9, so a module that defines records uses ``Optional[int]`` and no ``from __future__ import annotations``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ABSENT = "absent"
 Absent = Annotated[Optional[T], ABSENT]
 """Type of a field that JSON omits if it is None. With ``ABSENT`` JSON omits any field that has its default."""
 MAX_ENTRIES = 4096
-"""Maximum number of entries of a list or a mapping."""
+"""Maximum number of entries in a list or a mapping."""
 DEFAULT_LIMITS: dict[Any, Any] = {
     **{str: validation.Text(max_length=validation.TEXT_LIMIT), bool: bool, Any: Any},
     int: validation.Number(-validation.MAX_INT),
@@ -34,7 +34,7 @@ DEFAULT_LIMITS: dict[Any, Any] = {
 
 
 class Mismatch(Refusal):
-    """JSON does not match a type; the message is the end of a sentence."""
+    """JSON does not match a type; the message is a clause without a full stop."""
 
     def __init__(self, reason: str, path: str = "") -> None:
         super().__init__(f"{path.lstrip('.') or 'it'} {reason}")
@@ -53,12 +53,12 @@ class Field(NamedTuple):
 
 
 @functools.cache
-def fields(record: type) -> tuple[Field, ...]:
+def fields(record_type: type) -> tuple[Field, ...]:
     """Return the fields of a NamedTuple class in order."""
-    hints = typing.get_type_hints(record, include_extras=True)
-    defaults = record._field_defaults  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
+    hints = typing.get_type_hints(record_type, include_extras=True)
+    defaults = record_type._field_defaults  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
     record_fields = []
-    for name in record._fields:  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
+    for name in record_type._fields:  # type: ignore[attr-defined]  # there is no type for NamedTuple classes
         base, annotations = unwrap(hints[name])
         record_fields.append(
             Field(name, hints[name], is_optional(base) or name in defaults, ABSENT in annotations, defaults.get(name))
@@ -75,12 +75,12 @@ def unwrap(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     return hint, annotations
 
 
-UNIONS = (Union, getattr(types, "UnionType", Union))
+UNION_ORIGINS = (Union, getattr(types, "UnionType", Union))
 """Origins of ``Union[int, None]`` and, in newer Python, ``int | None``."""
 
 
 def is_optional(base: Any) -> bool:
-    return typing.get_origin(base) in UNIONS and type(None) in typing.get_args(base)
+    return typing.get_origin(base) in UNION_ORIGINS and type(None) in typing.get_args(base)
 
 
 def inner_hint(base: Any) -> Any:
@@ -89,14 +89,14 @@ def inner_hint(base: Any) -> Any:
     return arguments[-1]
 
 
-def is_record(base: Any) -> bool:
+def is_record_type(base: Any) -> bool:
     return isinstance(base, type) and issubclass(base, tuple) and hasattr(base, "_fields")
 
 
-def specification(record: type) -> dict[str, dict[str, Any]]:
+def specification(record_type: type) -> dict[str, dict[str, Any]]:
     """Return the argument specification for ansible-core."""
     spec = {}
-    for field in fields(record):
+    for field in fields(record_type):
         spec[field.name] = {**_type_of(field.type), "required": not field.is_optional}
         if field.default is not None:
             spec[field.name]["default"] = dump(field.default)
@@ -114,37 +114,37 @@ def _type_of(hint: Any) -> dict[str, Any]:
     return {"type": type_names.get(base, "dict"), **choices}
 
 
-def parse(record: type[T], data: Any) -> T:
+def parse(record_type: type[T], data: Any) -> T:
     """Return the record that JSON describes; ignore unknown fields.
 
     :raises Mismatch: the data does not match the type.
     """
-    hint: Any = record
+    hint: Any = record_type
     return typing.cast(T, _make_reader(hint)(data))
 
 
-def read_file(record: type[T], path: Path, limit: int) -> T | None:
+def read_file(record_type: type[T], path: Path, limit: int) -> T | None:
     """Return the record in a JSON file of at most ``limit`` bytes; None if the file is missing or invalid."""
     try:
-        return parse(record, reading.read_object(path, limit))
+        return parse(record_type, reading.read_object(path, limit))
     except (OSError, ValueError):
         return None
 
 
-def parse_report(host: str, subject: str, record: type[T], data: Any) -> T:
+def parse_report(host: str, subject: str, record_type: type[T], data: Any) -> T:
     """Return a host's report as a record that is safe to print.
 
     :param subject: subject of the report, like 'the server'.
     :raises Refusal: the report does not match the type.
     """
     try:
-        return parse(record, data)
+        return parse(record_type, data)
     except Mismatch as error:
         raise format_refusal(host, subject, error) from None
 
 
 def format_refusal(host: str, subject: str, reason: object) -> Refusal:
-    """Return the refusal of a host's report, for ``reason``."""
+    """Return the refusal of a host's report that does not match its type for ``reason``."""
     return Refusal(
         f"The report from {host} about {subject} does not match this version's format ({reason}): run the playbook again. If it still does not match, "
         "treat this host as compromised (docs/security.md)."
@@ -157,30 +157,30 @@ def _make_reader(hint: Any) -> Callable[[Any], Any]:
     base, annotations = unwrap(hint)
     limits = next((note for note in annotations if isinstance(note, (validation.Text, validation.Number, tuple))), None)
     origin, arguments = typing.get_origin(base), typing.get_args(base)
-    if is_record(base):
+    if is_record_type(base):
         return _make_record_reader(base)
     if is_optional(base):
         reader = _make_reader(Annotated[inner_hint(base), limits] if limits else inner_hint(base))
         return lambda data: None if data is None else reader(data)
-    if origin in UNIONS:
+    if origin in UNION_ORIGINS:
         read_scalar, read_array = map(_make_reader, arguments)
         return lambda data: (read_array if isinstance(data, (list, tuple)) else read_scalar)(data)
     if origin is tuple:
-        entry = _make_reader(inner_hint(base))
+        reader = _make_reader(inner_hint(base))
         return lambda data: tuple(
-            _read_part(f"[{index}]", entry, part) for index, part in enumerate(_check_size(data, (list, tuple)))
+            _read_at(f"[{index}]", reader, value) for index, value in enumerate(_check_size(data, (list, tuple)))
         )
     if origin in (dict, Mapping):
         read_name, read_value = map(_make_reader, arguments)
         return lambda data: {
-            _read_part("", read_name, name): _read_part(f".{name}", read_value, part)
-            for name, part in _check_size(data, Mapping).items()
+            _read_at("", read_name, name): _read_at(f".{name}", read_value, value)
+            for name, value in _check_size(data, Mapping).items()
         }
     return functools.partial(_check_value, arguments if origin is typing.Literal else limits or DEFAULT_LIMITS[base])
 
 
-def _make_record_reader(record: Any) -> Callable[[Any], Any]:
-    readers = [(field, _make_reader(field.type), is_optional(unwrap(field.type)[0])) for field in fields(record)]
+def _make_record_reader(record_type: Any) -> Callable[[Any], Any]:
+    readers = [(field, _make_reader(field.type), is_optional(unwrap(field.type)[0])) for field in fields(record_type)]
 
     def read_record(data: Any) -> Any:
         values = []
@@ -191,22 +191,22 @@ def _make_record_reader(record: Any) -> Callable[[Any], Any]:
             elif field.name not in data:
                 raise Mismatch("is missing", f".{field.name}")
             else:
-                values.append(_read_part(f".{field.name}", reader, value))
-        return record(*values)
+                values.append(_read_at(f".{field.name}", reader, value))
+        return record_type(*values)
 
     return read_record
 
 
-def _read_part(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
+def _read_at(path: str, reader: Callable[[Any], Any], data: Any) -> Any:
     try:
         return reader(data)
     except Mismatch as error:
         raise Mismatch(error.reason, path + error.path) from None
 
 
-def _check_size(data: Any, kind: Any) -> Any:
+def _check_size(data: Any, expected_type: Any) -> Any:
     """Return a list or a mapping of the right type and size."""
-    if not isinstance(data, kind):
+    if not isinstance(data, expected_type):
         raise Mismatch(f"is {validation.quote(data)}")
     if len(data) > MAX_ENTRIES:
         raise Mismatch(f"has {len(data)} entries, more than {MAX_ENTRIES}")
@@ -236,15 +236,15 @@ def _is_within(value: Any, limits: Any) -> bool:
 
 def dump(value: Any) -> Any:
     """Return a record, or a collection of records, as JSON."""
-    if is_record(type(value)):
-        record: Any = type(value)
+    if is_record_type(type(value)):
+        record_type: Any = type(value)
         return {
-            field.name: dump(part)
-            for field, part in zip(fields(record), value)
-            if not field.omit_if_absent or part != field.default
+            field.name: dump(element)
+            for field, element in zip(fields(record_type), value)
+            if not field.omit_if_absent or element != field.default
         }
     if isinstance(value, (tuple, list)):
-        return [dump(part) for part in value]
+        return [dump(element) for element in value]
     if isinstance(value, Mapping):
-        return {name: dump(part) for name, part in value.items()}
+        return {name: dump(element) for name, element in value.items()}
     return value

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Readable amounts of memory, files and time, and whole numbers in the output of programs. A copy is installed next to the launcher."""
+"""Readable sizes and durations, and whole numbers in the output of programs. A copy is installed next to the launcher."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def amount(size: float) -> str:
-    """Return a readable number of bytes: '1.2 GB', '80 MB', '1.5 MB'."""
+    """Return a size in bytes as text: '1.2 GB', '80 MB', '1.5 MB'."""
     if size >= GB:
         return f"{size / GB:.1f} GB"
     return f"{size / MB:.{0 if size >= 10 * MB else 1}f} MB"
@@ -23,7 +23,7 @@ def parse_count(text: str) -> int | None:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a readable duration in at most two units: '3 d 4 h', '12 min', '45 s'."""
+    """Return a duration as text in at most two units: '3 d 4 h', '12 min', '45 s'."""
     if seconds is None:
         return ""
     whole_seconds = int(seconds)

@@ -12,7 +12,7 @@ CONTROL_CATEGORIES = ("Cc", "Cf", "Cs", "Zl", "Zp")
 TEXT_LIMIT = 65536
 """Maximum length of a text."""
 NAME_LIMIT = 255
-"""Maximum length of a host's name, and the default for texts."""
+"""Maximum length of a host's name, and by default of other texts."""
 MAX_INT = 1 << 53
 """Largest integer that every JSON parser represents exactly."""
 MAX_VALUE_LENGTH = 60
@@ -21,12 +21,12 @@ OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
 PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
 IPV4 = rf"{OCTET}(\.{OCTET}){{3}}"
 """Pattern for any IPv4 address that ``ipaddress`` accepts."""
-PREFIX = "/(3[0-2]|[12]?[0-9])"
-NETWORK = f"{IPV4}({PREFIX})?"
+PREFIX_LENGTH = "/(3[0-2]|[12]?[0-9])"
+NETWORK = f"{IPV4}({PREFIX_LENGTH})?"
 ENDPOINT = f"{IPV4}:{PORT}"
 HOST_IP = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4}"
 """Pattern for the address of a single host: neither 0.x nor multicast nor reserved."""
-INTERFACE = f"{HOST_IP}{PREFIX}"
+INTERFACE = f"{HOST_IP}{PREFIX_LENGTH}"
 """Pattern for the address of a single host with its prefix length."""
 
 
@@ -52,7 +52,7 @@ def _is_control(character: str) -> bool:
 
 
 MAX_LINE_LENGTH = 2000
-"""Maximum length of a text on a screen."""
+"""Maximum length of a line on a screen."""
 
 
 def printable(text: Any, limit: int | None = MAX_LINE_LENGTH) -> str:
@@ -60,18 +60,18 @@ def printable(text: Any, limit: int | None = MAX_LINE_LENGTH) -> str:
 
     :param limit: maximum length of the result; None for no limit.
     """
-    shown_text = str(text)[:limit]
-    if shown_text.isprintable():
-        return shown_text
+    short_text = str(text)[:limit]
+    if short_text.isprintable():
+        return short_text
     escaped_text = (
         character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in shown_text
+        for character in short_text
     )
     return "".join(escaped_text)[:limit]
 
 
-def limit(value: float | None, minimum: int, maximum: int) -> str:
-    """Return the remedy for a number outside limits; empty within the limits."""
+def range_remedy(value: float | None, minimum: int, maximum: int) -> str:
+    """Return the remedy for a number outside its range; empty within it."""
     if value is None or minimum <= value <= maximum:
         return ""
     return f"use {minimum} or more" if value < minimum else f"use {maximum} or less"

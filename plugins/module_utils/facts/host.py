@@ -143,7 +143,7 @@ def measured_links(prefix: str) -> dict:
 def cluster_of(prefix: str) -> str | None:
     """Return the cluster to which this host belongs; None if unknown."""
     with suppress(OSError, ValueError, KeyError):
-        return str(reading.read_object(Path(prefix, names.CLUSTER_RECORD), RECORD_BYTES)["cluster"])
+        return str(reading.read_object(Path(prefix, names.CLUSTER_FILE), RECORD_BYTES)["cluster"])
     return None
 
 
@@ -231,8 +231,8 @@ def _installation(paths: installation.InstallationPaths) -> dict:
         "cluster": cluster_of(paths.prefix),
         "supervisor": supervisor_state(paths.prefix),
         "measured": measured_links(paths.prefix),
-        "cached": installation.read_json(paths.prefix, names.CACHED_FACTS),
-        "measured_speed": installation.read_json(paths.prefix, names.MEASURED_SPEED),
+        "cached": installation.read_json(paths.prefix, names.CACHED_FACTS_FILE),
+        "measured_speed": installation.read_json(paths.prefix, names.SPEED_FILE),
         "defined": installation.defined_services(paths.service_manager, paths.units),
     }
 

@@ -112,7 +112,7 @@ def disabled_services(paths: InstallationPaths, service_names: Iterable[str]) ->
     """Return the services that do not start at boot."""
     manager = service_managers.MANAGERS[paths.service_manager]
     links = manager.boot_links and os.path.join(paths.units, manager.boot_links)
-    return {name for name in service_names if links and not os.path.lexists(manager.definition(links, name))}
+    return {name for name in service_names if links and not os.path.lexists(manager.definition_path(links, name))}
 
 
 def is_own_definition(path: Path) -> bool:
@@ -127,7 +127,7 @@ def defined_services(manager: str, unit_folder: str) -> list[str]:
     """Return the names of services whose definition this collection wrote."""
     services = []
     for path in Path(unit_folder).glob(f"{names.PREFIX}-*") if os.path.isdir(unit_folder) else []:
-        service = service_managers.MANAGERS[manager].service(path)
+        service = service_managers.MANAGERS[manager].service_of(path)
         if service and names.SERVICE_PATTERN.fullmatch(service) and is_own_definition(path):
             services.append(service)
     return sorted(services)

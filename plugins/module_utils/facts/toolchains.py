@@ -41,7 +41,7 @@ def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
 def _include_folders(prefix: str) -> list[str]:
     """Return patterns of the header folders of a prefix."""
     folders = [f"{prefix}/{folder}" for folder in ("include", "targets/*/include")]
-    return [*folders, "/usr/local/include"] if prefix == names.SYSTEM else folders
+    return [*folders, "/usr/local/include"] if prefix == names.SYSTEM_PREFIX else folders
 
 
 def _libraries_of(root: Path, prefixes: list[str], backend: str) -> list[str]:
@@ -117,7 +117,7 @@ def find_toolchains(root: Path = ROOT, ask: Ask = output) -> list[dict]:
 def libraries(toolchains: list[dict], root: Path = ROOT) -> dict[str, str | None]:
     """Return ANY_VERSION for each library that a toolkit of the host can use, otherwise None."""
     prefixes = [prefix for entry in toolchains for prefix in (entry["prefix"], *entry.get("components", {}).values())]
-    folders = [folder for prefix in (names.SYSTEM, *prefixes) for folder in _include_folders(prefix)]
+    folders = [folder for prefix in (names.SYSTEM_PREFIX, *prefixes) for folder in _include_folders(prefix)]
     return {
         name: ANY_VERSION if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None
         for name in toolkits.LIBRARIES

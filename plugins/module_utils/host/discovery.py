@@ -122,7 +122,7 @@ def neighbour_macs(listing: str) -> dict[str, set[str]]:
     :param listing: output of ``ip -json neigh``.
     """
     macs: dict[str, set[str]] = {}
-    with suppress(*reading.MALFORMED):
+    with suppress(*reading.PARSE_ERRORS):
         for entry in json.loads(listing):
             if "lladdr" in entry and "FAILED" not in entry.get("state", ()):
                 macs.setdefault(str(entry["dev"]), set()).add(str(entry["lladdr"]))

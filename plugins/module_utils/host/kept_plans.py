@@ -22,7 +22,7 @@ def read_plan(prefix: str, slot: str) -> KeptPlan | None:
 
 
 def _path(prefix: str, slot: str) -> Path:
-    return Path(prefix, names.PLANS, f"{slot}.json")
+    return Path(prefix, names.PLANS_FOLDER, f"{slot}.json")
 
 
 def last_plan(prefix: str) -> LastPlan | None:
@@ -65,7 +65,7 @@ def mark_served(prefix: str, plan_id: str, check: bool = False) -> bool:
     if not is_current:
         served_plan = next((plan for plan in plans.values() if plan and plan.id == plan_id), None)
         if not served_plan:
-            raise Refusal(f"{prefix}/{names.PLANS} does not contain plan {plan_id}: run site.yml")
+            raise Refusal(f"{prefix}/{names.PLANS_FOLDER} does not contain plan {plan_id}: run site.yml")
         if current_plan:
             _write(prefix, PREVIOUS, current_plan)
         _write(prefix, CURRENT, served_plan)

@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 def check_ownership(host_plan: HostPlan) -> None:
     """:raises Refusal: applying the plan would overwrite or run foreign files."""
     manager = service_managers.MANAGERS[host_plan.service_manager]
-    paths = (manager.definition(host_plan.units, service.name) for service in host_plan.services)
+    paths = (manager.definition_path(host_plan.units, service.name) for service in host_plan.services)
     foreign_definitions = [str(path) for path in paths if os.path.lexists(path) and not is_own_definition(path)]
     conflicts = [*_foreign_contents(host_plan), *foreign_definitions]
     if conflicts:

@@ -73,8 +73,8 @@ def _remove(path: Path) -> None:
 def _remove_metrics(paths: InstallationPaths, check: bool) -> tuple[list[str], list[str]]:
     """Remove the metrics of killed launchers, and the account's right to write there. Return the paths, and the folders that exist."""
     folder_by_service: dict[str, str] = {}
-    with suppress(*reading.MALFORMED):
-        entries = read_json(paths.prefix, names.METRICS)["services"].items()
+    with suppress(*reading.PARSE_ERRORS):
+        entries = read_json(paths.prefix, names.METRICS_FILE)["services"].items()
         all_folders = [(service, (entry or {}).get("folder") or "") for service, entry in entries]
         folder_by_service = {service: folder for service, folder in all_folders if os.path.isabs(folder)}
     all_paths = (Path(folder, f"{service}.prom") for service, folder in folder_by_service.items())
@@ -89,13 +89,13 @@ def _remove_metrics(paths: InstallationPaths, check: bool) -> tuple[list[str], l
 
 def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
     """Return the parts of each path that an installation created below the prefix, with the mark last."""
-    entries, models = os.listdir(prefix), prefix / names.MODELS
+    entries, models = os.listdir(prefix), prefix / names.MODELS_FOLDER
     paths: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
     if models.is_dir() and not models.is_symlink():  # other programs may use the target of a link
         generated_models = {path for path in models.iterdir() if _is_generated(path) or path.name == model_files.LOCK}
-        paths += [(names.MODELS, path.name) for path in generated_models]
+        paths += [(names.MODELS_FOLDER, path.name) for path in generated_models]
         if all(_is_temporary(path) for path in models.iterdir() if path not in generated_models):
-            paths.append((names.MODELS,))
+            paths.append((names.MODELS_FOLDER,))
     return [*paths, *((entry,) for entry in names.INSTALLED_ENTRIES if entry in entries)]
 
 

@@ -54,7 +54,7 @@ class Manager:
         self.paths = paths
 
     def path(self, name: str) -> Path:
-        return self.record.definition(self.paths.units, name)
+        return self.record.definition_path(self.paths.units, name)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         """Return RUNNING, FAILED or STOPPED for each service; an unknown one is STOPPED."""
@@ -317,7 +317,7 @@ def started_services(changes: Iterable[Change]) -> set[str]:
 def _stop_order(services: Iterable[str]) -> list[list[str]]:
     """Return groups of services in the order in which they stop: the head, then workers. Omit empty groups."""
     unique_services = list(dict.fromkeys(services))
-    groups = [[name for name in unique_services if names.is_head(name) == is_head] for is_head in (True, False)]
+    groups = [[name for name in unique_services if names.is_head_service(name) == is_head] for is_head in (True, False)]
     return [group for group in groups if group]
 
 

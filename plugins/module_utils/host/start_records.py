@@ -41,7 +41,7 @@ def _state_of(path: Path) -> str:
 
 def is_current(prefix: str, name: str, definition: str, paths: Iterable[str]) -> bool:
     """Return whether a service was started with this definition and the present files."""
-    return read_json(prefix, names.START_DIGESTS).get(name) == digest_of(definition, paths)
+    return read_json(prefix, names.START_DIGESTS_FILE).get(name) == digest_of(definition, paths)
 
 
 def write_digests(prefix: str, digests: Mapping[str, str]) -> None:
@@ -52,7 +52,7 @@ def write_digests(prefix: str, digests: Mapping[str, str]) -> None:
     """
     if digests:
         replace_file(
-            Path(prefix, names.START_DIGESTS),
-            json.dumps({**read_json(prefix, names.START_DIGESTS), **digests}) + "\n",
+            Path(prefix, names.START_DIGESTS_FILE),
+            json.dumps({**read_json(prefix, names.START_DIGESTS_FILE), **digests}) + "\n",
             0o600,
         )

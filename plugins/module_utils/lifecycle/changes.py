@@ -22,7 +22,7 @@ class HostAnswer(NamedTuple):
 
     drift: Optional[Drift] = None
     reason: str = ""
-    """Reason why the host was not compared, or why its drift does not count; otherwise empty."""
+    """Reason why the host was not compared, or why its drift cannot be used; otherwise empty."""
 
 
 def read_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
@@ -75,31 +75,33 @@ class Decision(NamedTuple):
 def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     """Return the actions of site.yml.
 
-    :raises Refusal: a host has programs from another archive than the operator has set.
+    :raises Refusal: the programs of a host come from an archive whose checksum differs from the operator's.
     """
     _check_archives(plan, drifts)
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
     restarts = _restarts(plan, drifts)
-    builders, builder_of = _builders(plan, drifts)
+    builders, shared_builders = _builders(plan, drifts)
     hosts_without_key = _hosts_without_key(plan, drifts)
     key_hosts = {*hosts_without_key, *([plan.head.host] if hosts_without_key else [])}
     return Decision(
         kinds=kinds,
         restarts=restarts,
         outdated_hosts=sorted(
-            name for name in drifts if kinds[name] or restarts[name] or name in builder_of.values() or name in key_hosts
+            name
+            for name in drifts
+            if kinds[name] or restarts[name] or name in shared_builders.values() or name in key_hosts
         ),
         unreached_hosts=sorted(set(plan.hosts) - set(drifts)),
         absence_notes={name: absence_note(plan, name) for name in plan.hosts},
         builders=builders,
-        shared_builders=builder_of,
+        shared_builders=shared_builders,
         builds_to_fetch=_builds_to_fetch(plan, drifts),
         hosts_without_key=hosts_without_key,
     )
 
 
 def _hosts_without_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
-    """Return `hosts_without_key` of Decision. The key files at both ends have the same name, and the head uses its first key."""
+    """Return `hosts_without_key` of Decision. A tunnel's key files have the same name at both ends, and the head uses its first key."""
     head = drifts.get(plan.head.host)
     head_keys = {posixpath.basename(path): keys[:1] for path, keys in ((head and head.tunnel_keys) or {}).items()}
     return sorted(
@@ -130,33 +132,33 @@ def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> Non
             f"{retired_group(cluster)}"
         )
     for name, kinds in decision.kinds.items() if [*parts] == ["services"] else ():
-        if kinds_to_install := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
+        if pending_kinds := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
             raise Refusal(
-                f"{name} needs the changes of --tags build ({kinds_to_install}) before its services can change: run the playbook with --tags "
+                f"{name} needs the changes of --tags build ({pending_kinds}) before its services can change: run the playbook with --tags "
                 "build,services, or without --tags and --skip-tags. No service was touched"
             )
 
 
-def served_absences(plan: Plan) -> dict[str, bool]:
+def tolerated_absences(plan: Plan) -> dict[str, bool]:
     """Return the hosts without which the cluster can serve, and for each whether the head then serves on a fallback."""
-    fallback_names = {entry.without for entry in plan.fallbacks} if plan.head.fallback_after is not None else ()
-    absences = {name: _fallback_key(plan, name) for name in plan.hosts if name != plan.head.host}
-    return {name: bool(absence) for name, absence in absences.items() if not absence or absence in fallback_names}
+    fallback_names = {fallback.without for fallback in plan.fallbacks} if plan.head.fallback_after is not None else ()
+    keys = {name: _fallback_key(plan, name) for name in plan.hosts if name != plan.head.host}
+    return {name: bool(key) for name, key in keys.items() if not key or key in fallback_names}
 
 
 def _fallback_key(plan: Plan, name: str) -> str:
-    """Return the name, in fallbacks, of what the cluster lacks without a host; empty if the cluster does not use the host."""
+    """Return ``without`` of the fallback for the absence of a host; empty if the cluster does not use the host."""
     workers = [worker for worker in plan.hosts[name].workers if worker.used]
     return f"{name}:{workers[0].name}" if len(workers) == 1 else name if workers else ""
 
 
 def absence_note(plan: Plan, name: str) -> str:
-    """Return a sentence about what serves while a host of the plan is absent."""
+    """Return a sentence about how the cluster serves while a host of the plan is absent."""
     if name == plan.head.host:
         return "This head does not answer until it is back."
-    has_fallback = served_absences(plan).get(name)
+    has_fallback = tolerated_absences(plan).get(name)
     if has_fallback is None and plan.head.models:
-        models = [model.name for model in plan.head.models if name in {entry.host for entry in model.placement}]
+        models = [model.name for model in plan.head.models if name in {device.host for device in model.placement}]
         return f"Requests for {', '.join(models)} fail until this host is back."
     if has_fallback is None:
         return "The head does not answer until this host is back: no fallback is planned for its absence (llama_server_fallback)."
@@ -168,7 +170,7 @@ def absence_note(plan: Plan, name: str) -> str:
 def missing_tools(
     plan: Plan, tools: Mapping[str, Collection[str]], builders: Collection[str]
 ) -> dict[str, dict[str, Any]]:
-    """Return the missing tools of each host, ``required`` and ``optional``: tool → package. Optional tools are only for hosts that compile now."""
+    """Return the missing tools of each host, ``required`` and ``optional``: tool → package. Only hosts that compile now need optional tools."""
 
     def find_missing(packages: Mapping[str, str], installed_tools: Collection[str]) -> dict[str, str]:
         return {tool: package for tool, package in packages.items() if tool not in installed_tools}
@@ -184,7 +186,7 @@ def missing_tools(
 
 
 def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
-    """Refuse a checksum that differs from that of the installed archive, because a build's id does not contain the checksum."""
+    """Refuse a checksum that differs from the installed archive's: a build's id does not depend on the checksum."""
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
             archive, installed_checksum = (build.archives or ("",))[0], drift.archives.get(build.id)
@@ -227,8 +229,8 @@ def _builds_to_fetch(plan: Plan, drifts: Mapping[str, Drift]) -> list[BuildPlan]
 
 
 def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:
-    """Return the services that do not run as planned, and the head if its model or a worker that it uses changes: it does not reconnect.
-    A worker that it used and that is no longer planned is in its command line."""
+    """Return the services that do not run as planned, and the head if its model or a used worker changes, because llama-server does not
+    reconnect. If a used worker is no longer planned, the head's command line changes."""
     restarts = {
         name: [
             service.name
@@ -239,9 +241,8 @@ def _restarts(plan: Plan, drifts: Mapping[str, Drift]) -> dict[str, list[str]]:
         ]
         for name, drift in drifts.items()
     }
-    service_name = names.service
     worker_services = {
-        name: {service_name(f"worker-{worker.name}") for worker in plan.hosts[name].workers if worker.used}
+        name: {names.service_name(f"worker-{worker.name}") for worker in plan.hosts[name].workers if worker.used}
         for name in drifts
     }
     head = plan.head

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Rollback to the previous plan that served: chooses the plan, and the steps on each host.
 
-A host's record is only used on that host."""
+A host's kept plans are only used on that host."""
 
 from __future__ import annotations
 
@@ -20,15 +20,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan, ModelPlan, Plan
 
-MAX_VALUE_LENGTH, COMMON_LENGTH = 120, 40
+MAX_VALUE_LENGTH, MAX_COMMON_LENGTH = 120, 40
 """Maximum length of a variable's value, and of the common part before the first difference of two long values."""
 NO_CHANGE_NOTE = "No service was touched"
 """Last sentence of a refusal before any change."""
 NOT_SET = "not set"
+HostVariables = Mapping[str, Mapping[str, str]]
+"""Host → its variables, as in a KeptPlan."""
 
 
 class ComparedPlan(NamedTuple):
-    """A plan that a host keeps, with the differences of the host from it."""
+    """A plan that a host keeps, and how the host differs from it."""
 
     plan: KeptPlan
     drift: Drift
@@ -45,8 +47,8 @@ class KeptPlans(NamedTuple):
     def newest(self) -> ComparedPlan | None:
         return self.next or self.now or self.before
 
-    def get_plan(self, identity: str) -> ComparedPlan | None:
-        return next((kept_plan for kept_plan in self if kept_plan and kept_plan.plan.id == identity), None)
+    def find(self, plan_id: str) -> ComparedPlan | None:
+        return next((kept_plan for kept_plan in self if kept_plan and kept_plan.plan.id == plan_id), None)
 
 
 def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
@@ -64,7 +66,7 @@ def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
 def choose_target(
     hosts: Mapping[str, KeptPlans], heads: Collection[str], failed_plan_id: str = ""
 ) -> tuple[str, KeptPlan]:
-    """Return the head of the plan to return to, and this plan: the previous plan that served, or the current plan if a change is unfinished on a host.
+    """Return the head of the plan to return to, and this plan: the previous plan that served, or the current plan if a change is unfinished.
 
     :param failed_plan_id: id of the plan that was just applied and does not serve.
     """
@@ -77,7 +79,7 @@ def choose_target(
             "No head answered with a kept plan that has served: start the head, or set llama_release and run site.yml. "
             f"{NO_CHANGE_NOTE}."
         )
-    current_plan = _plan(hosts[head].now)
+    current_plan = _plan_of(hosts[head].now)
     kept_plans = [hosts[name] for name in current_plan.hosts if name in hosts]
     if failed_plan_id or any(
         kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != current_plan.id for kept_plan in kept_plans
@@ -89,18 +91,18 @@ def choose_target(
     former_heads = [
         name
         for name in ordered_hosts
-        if plan_before and (kept_plan := hosts[name].get_plan(plan_before.plan.id)) and kept_plan.plan.head
+        if plan_before and (kept_plan := hosts[name].find(plan_before.plan.id)) and kept_plan.plan.head
     ]
     if not former_heads:
         raise Refusal(
             f"No plan served before plan {current_plan.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}."
         )
-    return former_heads[0], _plan(hosts[former_heads[0]].get_plan(_plan(plan_before).id))
+    return former_heads[0], _plan_of(hosts[former_heads[0]].find(_plan_of(plan_before).id))
 
 
-def _plan(kept_plan: ComparedPlan | None) -> KeptPlan:
+def _plan_of(kept_plan: ComparedPlan | None) -> KeptPlan:
     if kept_plan is None:
-        raise AssertionError("the host must keep the plan that was chosen for it")
+        raise AssertionError("the host must have the kept plan that was chosen for it")
     return kept_plan.plan
 
 
@@ -109,13 +111,13 @@ def host_steps(
 ) -> dict[str, Any]:
     """Return the steps on each host.
 
-    :param lost_hosts: hosts that this run lost: the other hosts return without them.
-    :returns: ``plan`` with what proves that the head serves, ``hosts``: host → ``part``, and names of services to ``stop``, to ``restart`` and to
-        ``remove``, and ``heads``: host without a part in the plan that has a head, which would hold the workers → ``part``, and names to ``remove``.
+    :param lost_hosts: hosts that this run lost; the other hosts return to the plan without them.
+    :returns: ``plan`` for verifying that the head serves; ``hosts``: host → ``part``, and names of services to ``stop``, ``restart`` and ``remove``;
+        ``heads``: host outside the plan with a head, which would occupy the workers → ``part``, and names of services to ``remove``.
     :raises Refusal: a host does not keep the plan, or lacks its builds.
     """
     kept_plans = {
-        name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].get_plan(target.id))
+        name: kept_plan for name in target.hosts if name in hosts and (kept_plan := hosts[name].find(target.id))
     }
     missing_hosts = [name for name in target.hosts if name not in kept_plans and name not in lost_hosts]
     if missing_hosts:
@@ -149,7 +151,7 @@ def host_steps(
             for name in hosts
             if name not in target.hosts
             and (kept_plan := hosts[name].newest)
-            and (heads := [service for service in kept_plan.drift.defined if names.is_head(service)])
+            and (heads := [service for service in kept_plan.drift.defined if names.is_head_service(service)])
         },
     }
 
@@ -166,7 +168,7 @@ def _steps(kept_plan: ComparedPlan, is_head: bool) -> dict[str, Any]:
                 files=tuple(_without_source(file) for file in host_plan.files if file.path in drift.changed_files)
             )
         ),
-        "stop": sorted(name for name in drift.defined if name in heads or names.is_head(name)),
+        "stop": sorted(name for name in drift.defined if name in heads or names.is_head_service(name)),
         "restart": sorted({*stopped_services, *drift.redefined, *heads}),
         "remove": sorted(drift.unplanned),
     }
@@ -177,25 +179,24 @@ def _without_source(file: FilePlan) -> FilePlan:
     return file._replace(source=None, mode=None if file.content is None else file.mode)
 
 
-def differences(old_plans: Mapping[str, Mapping[str, str]], new_plans: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the variables that differ between two plans, like 'llama_server_context: 4096 → 8192', with their hosts unless all differ.
+def describe_differences(old_variables: HostVariables, new_variables: HostVariables) -> list[str]:
+    """Return the variables that differ between two plans, like 'llama_server_context: 4096 → 8192', with their hosts unless all hosts differ.
 
-    :param old_plans: variables of each host in the current plan, as in a KeptPlan.
-    :param new_plans: variables of each host in the other plan. Hosts that are missing from one of the plans are ignored.
+    Hosts that are only in one of the plans are ignored.
     """
     hosts: dict[str, list[str]] = {}
-    common_hosts = [name for name in new_plans if name in old_plans]
+    common_hosts = [name for name in new_variables if name in old_variables]
     for name in common_hosts:
-        old_values, new_values = old_plans[name], new_plans[name]
+        old_values, new_values = old_variables[name], new_variables[name]
         for key in sorted({*old_values, *new_values}):
             old_value, new_value = (_parse_value(values.get(key, NOT_SET)) for values in (old_values, new_values))
             for part, *texts in _differing_parts(key, old_value, new_value):
                 hosts.setdefault(f"{validation.printable(part)}: {' → '.join(_shorten(*texts))}", []).append(name)
-    return [text + f" on {', '.join(names)}" * (names != common_hosts) for text, names in hosts.items()]
+    return [text + f" on {', '.join(host_names)}" * (host_names != common_hosts) for text, host_names in hosts.items()]
 
 
 def _parse_value(text: str) -> Any:
-    """Return the value if the text is a list or a mapping, and otherwise the text."""
+    """Return the value if the text is a JSON list or mapping, and otherwise the text."""
     with suppress(ValueError, RecursionError):
         value = json.loads(text)
         return dict(enumerate(value)) if isinstance(value, list) else value if isinstance(value, dict) else text
@@ -216,40 +217,40 @@ def _differing_parts(name: str, old_value: Any, new_value: Any) -> list[tuple[st
 
 
 def _shorten(*values: str) -> list[str]:
-    """Return different values without a long common beginning."""
+    """Return different values without their long common beginning."""
     common_length = len([*takewhile(lambda characters: len({*characters}) == 1, zip(*values))])
-    start = max(0, common_length - COMMON_LENGTH) if max(map(len, values)) > MAX_VALUE_LENGTH else 0
+    start = max(0, common_length - MAX_COMMON_LENGTH) if max(map(len, values)) > MAX_VALUE_LENGTH else 0
     return ["…" * (start > 0) + validation.printable(value[start:], MAX_VALUE_LENGTH) for value in values]
 
 
 def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> list[str]:
     """Return the variables that differ between the current plan and the plan to return to."""
     plans = {name: hosts[name].newest for name in target.hosts if name in hosts}
-    old_plans = {
+    old_variables = {
         name: kept_plan.plan.variables
         for name, kept_plan in plans.items()
         if kept_plan and kept_plan.plan.id != target.id
     }
-    new_plans = {
-        name: _plan(hosts[name].get_plan(target.id)).variables for name in old_plans if hosts[name].get_plan(target.id)
+    new_variables = {
+        name: _plan_of(hosts[name].find(target.id)).variables for name in old_variables if hosts[name].find(target.id)
     }
-    return differences(old_plans, new_plans)
+    return describe_differences(old_variables, new_variables)
 
 
 def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str], Mapping[str, str]]) -> str | None:
-    """Return a sentence if the cluster runs another plan than the one from the inventory; None if it does not, or if no host keeps a plan.
+    """Return a text if the cluster runs a plan other than the inventory's; None if it does not, or if no host keeps a plan.
 
     :param inventory: returns the current variables of a host, as in a KeptPlan.
     """
     last_plans = {
-        name: record for name in plan.hosts if name in drifts and (record := drifts[name].last) and record.id != plan.id
+        name: last for name in plan.hosts if name in drifts and (last := drifts[name].last) and last.id != plan.id
     }
     if not last_plans:
         return None
     last_plan = last_plans.get(plan.head.host) or last_plans[min(last_plans)]
     state = "serves" if last_plan.served else "was applied in part but never served"
-    variables = differences(
-        {name: inventory(name) for name in last_plans}, {name: record.variables for name, record in last_plans.items()}
+    variables = describe_differences(
+        {name: inventory(name) for name in last_plans}, {name: last.variables for name, last in last_plans.items()}
     )
     advice = (
         f"To {'keep that plan' if last_plan.served else 'continue with that plan'}, set: {'; '.join(variables)}."

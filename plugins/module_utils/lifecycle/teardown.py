@@ -9,7 +9,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import PathText
 
-EMPTY_PART: dict[str, Any] = {
+EMPTY_HOST_PLAN: dict[str, Any] = {
     "services": [],
     "builds": [],
     "links": [],
@@ -33,7 +33,7 @@ class InstalledCluster(NamedTuple):
 
 
 def empty_plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_GROUP) -> dict[str, Any]:
-    """Return the empty plan for the hosts that answered; the roles use it like any other plan.
+    """Return the empty plan for the hosts that answered, which the roles apply like any other plan.
 
     :param answers: host → result of host_info, empty for a host that did not answer.
     :raises Refusal: a host's facts are invalid, or the host belongs to another cluster.
@@ -56,7 +56,7 @@ def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
     ]
     return {
         **facts,
-        **EMPTY_PART,
+        **EMPTY_HOST_PLAN,
         "account": names.ACCOUNT if is_system_wide else None,
         "firewall_manager": report.firewall if is_system_wide else None,
         "unplanned": list(report.defined),

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Downloads the files of a model to this host with curl, one after another.
 
-A file grows as NAME.part in its folder, and gets its name when its size and its sha256 are right. The record in the folder is written last. Recorded
-files that were not changed since are not read again.
+A file is downloaded as NAME.part in its folder, and gets its final name when its size and SHA-256 match. The record in the folder is written last.
+Recorded files that have not changed since are not read again.
 """
 
 import errno
@@ -33,10 +33,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import PendingFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import KnownAnswerPlan, ModelFilePlan
 
-PAUSES = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
-"""Seconds before each consecutive attempt with less than PROGRESS_BYTES of progress; after the last attempt the download fails."""
-PROGRESS_BYTES = 64 << 10
-"""Minimum progress of a connection that justifies another attempt."""
+RETRY_PAUSES_SECONDS = (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0)
+"""Pauses before consecutive attempts after less than MIN_PROGRESS_BYTES of progress; after the last attempt the download fails."""
+MIN_PROGRESS_BYTES = 64 << 10
+"""Minimum progress of a connection that resets the count of failures."""
 CURL_OPTIONS = (
     *("silent", "show-error", "fail", "location", "globoff", "max-redirs = 5", "connect-timeout = 60"),
     *(
@@ -52,7 +52,7 @@ HTTP_ERROR, WRITE_ERROR, RANGE_ERROR = 22, 23, 33
 OVERSIZE_ERRORS = (63, -signal.SIGXFSZ)
 """Exit statuses of curl after more bytes than planned; before 8.4 curl does not count bytes without a Content-Length."""
 TEMPORARY_ERRORS = (5, 6, 7, 16, 18, 28, 35, 52, 55, 56, 92)
-"""Exit statuses after which the same request may succeed: failed lookups, connections and time limits."""
+"""Exit statuses of curl after which the same request may succeed: failed lookups and connections, and timeouts."""
 
 
 class ModelArguments(NamedTuple):
@@ -69,7 +69,7 @@ class ModelArguments(NamedTuple):
 
 
 def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None:
-    """:raises Refusal: the missing bytes of all files do not fit on the disk."""
+    """:raises Refusal: the missing bytes of all files together do not fit on the disk."""
     existing_folder, needed_bytes = (
         files.existing_ancestor(folder),
         sum((pending.file.bytes or 0) - pending.present_bytes for pending in pending_files),
@@ -86,7 +86,7 @@ def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None
 def download_files(plans: Sequence[ModelFilePlan], folder: Path, token: Optional[str], seconds: float) -> None:
     """Download all files and write the records.
 
-    :param seconds: time to wait for another download.
+    :param seconds: time to wait for another download to finish.
     :raises Refusal: a file cannot be downloaded, or the disk is too small; partial files are kept.
     """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
@@ -118,11 +118,11 @@ def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
         part_path.unlink(missing_ok=True)
     resumed_bytes = model_files.size_of(part_path)
     _fetch_part(file, part_path, token, lock)
-    problem = _difference(file, part_path)
+    problem = _find_mismatch(file, part_path)
     if problem and resumed_bytes:
         part_path.unlink()
         _fetch_part(file, part_path, token, lock)
-        problem = _difference(file, part_path)
+        problem = _find_mismatch(file, part_path)
     if problem:
         part_path.unlink()
         raise Refusal(
@@ -134,8 +134,8 @@ def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
     files.sync(path.parent)
 
 
-def _difference(file: ModelFilePlan, part_path: Path) -> str:
-    """Return the difference of a download from the plan; empty without a difference."""
+def _find_mismatch(file: ModelFilePlan, part_path: Path) -> str:
+    """Return how a download differs from the plan; empty if it matches."""
     size = model_files.size_of(part_path)
     if size != file.bytes:
         return f"has {size} bytes instead of the planned {file.bytes}"
@@ -144,7 +144,7 @@ def _difference(file: ModelFilePlan, part_path: Path) -> str:
 
 
 def _fetch_part(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: int) -> None:
-    """Download the missing bytes, with new connections as long as there is progress.
+    """Download the missing bytes. Reconnect as long as there is progress.
 
     :raises Refusal: the server does not send them.
     """
@@ -155,16 +155,16 @@ def _fetch_part(file: ModelFilePlan, part_path: Path, token: Optional[str], lock
         if not problem:
             return
         size = model_files.size_of(part_path) or 0
-        failure_count = 0 if size - largest_size >= PROGRESS_BYTES else failure_count + 1
+        failure_count = 0 if size - largest_size >= MIN_PROGRESS_BYTES else failure_count + 1
         largest_size = max(largest_size, size)
-        if not may_succeed or failure_count >= len(PAUSES):
+        if not may_succeed or failure_count >= len(RETRY_PAUSES_SECONDS):
             remainder = f" {amount(size)} of {amount(planned_bytes)} were kept for the next run." * part_path.exists()
             raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{remainder}".rstrip("."))
-        time.sleep(PAUSES[failure_count])
+        time.sleep(RETRY_PAUSES_SECONDS[failure_count])
 
 
 def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: int) -> tuple[str, bool]:
-    """Return why a connection failed (empty on success), and whether another attempt may succeed. curl receives the token on its standard input."""
+    """Return why an attempt failed (empty on success), and whether another attempt may succeed. curl receives the token on its standard input."""
     try:
         curl = subprocess.run(
             ["curl", "--disable", "--config", "-"],
@@ -177,7 +177,7 @@ def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: 
             preexec_fn=partial(_limit_file_size, file.bytes or 0),
         )
     except FileNotFoundError:
-        raise Refusal("The download needs curl, which this host lacks: install it") from None
+        raise Refusal("curl is missing on this host, and downloads need it: install it") from None
     status = parse_count(curl.stdout[-3:]) or 0
     if curl.returncode == HTTP_ERROR:
         error = web.status_error(status, "")
@@ -195,7 +195,7 @@ def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: 
 
 
 def _limit_file_size(size: int) -> None:
-    with suppress(ValueError):  # the host's own limit is smaller
+    with suppress(ValueError):  # the process already has a smaller limit
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
@@ -224,5 +224,5 @@ def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
 
 
 def _token_server(plans: Iterable[ModelFilePlan]) -> Optional[str]:
-    """Return a URL of the only server that may receive the token: the server of the first file."""
+    """Return a URL of the only server that may receive the token: the server of the first downloaded file."""
     return next((file.url for file in plans if not model_files.is_copied(file)), None)

@@ -24,15 +24,15 @@ RECORD_BYTES = 4 << 20
 SHA256 = r"[0-9a-f]{64}"
 
 BASE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,249}"
-"""Allowed name of a file on the head, because it appears in command lines and definitions. File systems allow 255 bytes, and ``.part`` is added during
-the download."""
+"""Pattern for a file's name on the head, which appears in command lines and definitions. File systems allow 255 bytes, and the download appends
+``.part``."""
 
 
 class StoredFile(NamedTuple):
-    """A file as it was when it was complete."""
+    """A file as it was when its download completed."""
 
     name: str
-    """Name at its source; the folder's file has only the last part of it."""
+    """Name at its source; in the folder the file has only the last part of this name."""
     bytes: Size
     sha256: Optional[Sha256]
     modified: Annotated[int, Number(-validation.MAX_INT)]
@@ -49,7 +49,7 @@ def base_name(name: str) -> str:
 
 
 def name_of_url(url: str) -> str:
-    """Return the name of the file at a URL; empty if its path has none."""
+    """Return the name of the file at a URL; empty if the URL's path has none."""
     return base_name(unquote(urlsplit(url).path))
 
 
@@ -67,7 +67,7 @@ def read_record(folder: Path) -> DownloadRecord:
 
 
 def is_complete(folder: Path, file: StoredFile) -> bool:
-    """Return whether a file exists, unchanged since it was recorded."""
+    """Return whether a file exists and has not changed since it was recorded."""
     with suppress(OSError):
         path = folder / base_name(file.name)
         status = os.stat(path)

@@ -47,9 +47,9 @@ def _download_entry(folder: str, account: str | None) -> dict[str, Any] | None:
 
 
 def _entry(path: str, account: str | None) -> dict[str, Any]:
-    """Return the size, header and obstacle of a file, or ``error``, the end of a sentence that begins with the path."""
+    """Return a file's ``bytes``, ``summary`` and ``unreadable_path``, or ``error``, the end of a sentence that begins with the path."""
     try:
-        unreadable_path = find_unreadable_part(account, path) if account else None
+        unreadable_path = find_unreadable_path(account, path) if account else None
         model = gguf.read_path(path)
         summary = projector.summarize(model) if projector.is_projector(model) else header_summary.summarize(model)
         return {"bytes": summary["bytes"], "unreadable_path": unreadable_path, "summary": summary}
@@ -61,18 +61,18 @@ def _entry(path: str, account: str | None) -> dict[str, Any]:
         return {"error": f"cannot be read ({validation.printable(error.strerror or error)})"}
 
 
-def find_unreadable_part(account: str, path: str) -> str | None:
-    """Return the first part of a path that an account cannot enter or read, or None. A missing account has the permissions of others."""
+def find_unreadable_path(account: str, path: str) -> str | None:
+    """Return the first folder or file on a path that an account cannot enter or read, or None. A missing account has the permissions of others."""
     try:
         user = pwd.getpwnam(account)
         groups = {user.pw_gid, *(group.gr_gid for group in grp.getgrall() if account in group.gr_mem)}
     except KeyError:
         user, groups = None, set()
     real_path = Path(os.path.realpath(path))
-    for part in [*reversed(Path(path).parents), *reversed(real_path.parents), real_path]:
-        status = part.stat()
+    for component in [*reversed(Path(path).parents), *reversed(real_path.parents), real_path]:
+        status = component.stat()
         is_owner = user is not None and status.st_uid == user.pw_uid
         shift = 6 if is_owner else 3 if status.st_gid in groups else 0
         if not status.st_mode >> shift & (1 if stat.S_ISDIR(status.st_mode) else 4):
-            return str(part)
+            return str(component)
     return None

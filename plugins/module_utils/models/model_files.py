@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Files of a plan's model that a host downloads or receives: which are complete, and how they differ from the plan.
 
-Recorded files that were not changed since count as complete, and are not read again.
+Recorded files that have not changed since count as complete, and are not read again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 
 LOCK = ".fetching"
-"""Lock file of downloads in the folder of models."""
+"""Name of the lock file of downloads, in the folder of models."""
 
 
 class PendingFile(NamedTuple):
@@ -51,32 +51,32 @@ def is_known_answer(path: Path, size: int) -> bool:
     return size_of(path) == size and int(os.stat(path).st_mtime) == names.KNOWN_ANSWER_MTIME
 
 
-def _recorded_file(file: ModelFilePlan) -> StoredFile | None:
+def _stored_file(file: ModelFilePlan) -> StoredFile | None:
     record = download_record.read_record(Path(file.path).parent)
-    return next((entry for entry in record.files if entry.name == file.name), None)
+    return next((stored_file for stored_file in record.files if stored_file.name == file.name), None)
 
 
 def pending_files(plans: Iterable[ModelFilePlan]) -> list[PendingFile]:
-    return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_complete(file, _recorded_file(file))]
+    return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_complete(file, _stored_file(file))]
 
 
-def _is_complete(file: ModelFilePlan, entry: StoredFile | None) -> bool:
+def _is_complete(file: ModelFilePlan, stored_file: StoredFile | None) -> bool:
     """Return whether the file exists as recorded and as planned."""
-    if not entry or entry.bytes != file.bytes or file.sha256 not in (None, entry.sha256):
+    if not stored_file or stored_file.bytes != file.bytes or file.sha256 not in (None, stored_file.sha256):
         return False
-    return download_record.is_complete(Path(file.path).parent, entry)
+    return download_record.is_complete(Path(file.path).parent, stored_file)
 
 
 def _present_bytes(file: ModelFilePlan) -> int:
-    """Return the number of usable bytes. Without a checksum, bytes of an earlier run are not usable."""
+    """Return the number of bytes that a download can reuse: none without a checksum."""
     if file.sha256 is None:
         return 0
-    whole_bytes, part_bytes, planned_bytes = size_of(file.path), size_of(part_path(file)) or 0, file.bytes or 0
-    return planned_bytes if whole_bytes == planned_bytes else part_bytes if part_bytes <= planned_bytes else 0
+    file_bytes, part_bytes, planned_bytes = size_of(file.path), size_of(part_path(file)) or 0, file.bytes or 0
+    return planned_bytes if file_bytes == planned_bytes else part_bytes if part_bytes <= planned_bytes else 0
 
 
 class Differences(NamedTuple):
-    """Paths of files that are missing or have other content, and of files that have not been checked."""
+    """Paths of files that are missing or have different content, and of files that have not been checked."""
 
     missing_files: list[str]
     unchecked_files: list[str]
@@ -85,8 +85,8 @@ class Differences(NamedTuple):
 def differences(plans: Sequence[ModelFilePlan]) -> Differences:
     result = Differences([], [])
     for file in (pending_file.file for pending_file in pending_files(plans)):
-        entry = _recorded_file(file)
-        has_other_digest = entry is not None and file.sha256 not in (None, entry.sha256)
+        stored_file = _stored_file(file)
+        has_other_digest = stored_file is not None and file.sha256 not in (None, stored_file.sha256)
         (
             result.unchecked_files
             if size_of(file.path) == file.bytes and not has_other_digest

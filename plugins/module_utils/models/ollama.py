@@ -16,14 +16,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
 MANIFEST_BYTES = 1 << 20
-FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
-"""Folders of its service, from Ollama's installer and distributions' packages."""
+SERVICE_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
+"""Folders in which Ollama's installer and distributions' packages let its service store models."""
 MEDIA_TYPES = {
     host_types.MODEL: "application/vnd.ollama.image.model",
     host_types.DRAFT: "application/vnd.ollama.image.model",
     host_types.MMPROJ: "application/vnd.ollama.image.projector",
 }
-"""Media type of the blob for each role of a file."""
+"""Role of a file → media type of its blob."""
 
 
 class ManifestLayer(NamedTuple):
@@ -37,7 +37,7 @@ class OllamaManifest(NamedTuple):
 
 
 def file_name(model_name: str) -> str:
-    """Return the name of a model's file in a plan.
+    """Return the name of a model's file in the plan.
 
     :param model_name: HOST/NAMESPACE/NAME:TAG.
     """
@@ -45,9 +45,9 @@ def file_name(model_name: str) -> str:
 
 
 def folders() -> list[Path]:
-    """Return the folders that may contain Ollama's models on this host."""
+    """Return the folders of this host that may contain Ollama's models."""
     user_folders = [*filter(None, [os.environ.get("OLLAMA_MODELS")]), os.path.expanduser("~/.ollama/models")]
-    return [Path(folder) for folder in (*user_folders, *FOLDERS)]
+    return [Path(folder) for folder in (*user_folders, *SERVICE_FOLDERS)]
 
 
 def model_names() -> Iterator[str]:

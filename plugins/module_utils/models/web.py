@@ -22,7 +22,7 @@ from ansible.module_utils.urls import Request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 
-TOKEN_FILE = "llama_model_token_file"
+TOKEN_FILE_VARIABLE = "llama_model_token_file"
 MAX_REDIRECTS = 5
 SILENCE_SECONDS = 20
 
@@ -32,11 +32,11 @@ STATUS_TEXTS = {
     429: "was requested too often (HTTP 429): wait a few minutes, or set llama_model_token_file",
 }
 TEMPORARY_STATUSES = (408, 429)
-"""Temporary statuses, in addition to server errors."""
+"""Statuses of temporary failures, in addition to server errors."""
 
 
 class RemoteError(gguf.GGUFError):
-    """Failure of a server to send the data. The message is the end of a sentence that begins with the URL, and names a remedy.
+    """A server failed to send the data. The message is the end of a sentence that begins with the URL, and names a remedy.
 
     :param status: HTTP status; 0 without a valid reply.
     :param is_transient: whether the same request may soon succeed.
@@ -49,11 +49,11 @@ class RemoteError(gguf.GGUFError):
 
 
 def explain_error(error: RemoteError, token: str | None) -> str:
-    """Return the message of an error for which a token may be the remedy."""
+    """Return the message of an error that a token may fix."""
     if error.status not in (401, 403):
         return str(error)
     licence = "and accept the model's licence on its page with the account that owns the token"
-    remedy = f"use a token that has access in {TOKEN_FILE}" if token else f"set {TOKEN_FILE}"
+    remedy = f"use a token that has access in {TOKEN_FILE_VARIABLE}" if token else f"set {TOKEN_FILE_VARIABLE}"
     return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
 
 
@@ -67,7 +67,7 @@ def printable_url(url: str) -> str:
 
 
 def same_server(url: str, other_url: str) -> bool:
-    """Return whether a token for one URL may be sent to another."""
+    """Return whether two URLs have the same server, so a token for one may be sent to the other."""
     return _origin(url) == _origin(other_url)
 
 
@@ -78,7 +78,7 @@ def _origin(url: str) -> tuple[Any, ...]:
 
 def _redirect_target(url: str, location: str | None) -> str:
     if not location:
-        raise RemoteError("is redirected, but the server names no target address: use the URL of the file itself")
+        raise RemoteError("is redirected, but the server does not say where: use the URL of the file itself")
     # Like urllib: servers send spaces and letters beyond ASCII unquoted, which http.client reads as Latin-1.
     target = quote(urljoin(url, location), string.punctuation, "iso-8859-1")
     schemes = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
@@ -93,7 +93,7 @@ def _as_remote_error(error: Exception) -> RemoteError:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError(
-            "did not arrive in time: its server did not answer; try again, or use another server", is_transient=True
+            "was not received: its server did not answer in time; try again, or use another server", is_transient=True
         )
     if isinstance(error, http.client.IncompleteRead):
         return RemoteError("was cut off: the server sent less than it announced; try again", is_transient=True)
@@ -120,7 +120,7 @@ def _convert_errors() -> Iterator[None]:
 def open_url(url: str, headers: Mapping[str, str], token: str | None = None, silence_s: float | None = None) -> Any:
     """Return a server's answer to GET with its body unread. Follow redirects without reading their bodies.
 
-    :param silence_s: seconds that the server may be silent, instead of SILENCE_SECONDS.
+    :param silence_s: time limit for a silent server, instead of SILENCE_SECONDS.
     :raises RemoteError: the server does not answer, refuses, or takes too long.
     """
     target = url
@@ -130,11 +130,11 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
                 raise RemoteError("is not the URL of a web server: use a URL that begins with http:// or https://")
             try:
                 may_authorize = same_server(target, url)
-                permission = {"Authorization": f"Bearer {token}"} if token and may_authorize else {}
+                authorization = {"Authorization": f"Bearer {token}"} if token and may_authorize else {}
                 client = Request(
                     follow_redirects="none", decompress=False, use_netrc=False, timeout=silence_s or SILENCE_SECONDS
                 )
-                return client.open("GET", target, headers={**headers, **permission})
+                return client.open("GET", target, headers={**headers, **authorization})
             except urllib.error.HTTPError as error:
                 with error:
                     if error.code not in (301, 302, 303, 307, 308):
@@ -144,9 +144,9 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
 
 
 def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
-    """Return a small answer as a whole.
+    """Return the whole body of a small answer.
 
-    :raises RemoteError: as for ``open_url``, and if the answer is longer.
+    :raises RemoteError: as for ``open_url``, and if the answer is too long.
     """
     with _convert_errors(), open_url(url, headers, token) as reply:
         data = reading.read_reply(reply, limit + 1)
@@ -165,20 +165,20 @@ class RemoteFile:
     """A file on a web server for :func:`gguf.read_headers`."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        """:raises RemoteError: the server does not send parts of the file."""
+        """:raises RemoteError: the server does not send ranges of the file."""
         self.url, self.token = url, token
         self.size: int | None = None
-        self.first_chunk = self._range(0, gguf.FIRST_CHUNK_BYTES)
+        self.first_chunk = self._read_range(0, gguf.FIRST_CHUNK_BYTES)
 
     def read(self, offset: int, count: int) -> bytes:
         if offset + count <= len(self.first_chunk):
             return self.first_chunk[offset : offset + count]
-        return self._range(offset, count)
+        return self._read_range(offset, count)
 
     def close(self) -> None:
         self.first_chunk = b""
 
-    def _range(self, offset: int, count: int) -> bytes:
+    def _read_range(self, offset: int, count: int) -> bytes:
         headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
         with _convert_errors(), open_url(self.url, headers, self.token) as reply:
             size, expected = _checked_sizes(reply, offset, count)
@@ -206,14 +206,14 @@ def _checked_sizes(reply: Any, offset: int, count: int) -> tuple[int, int]:
     first_byte, last_byte, size = map(int, match.groups()) if match else (-1, -1, -1)
     if reply.status != 206 or is_compressed or first_byte != offset or last_byte != min(offset + count, size) - 1:
         raise RemoteError(
-            f"has a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.quote(content_range)} for bytes {offset} to "
+            f"is on a server that ignores range requests (HTTP {reply.status}, Content-Range {gguf.quote(content_range)} for bytes {offset} to "
             f"{offset + count - 1}): use a server that supports range requests, or download the file and set its path"
         )
     return size, last_byte - first_byte + 1
 
 
 def read_header(url: str, token: str | None = None) -> gguf.ModelHeader:
-    """Return the headers of a model.
+    """Return the header of a model, from the headers of all its parts.
 
     :param url: URL of its file, or of its first part; the other parts are in the same folder.
     :param token: bearer token for its server, but not for redirects to other servers.
@@ -221,7 +221,7 @@ def read_header(url: str, token: str | None = None) -> gguf.ModelHeader:
     """
     if token and not re.fullmatch(r"[!-~]+", token):
         raise RemoteError(
-            f"is requested with a token that has spaces, line breaks or non-ASCII characters: correct {TOKEN_FILE}"
+            f"is requested with a token that contains spaces, line breaks or non-ASCII characters: correct {TOKEN_FILE_VARIABLE}"
         )
     with _convert_errors():
         first_name = unquote(urlsplit(url).path.rpartition("/")[2])

@@ -10,7 +10,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import LastPlan
 
 RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "stopped", "foreign", "different"
-"""States of a planned service: running as planned; its launcher waits for workers; stopped; another program uses its port; running with another command
+"""States of a planned service: running as planned; launcher waits for workers; stopped; port used by another program; running with another command
 line or environment."""
 Name = Annotated[str, Text()]
 PathText = Annotated[str, Text(max_length=4096)]
@@ -62,11 +62,11 @@ class Difference(NamedTuple):
     """A difference from the plan."""
 
     kind: Kind
-    """kind on which programs can decide"""
+    """kind, for programs"""
     subject: Annotated[str, Text(max_length=4096)]
     """name or path of the object that differs"""
     text: Annotated[str, Text(max_length=8192)]
-    """sentence for people, without its full stop"""
+    """sentence for people, without a full stop"""
 
 
 class Drift(NamedTuple):
@@ -88,7 +88,7 @@ class Drift(NamedTuple):
     redefined: tuple[Name, ...]
     """services whose definition, or running process, does not match the plan"""
     port_probes: tuple[PortProbe, ...]
-    """attempts with a result"""
+    """attempts that had a result"""
     last: Optional[LastPlan]
     """last plan that the host accepted"""
     differences: tuple[Difference, ...]
@@ -96,4 +96,4 @@ class Drift(NamedTuple):
     archives: Mapping[PathText, Annotated[str, Text("[0-9a-f]{64}")]] = {}
     """id of each installed build of upstream's programs → SHA-256 of its archive"""
     tunnel_keys: Absent[Mapping[PathText, tuple[Name, ...]]] = None
-    """key file of a tunnel → ids of its keys, none if others can read it; missing without tunnels"""
+    """key file of a tunnel → ids of its keys, empty if the file is missing or other accounts can read it; missing without tunnels"""

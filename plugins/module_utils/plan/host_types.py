@@ -62,7 +62,7 @@ class ModelFilePlan(NamedTuple):
     path: Annotated[PathText, ABSENT] = ""
     """path on the head"""
     url: Optional[Annotated[str, Text(r"(https?|file)://\S+", 4096)]] = None
-    """URL of its source: `file:` is on the controller; null if the head has it"""
+    """URL of its source, `file:` for a file on the controller; null if the head already has the file"""
     bytes: Optional[Size] = None
     """size; null if unknown"""
     sha256: Optional[Sha256] = None
@@ -79,7 +79,7 @@ class AccountPlan(NamedTuple):
     groups: tuple[Word, ...]
     """groups that it joins"""
     home: str
-    """its home; no run creates it"""
+    """its home, which no run creates"""
 
 
 class FolderPlan(NamedTuple):
@@ -90,7 +90,7 @@ class FolderPlan(NamedTuple):
     owner: Optional[Word]
     """account"""
     mode: Optional[Mode]
-    """octal digits"""
+    """permissions in octal digits"""
 
 
 class KernelTuning(NamedTuple):
@@ -118,7 +118,7 @@ class BuildPlan(NamedTuple):
     environment: Mapping[str, str]
     """compilers and toolkit"""
     targets: tuple[Word, ...]
-    """programs"""
+    """programs that it contains"""
     packaged: Mapping[str, str]
     """program → path, from a distribution's package"""
     builder: str
@@ -150,7 +150,7 @@ class CachePrefill(NamedTuple):
     tensors: tuple[PrefillTensor, ...]
     """tensors of more than 10 MiB"""
     argv: tuple[str, ...]
-    """command line of an instance on the worker's host that receives them; a free port follows"""
+    """command line of an instance on the worker's host that receives them; the run appends a free port"""
 
 
 class WorkerPlan(NamedTuple):
@@ -194,7 +194,7 @@ class FirewallRule(NamedTuple):
     """An open port and its clients."""
 
     port: Port
-    """number"""
+    """number of the port"""
     sources: tuple[Network, ...]
     """addresses and networks that may connect"""
     address: Annotated[str, Text(IPV4)]
@@ -208,14 +208,14 @@ class LinkPlan(NamedTuple):
     """name; null if only the address is known"""
     address: Line
     """address with the prefix length"""
-    mtu: Optional[Annotated[int, Number(names.MTU[0], names.MTU[-1])]]
+    mtu: Optional[Annotated[int, Number(names.MTU_RANGE[0], names.MTU_RANGE[-1])]]
     """bytes; null leaves it unchanged"""
     peer: Optional[Line]
     """host at its other end"""
     manage: bool
     """whether the run configures it"""
     kind: Optional[str] = None
-    """kind of the link, as facts name it"""
+    """kind of the link, according to the facts"""
 
 
 class ServiceFallback(NamedTuple):
@@ -315,7 +315,7 @@ class HostPlan(NamedTuple):
     tools: Mapping[str, str]
     """required tool or package → its package"""
     optional_tools: Mapping[str, str]
-    """tool that makes builds faster → its package; skipped if it cannot be installed"""
+    """tool that makes builds faster → its package, which is skipped if it cannot be installed"""
     unused_accelerators: tuple[str, ...]
     """devices without a toolchain"""
     builds: tuple[BuildPlan, ...]
@@ -347,4 +347,4 @@ class HostPlan(NamedTuple):
     tunnel_keys: Absent[tuple[PathText, ...]] = None
     """key files of tunnels that end here, without content; missing without `llama_transport`"""
     model: Annotated[tuple[ModelFilePlan, ...], ABSENT] = ()
-    """files of `model.files` with a url, on the head only; missing if nothing is fetched"""
+    """files of `model.files` that have a URL, on the head only; missing if there is nothing to fetch"""

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Decides which releases stay installed on a host, and which are removed."""
+"""Decides which releases stay installed on a host, and which the host no longer needs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unneeded_releases(planned_ids: Collection[str], times: Mapping[str, float], 
     """Return unfinished builds, and unused releases beyond the newest of their backend, oldest first. A backend that is no longer planned keeps one
     release fewer.
 
-    :param times: id of an installed release → time of its folder.
+    :param times: id of an installed release → modification time of its folder.
     """
     complete_releases = sorted(
         (name for name in {*times, *planned_ids} if not name.startswith(".")),
@@ -25,6 +25,6 @@ def unneeded_releases(planned_ids: Collection[str], times: Mapping[str, float], 
     old_releases: list[str] = []
     for backend in dict.fromkeys(map(words.backend_of, complete_releases)):
         releases = [name for name in complete_releases if words.backend_of(name) == backend]
-        count = RETAINED_RELEASES - (not any(name in planned_ids for name in releases))
-        old_releases += [name for name in releases[count:] if name in unused]
+        retained_count = RETAINED_RELEASES - (not any(name in planned_ids for name in releases))
+        old_releases += [name for name in releases[retained_count:] if name in unused]
     return sorted(name for name in unused if name.startswith(".")) + sorted(old_releases, key=lambda name: times[name])

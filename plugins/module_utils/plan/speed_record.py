@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Record of the cluster's last measured speed, which corrects a plan with its fallbacks and other shapes.
+"""Record of the cluster's last measured speed, which corrects a plan, its fallbacks and its other shapes.
 
 Only predicted speeds of generation change, after the plan is complete: neither layers nor command lines depend on a measurement.
 """
@@ -12,8 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Correction, Estimate, Plan, SpeedRange
 
-MAX_FACTOR = 5.0
-"""Largest factor by which a measurement corrects a plan. Beyond it, something else is wrong."""
+MAX_CORRECTION_FACTOR = 5.0
+"""Largest factor by which a measurement corrects a plan. A larger difference has another cause."""
 SAME_RELEASE_FACTOR, OTHER_RELEASE_FACTOR = 1.12, 1.2
 """Uncertainty of a corrected speed of the measured model, with the measured release and with another release.
 Four of five published figures of a machine lie within 1.10 and 1.12 of the prediction from another figure (tests/benchmarks/published_speeds.csv)."""
@@ -43,7 +43,7 @@ def read_record(data: Any) -> Optional[SpeedRecord]:
         record = typed_json.parse(SpeedRecord, data)
     except typed_json.Mismatch:
         return None
-    return record if 1 / MAX_FACTOR <= record.measured / record.planned <= MAX_FACTOR else None
+    return record if 1 / MAX_CORRECTION_FACTOR <= record.measured / record.planned <= MAX_CORRECTION_FACTOR else None
 
 
 def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
@@ -83,7 +83,7 @@ def correct_plan(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
 
 
 def _scale(value: Any, factor: float) -> Any:
-    """Return the value with its generation speed multiplied by a factor; the width of a range does not change."""
+    """Return the value with its generation speed, and the bounds of its range, multiplied by a factor."""
     if value is None or value.generation_tokens_per_s is None:
         return value
     changes: dict[str, Any] = {"generation_tokens_per_s": float(f"{value.generation_tokens_per_s * factor:.3g}")}
@@ -104,14 +104,14 @@ def _correct_estimate(estimate: Estimate, release: str, model: str, record: Spee
     factor = record.measured / record.planned
     uncertainty = SAME_RELEASE_FACTOR if record.release == release else OTHER_RELEASE_FACTOR
 
-    def range_of(bounds: SpeedRange) -> SpeedRange:
+    def corrected_range(bounds: SpeedRange) -> SpeedRange:
         """Return the corrected range, no wider than before."""
         mean = (bounds.low * bounds.high) ** 0.5
         spread = min(uncertainty, bounds.high / mean)
         return SpeedRange(float(f"{mean * factor / spread:.2g}"), float(f"{mean * factor * spread:.2g}"))
 
     return _scale(estimate, factor)._replace(
-        generation_range=estimate.generation_range and range_of(estimate.generation_range),
+        generation_range=estimate.generation_range and corrected_range(estimate.generation_range),
         at_context=tuple(_scale(speed, factor) for speed in estimate.at_context),
         best_single_host=_scale(estimate.best_single_host, factor),
         users=_scale(estimate.users, factor),

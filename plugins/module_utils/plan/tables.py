@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 
 PAGE_WIDTH = 100
-"""Width of the page in columns."""
+"""Maximum length of a line, in columns."""
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -61,11 +61,11 @@ class ReleasePlan(NamedTuple):
     patches: Annotated[tuple[PatchPlan, ...], ABSENT] = ()
     """patches in the order in which they are applied"""
     fork: Annotated[str, ABSENT] = MAINLINE
-    """`ik_llama.cpp`, whose number is then in `build`; missing for llama.cpp"""
+    """`ik_llama.cpp`, whose build number is then in `build`; missing for llama.cpp"""
 
     @property
     def mainline(self) -> bool:
-        """Return whether the release is llama.cpp itself, whose build numbers decide which traps apply."""
+        """Return whether the release is llama.cpp itself, whose build numbers decide which advisories apply."""
         return self.fork == MAINLINE
 
     @property
@@ -88,7 +88,7 @@ class ModelPlan(NamedTuple):
     large_tensor_bytes: tuple[int, ...]
     """distinct sizes of the tensors that workers cache"""
     known_answer: Optional[host_types.KnownAnswerPlan]
-    """size of the known-answer model; null for any other"""
+    """size of the known-answer model; null for any other model"""
     source: str
     """origin: `huggingface:REPO@COMMIT`, `url:…`, `ollama:…`, `copy:…`, `path:…` or `known-answer`"""
     revision: Optional[str]
@@ -116,7 +116,7 @@ class ExternalWorkerPlan(NamedTuple):
     name: str
     """name in `placement`"""
     host: str
-    """host, by its name in the inventory; it is not part of this cluster"""
+    """name of its host in the inventory; the host is not part of this cluster"""
     endpoint: host_types.Endpoint
     """address and port at which the head reaches it"""
     backend: host_types.Backend
@@ -225,11 +225,11 @@ class FallbackPlan(NamedTuple):
     endpoint: host_types.Endpoint
     """endpoint of that worker, or of the first worker of that host"""
     placement: tuple[DevicePlacement, ...]
-    """placement without it, like `placement`"""
+    """placement without this worker or host, in the form of the plan's `placement`"""
     head: FallbackHead
     """command line of llama-server"""
     workers: tuple[host_types.Endpoint, ...]
-    """endpoints of the workers that it needs"""
+    """endpoints of the workers that it uses"""
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second with an empty context; null for a model that generates no text"""
     generation_range: Optional[SpeedRange]
@@ -246,7 +246,7 @@ class NoFallback(NamedTuple):
     missing_mib: Optional[int]
     """memory that the other devices lack; null if memory is not the reason"""
     reason: str
-    """reason"""
+    """reason why nothing can be served"""
 
 
 class DeviceEstimate(NamedTuple):
@@ -360,7 +360,7 @@ class ShapeEstimate(NamedTuple):
     prompt_s: Optional[float]
     """predicted seconds for a prompt of a quarter of the context; null unless it fits"""
     settings: tuple[str, ...]
-    """changes of variables that select it"""
+    """changes to variables that select it"""
 
 
 class PromptEstimate(NamedTuple):
@@ -482,7 +482,7 @@ class ServedModel(NamedTuple):
     aliases: tuple[str, ...]
     """its other names"""
     model: ModelPlan
-    """its files"""
+    """the model and its files"""
     argv: tuple[str, ...]
     """command line of its llama-server, to which the router adds options"""
     context: int
@@ -490,7 +490,7 @@ class ServedModel(NamedTuple):
     context_per_request: int
     """number of tokens for each of the concurrent requests"""
     load_mode: Optional[str]
-    """how the file is read"""
+    """how the model is read, as in `head`"""
     devices: tuple[str, ...]
     """devices of the head, without RPC"""
     cpu: HeadMemory
@@ -596,7 +596,7 @@ class HeadPlan(NamedTuple):
 
 
 class AdvisoryPlan(NamedTuple):
-    """A known trap that applies to the plan."""
+    """A known problem that affects the plan."""
 
     id: Annotated[str, Text("[a-z0-9-]+")]
     """name for `llama_accept_advisories`"""
@@ -611,7 +611,7 @@ class AdvisoryPlan(NamedTuple):
     remedy: str
     """variable to set, or action to take"""
     reference: str
-    """reference to its description"""
+    """issue or page that describes the problem"""
     accepted: bool
     """whether the operator accepts it"""
 
@@ -656,7 +656,7 @@ class Plan(NamedTuple):
     estimate: Estimate
     """predicted speed, from the rates of devices and links; null if the model does not fit"""
     advisories: tuple[AdvisoryPlan, ...]
-    """known traps that apply to the plan"""
+    """known problems that affect the plan"""
     id: Absent[host_types.PlanId] = None
     """hash under which hosts keep their parts; missing in a plan that is not applied"""
 

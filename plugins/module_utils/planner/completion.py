@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
-EXCLUDED_FILES = (f"/{names.CACHED_FACTS}", f"/{names.METRICS}")
+EXCLUDED_FILES = (f"/{names.CACHED_FACTS_FILE}", f"/{names.METRICS_FILE}")
 """Suffixes of files that do not count for a plan's id: its cached inputs, and labels for metrics."""
 DefinitionWriter = Callable[[host_types.HostPlan, host_types.ServicePlan], str]
 """Function that returns the definition of a service.
@@ -54,7 +54,7 @@ def complete_plan(
 def _with_metrics(plan: Plan) -> Plan:
     hosts = {}
     for name, host in plan.hosts.items():
-        file = _file_plan(f"{host.prefix}/{names.METRICS}", _metrics_content(plan, name).encode())
+        file = _file_plan(f"{host.prefix}/{names.METRICS_FILE}", _metrics_content(plan, name).encode())
         has_metrics = host.metrics or (name == plan.head.host and plan.head.page_port)
         hosts[name] = host._replace(files=(*host.files, file)) if has_metrics else host
     return plan._replace(hosts=hosts)
@@ -64,7 +64,7 @@ def _complete_host(
     plan: Plan, name: str, runtime_files: Sequence[RuntimeFile], write_definition: DefinitionWriter
 ) -> host_types.HostPlan:
     host = plan.hosts[name]
-    files = [_file_plan(f"{host.prefix}/{names.CLUSTER_RECORD}", json.dumps({"cluster": plan.cluster}).encode())]
+    files = [_file_plan(f"{host.prefix}/{names.CLUSTER_FILE}", json.dumps({"cluster": plan.cluster}).encode())]
     if host.runtime:
         folder = host_types.FolderPlan(host.runtime, "root" if host.account else None, "0755")
         host = host._replace(folders=(*host.folders, folder))
@@ -82,16 +82,16 @@ def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[host_
     """Return the fallbacks for the launcher, the presets, the known-answer models, and the facts of all hosts."""
     files = []
     if plan.head.fallback_after is not None:
-        files.append(_file_plan(f"{prefix}/{names.FALLBACKS}", _fallbacks(plan).encode()))
+        files.append(_file_plan(f"{prefix}/{names.FALLBACKS_FILE}", _fallbacks(plan).encode()))
     if plan.head.models:
-        files.append(_file_plan(f"{prefix}/{names.PRESETS}", presets.presets_text(plan.head.models).encode()))
+        files.append(_file_plan(f"{prefix}/{names.PRESETS_FILE}", presets.presets_text(plan.head.models).encode()))
     known_answer_models = {
         entry.model.path: entry.model.known_answer for entry in plan.per_model() if entry.model.known_answer
     }
     for path, model_size in known_answer_models.items():
         files.append(host_types.FilePlan(path, known_answer_file.file_bytes(*model_size)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
-    return [*files, _file_plan(f"{prefix}/{names.CACHED_FACTS}", text.encode())]
+    return [*files, _file_plan(f"{prefix}/{names.CACHED_FACTS_FILE}", text.encode())]
 
 
 def _fallbacks(plan: Plan) -> str:
@@ -114,7 +114,7 @@ def _metrics_content(plan: Plan, name: str) -> str:
     labels: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
     releases = {build.backend: plan.releases[build.release].ref for build in host.builds}
     for worker in host.workers:
-        descriptions[names.service(f"worker-{worker.name}")] = {
+        descriptions[names.service_name(f"worker-{worker.name}")] = {
             **labels,
             "kind": "worker",
             "release": releases.get(worker.backend, plan.release.ref),

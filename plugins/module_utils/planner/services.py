@@ -42,7 +42,7 @@ def metrics_arguments(folder: str | None, prefix: str, service: str, page: str |
     :param folder: folder for metrics; None if none are written.
     :param page: address and port of the page; None without a page.
     """
-    arguments = ["--metrics", f"{prefix}/{names.METRICS}", service] if folder or page else []
+    arguments = ["--metrics", f"{prefix}/{names.METRICS_FILE}", service] if folder or page else []
     return [*arguments, *(["--page", page] if page else [])]
 
 
@@ -68,7 +68,7 @@ def _worker_launcher(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str
         limit_mib = max(worker.cache_mib, math.ceil(needed_mib))
         launcher += ["--cache", folder, "--limit-mib", str(limit_mib)]
         launcher += [word for size in _cached_file_sizes(plan) for word in ("--size", str(size))]
-    service = names.service(f"worker-{worker.name}")
+    service = names.service_name(f"worker-{worker.name}")
     return [*launcher, *metrics_arguments(host.metrics, host.prefix, service), "--"]
 
 
@@ -87,7 +87,7 @@ def tunnel_arguments(workers: Iterable[Worker | WorkerPlan], prefix: str) -> lis
 
 
 def _key_arguments(prefix: str) -> list[str]:
-    return ["--tunnel-keys", f"{prefix}/{names.KEYS}"]
+    return ["--tunnel-keys", f"{prefix}/{names.KEYS_FOLDER}"]
 
 
 def with_launcher(plan: Plan, command: str, argv: Sequence[str]) -> tuple[str, ...]:
@@ -151,7 +151,7 @@ def _home_paths(plan: Plan) -> list[str] | None:
     absolute_paths = {path for word in words - files for path in PATH_SEPARATOR.split(word) if path.startswith("/")}
     other_paths = {path for path in absolute_paths if not path.startswith((*SYSTEM_FOLDERS, prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOME_PATTERN.match(path)}
-    paths = {prefix, f"{prefix}/{names.MODELS}", *files, *folders, *other_paths}
+    paths = {prefix, f"{prefix}/{names.MODELS_FOLDER}", *files, *folders, *other_paths}
     hides_homes = not any(map(HOME_PATTERN.search, words - files)) and all(map(PLAIN_PATH.fullmatch, paths))
     return sorted(paths) if hides_homes else None
 
@@ -182,7 +182,7 @@ def _worker_service(plan: Plan, host: HostPlan, worker: WorkerPlan) -> ServicePl
     address = names.address_of(worker.tunnel or worker.listens)
     sources = [source for rule in host.firewall if rule.address == address for source in rule.sources]
     return ServicePlan(
-        name=names.service(f"worker-{worker.name}"),
+        name=names.service_name(f"worker-{worker.name}"),
         kind="worker",
         temporary=False,
         description=f"llama.cpp RPC worker {worker.name} ({worker.device})",
@@ -221,7 +221,7 @@ def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
         reads=(
             *_model_paths(plan),
             *credentials.values(),
-            *([f"{plan.head_host.prefix}/{names.PRESETS}"] if head.models else []),
+            *([f"{plan.head_host.prefix}/{names.PRESETS_FILE}"] if head.models else []),
         ),
         homes=None if homes is None else tuple(homes),
         after=tuple(worker_services),

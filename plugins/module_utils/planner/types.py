@@ -71,7 +71,7 @@ class Host(NamedTuple):
     """Variable that the collection does not have → the most similar variable."""
     metrics: str | None = None
     """Folder in which launchers write metrics; None if ``llama_metrics`` is off."""
-    transport: str = names.PLAIN
+    transport: str = names.PLAIN_TRANSPORT
     """``llama_transport`` of its workers. The head has the transport stunnel if tunnels end there."""
     rdma: bool = False
     """Whether the head reaches its workers by RDMA; on the head, whether it reaches any worker by RDMA."""

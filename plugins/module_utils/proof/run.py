@@ -143,7 +143,7 @@ def _read_reference(work: types.ProofWork, folder: Path) -> Reference | None:
         tokens, answers, bounds = json.loads(_reference_path(work, folder).read_text())
         answers_by_token = [{int(token): 1.0 * value for token, value in answer.items()} for answer in answers]
         return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*(1.0 * bound for bound in bounds)))
-    except (OSError, *reading.MALFORMED):
+    except (OSError, *reading.PARSE_ERRORS):
         return None
 
 

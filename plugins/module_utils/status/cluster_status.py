@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Status of a cluster, from its plan and the hosts' reports. This module reads and changes nothing on hosts."""
+"""Status of a cluster, from its plan and the hosts' reports. This module neither reads nor changes anything on hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import load_goal
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import load_bytes_of
 
 HARMLESS_KINDS = ("unneeded",)
 """Kinds of differences that do not make a cluster unhealthy: leftovers that could be removed."""
@@ -26,20 +26,20 @@ SERVING_STATES = ("serving", ASLEEP, "fallback")
 
 
 class StatusAnswer(NamedTuple):
-    """Answer of a host about its status."""
+    """Answer of a host to a question about its condition."""
 
     condition: types.Condition | None = None
     drift: Drift | None = None
     """Differences from the host's part of the plan; None if the host was not compared."""
     reason: str = ""
-    """Reason for a missing condition."""
+    """Reason why the condition is missing."""
     reachable: bool = True
 
 
-def _workers(
+def _worker_statuses(
     host_plan: HostPlan | None, answer: StatusAnswer, condition: types.Condition
 ) -> Iterator[types.WorkerStatus]:
-    workers = {names.service(f"worker-{worker.name}"): worker for worker in host_plan.workers} if host_plan else {}
+    workers = {names.service_name(f"worker-{worker.name}"): worker for worker in host_plan.workers} if host_plan else {}
     service_states = answer.drift.services if answer.drift else {}
     for name, worker in workers.items():
         if name in service_states:
@@ -55,13 +55,13 @@ def _workers(
                 service_states[name].clients,
             )
     for name, state in condition.service_states.items():
-        if name not in workers and not names.is_head(name):
+        if name not in workers and not names.is_head_service(name):
             yield types.WorkerStatus(
                 name, None, None, None, None, state, None, condition.restarts.get(name), clients=()
             )
 
 
-def _host(name: str, is_head: bool, plan: Plan | None, answer: StatusAnswer) -> types.HostStatus:
+def _host_status(name: str, is_head: bool, plan: Plan | None, answer: StatusAnswer) -> types.HostStatus:
     condition = answer.condition
     return types.HostStatus(
         name=name,
@@ -69,31 +69,31 @@ def _host(name: str, is_head: bool, plan: Plan | None, answer: StatusAnswer) -> 
         said=answer.reason,
         reachable=answer.reachable,
         installed=bool(condition and condition.service_states),
-        workers=tuple(_workers(plan.hosts[name] if plan else None, answer, condition)) if condition else (),
+        workers=tuple(_worker_statuses(plan.hosts[name] if plan else None, answer, condition)) if condition else (),
         resources=condition.resources if condition else None,
         differences=answer.drift.differences if answer.drift else None,
     )
 
 
-def _state(
+def _cluster_state(
     planned_state: str | None,
-    defined_state: str | None,
+    manager_state: str | None,
     head: types.HeadCondition,
     workers: Mapping[str, tuple[str, str]],
 ) -> tuple[str, str]:
     """Return state and detail of the cluster, from the report of its head.
 
-    :param planned_state: state of the head's service in drift; None without a plan.
-    :param defined_state: its state in the service manager; None without a definition.
+    :param planned_state: state of the head's service in its drift; None without a plan.
+    :param manager_state: its state in the service manager; None without a definition.
     """
     record, health = head.serving if head.current else None, head.health
     exit_text = f"llama-server exited {head.ends.last_exit}" if head.ends.last_exit else ""
     if health and health.healthy:
         return (record.state if record and record.state in SERVING_STATES else "serving"), ""
-    if defined_state is None and planned_state not in RUNNING_STATES:
+    if manager_state is None and planned_state not in RUNNING_STATES:
         return "not installed", ""
-    if defined_state in ("stopped", "failed") and planned_state not in RUNNING_STATES:
-        return defined_state, exit_text if defined_state == "failed" else ""
+    if manager_state in ("stopped", "failed") and planned_state not in RUNNING_STATES:
+        return manager_state, exit_text if manager_state == "failed" else ""
     if record and record.state in ("waiting", "loading"):
         return record.state, serving.describe_wait(workers, record.waiting_for) if record.waiting_for else ""
     if planned_state == "waiting":
@@ -112,7 +112,7 @@ def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
     return None if any(host.differences is None for host in hosts) else True
 
 
-def _cluster(
+def _cluster_status(
     name: str, plan: Plan | None, hosts: Sequence[types.HostStatus], answers: Mapping[str, StatusAnswer]
 ) -> types.ClusterStatus:
     host = next((host.name for host in hosts if host.is_head), None)
@@ -132,7 +132,7 @@ def _cluster(
     condition, drift = answer.condition, answer.drift
     if not condition:
         return cluster
-    service = plan.head.service if plan else next(filter(names.is_head, condition.service_states), "")
+    service = plan.head.service if plan else next(filter(names.is_head_service, condition.service_states), "")
     head, clock = condition.head or types.UNKNOWN_HEAD_CONDITION, condition.now
     planned_service = drift.services.get(service) if drift else None
     workers = {
@@ -140,7 +140,7 @@ def _cluster(
         for name, host_plan in (plan.hosts if plan else {}).items()
         for worker in host_plan.workers
     }
-    state, detail = _state(
+    state, detail = _cluster_state(
         planned_service and planned_service.state, condition.service_states.get(service), head, workers
     )
     cluster = cluster._replace(
@@ -158,18 +158,18 @@ def _cluster(
     record = head.serving if head.current else None
     if not record:
         return cluster
-    is_single_model = plan and not plan.head.models and not record.without
+    has_one_model = plan and not plan.head.models and not record.without
     return cluster._replace(
         asleep_s=max(0, clock - record.since) if state == ASLEEP else None,
         without=record.without if state == "fallback" else (),
         waiting_for=record.waiting_for,
-        load=loading.progress_of(record.load, load_goal(plan if is_single_model else None)) if record.load else None,
+        load=loading.progress_of(record.load, load_bytes_of(plan if has_one_model else None)) if record.load else None,
     )
 
 
 def serious_differences(host: types.HostStatus) -> list[Difference]:
     """Return the differences of a host that make its cluster unhealthy."""
-    return [entry for entry in host.differences or () if entry.kind not in HARMLESS_KINDS]
+    return [difference for difference in host.differences or () if difference.kind not in HARMLESS_KINDS]
 
 
 def _host_problems(host: types.HostStatus) -> Iterator[str]:
@@ -179,9 +179,9 @@ def _host_problems(host: types.HostStatus) -> Iterator[str]:
     for worker in host.workers:
         if worker.state not in RUNNING_STATES:
             yield f"{worker.service} on {host.name} is {worker.state}"
-    differences = [entry for entry in serious_differences(host) if entry.kind != "service"]
+    differences = [difference for difference in serious_differences(host) if difference.kind != "service"]
     if differences:
-        kinds = ", ".join(dict.fromkeys(entry.kind for entry in differences))
+        kinds = ", ".join(dict.fromkeys(difference.kind for difference in differences))
         yield f"{host.name} differs from the plan in {len(differences)} way{'s' * (len(differences) > 1)} ({kinds})"
 
 
@@ -222,10 +222,10 @@ def make_status(
     """Return the status of a cluster.
 
     :param other_plan: sentence about a plan that runs instead of the plan from the inventory, for example after a rollback.
-    :param balancer: status of the cluster's server on the balancer; None without a balancer.
+    :param balancer: status of the cluster's server according to the balancer; None without a balancer.
     """
     head = plan.head.host if plan else next(iter(heads), None)
-    hosts = tuple(_host(host, host == head, plan, answer) for host, answer in answers.items())
-    cluster = _cluster(name, plan, hosts, answers)._replace(balancer=balancer)
+    hosts = tuple(_host_status(host, host == head, plan, answer) for host, answer in answers.items())
+    cluster = _cluster_status(name, plan, hosts, answers)._replace(balancer=balancer)
     problems = problems_of(cluster, hosts, refusal, other_plan)
     return types.Status(types.SCHEMA, int(time.time()), cluster, hosts, refusal, other_plan, problems)

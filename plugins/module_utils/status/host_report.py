@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host import servi
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client
 
 MAX_LOG_LINES, MAX_TEXT_LENGTH = 2000, 400_000
-"""Maximum number of journal lines, and maximum length of each text; only the end is kept."""
+"""Maximum number of lines of a service's log, and maximum length of each text; the beginning is cut off."""
 VERSION_FILES = "/etc/os-release /proc/version /proc/driver/nvidia/version"
 DRIVERS = "amdgpu nvidia i915 xe asahi mlx5_core thunderbolt_net"
 COMMANDS = (
@@ -29,13 +29,13 @@ COMMANDS = (
 )
 
 
-def system_texts(ask: Ask = commands.output) -> str:
-    """Return the outputs of commands about the kernel, its drivers and its messages of the last hour, each below its command."""
-    texts = [(command, ask(shlex.split(command))) for command in COMMANDS]
-    return "\n".join(f"--- {title}\n{text.rstrip()}\n" for title, text in texts if text.strip())
+def system_report(ask: Ask = commands.output) -> str:
+    """Return the outputs of commands about the kernel, its drivers and its messages of the last hour, each output below its command."""
+    outputs = [(command, ask(shlex.split(command))) for command in COMMANDS]
+    return "\n".join(f"--- {command}\n{output.rstrip()}\n" for command, output in outputs if output.strip())
 
 
-def _logs(paths: installation.InstallationPaths) -> Iterable[tuple[str, str]]:
+def _service_logs(paths: installation.InstallationPaths) -> Iterable[tuple[str, str]]:
     definitions = installation.defined_services(paths.service_manager, paths.units)
     manager = services.manager_of(paths)
     for service in definitions:
@@ -47,5 +47,5 @@ def read_report(scope: str, key_file: str | None) -> dict[str, str]:
     secrets: dict[str, str] = {}
     with suppress(OSError):
         secrets = dict.fromkeys(server_client.read_keys(key_file or ""), "API key")
-    texts = {"system.txt": system_texts(), **dict(_logs(installation.detect_paths(scope)))}
+    texts = {"system.txt": system_report(), **dict(_service_logs(installation.detect_paths(scope)))}
     return {name: redaction.redact(text[-MAX_TEXT_LENGTH:], secrets) for name, text in texts.items() if text}

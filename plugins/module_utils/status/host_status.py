@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
 )
 
 ASK_SECONDS = 1.0
-"""Time limit for an answer from llama-server: it answers at once while it loads a model, and within a batch while it computes."""
+"""Time limit for an answer from llama-server: it answers at once while it loads a model, and after the current batch while it computes."""
 
 
 def _read_verification(path: Path) -> VerificationStatus | None:
@@ -39,7 +39,7 @@ def _read_verification(path: Path) -> VerificationStatus | None:
         return None
 
 
-def _head(
+def _head_condition(
     paths: installation.InstallationPaths, account: str | None, head: HeadPlan | None
 ) -> types.HeadCondition | None:
     """Return the reports of the launcher, verify and llama-server on the head; None on other hosts."""
@@ -57,7 +57,7 @@ def _head(
         client = Client(head, lambda: argv_by_pid)
         health = client.health(0, ASK_SECONDS)
         if health.healthy and head.models:
-            with suppress(OSError):  # a key that cannot be read
+            with suppress(OSError):  # the file with the API key cannot be read
                 models = client.models(ASK_SECONDS)
     return types.HeadCondition(
         health=health,
@@ -90,19 +90,19 @@ def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -
         },
         restarts=manager.restarts(definitions),
         resources=resources.read_resources([paths.prefix, paths.cache]),
-        head=_head(paths, host_plan.account if host_plan else None, head),
+        head=_head_condition(paths, host_plan.account if host_plan else None, head),
     )
 
 
 def _check_paths(planned_paths: installation.InstallationPaths, actual_paths: installation.InstallationPaths) -> None:
     """Check the paths of the installation. The plan comes from facts stored on the head, and root runs programs and removes files below the
-    prefix: a compromised head must not choose it.
+    prefix, so a compromised head must not choose the prefix.
 
     :raises Refusal: the installation has different paths in the plan and on this host.
     """
-    for key, planned_value, actual_value in zip(installation.InstallationPaths._fields, planned_paths, actual_paths):
+    for field, planned_value, actual_value in zip(installation.InstallationPaths._fields, planned_paths, actual_paths):
         if planned_value != actual_value:
             raise Refusal(
-                f"{key} is {validation.quote(planned_value)} in the facts cached on the head, but {actual_value} on this host: run site.yml to gather facts "
+                f"{field} is {validation.quote(planned_value)} in the facts cached on the head, but {actual_value} on this host: run site.yml to gather facts "
                 "again. If the paths still differ, treat the head as compromised (docs/security.md)"
             )

@@ -36,7 +36,7 @@ class HeadCondition(NamedTuple):
     serving: Optional[ServingRecord]
     """record of the launcher; null if it is missing or unreadable"""
     current: bool
-    """whether that launcher runs"""
+    """whether the launcher that wrote it is running"""
     waits_for: tuple[Line, ...]
     """sentences about workers that did not complete the handshake"""
     ends: types.Exits
@@ -115,9 +115,9 @@ class RestartStatus(NamedTuple):
     """A restart of llama-server."""
 
     age_s: int
-    """seconds since then"""
+    """seconds since the restart"""
     text: str
-    """reason"""
+    """reason for the restart"""
 
 
 class ReleaseStatus(NamedTuple):
@@ -132,14 +132,14 @@ class ReleaseStatus(NamedTuple):
 
 
 class ClusterStatus(NamedTuple):
-    """The cluster as a whole."""
+    """The whole cluster."""
 
     name: str
     """name of its group"""
     state: str
     """serving, asleep, fallback, loading, waiting, starting, stopped, failed, silent, running (a head without a plan), unknown or not installed"""
     detail: str
-    """explanation of a state other than serving, by the server or its launcher"""
+    """explanation by the server or its launcher, for states other than serving"""
     head: Optional[str]
     """name of the head"""
     url: Optional[str]
@@ -163,7 +163,7 @@ class ClusterStatus(NamedTuple):
     without: tuple[str, ...] = ()
     """workers that the fallback does not use"""
     waiting_for: tuple[str, ...] = ()
-    """endpoints of the workers for which it waits"""
+    """endpoints of the workers for which the launcher waits"""
     load: Optional[loading.LoadProgress] = None
     """progress while the model is loading; null otherwise, and if the kernel does not report it"""
     verified: Optional[types.VerificationStatus] = None
@@ -171,7 +171,7 @@ class ClusterStatus(NamedTuple):
     models: Annotated[tuple[types.ModelStatus, ...], ABSENT] = ()
     """state of each of several models; missing with one model"""
     balancer: Absent[str] = None
-    """status of this replica on the balancer, in HAProxy's words; missing without a balancer"""
+    """status of this replica according to the balancer, in HAProxy's words; missing without a balancer"""
 
 
 class Status(NamedTuple):

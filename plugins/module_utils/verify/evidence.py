@@ -29,16 +29,16 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import ser
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import Client
 
 RECORD_BYTES = 1024 * 1024
-"""Size limit of the launcher's files."""
+"""Maximum size of a record."""
 MAX_LINE_LENGTH = 500
 """Maximum length of a log line."""
 PROMPT = "The first three prime numbers are"
-MAX_TOKENS, ANSWER_TOKENS = 16, 64
+MAX_TOKENS, MAX_KNOWN_ANSWER_TOKENS = 16, 64
 """Maximum tokens of an answer, and of the known answer, which may be endless if it is incorrect."""
 ANSWER_SECONDS, SHORT_ANSWER_SECONDS = 300, 60
-"""Time limit of an answer, and the limit if a host of the cluster is absent, because a frozen worker blocks the head."""
+"""Time limit of an answer, normally and while a host of the cluster is absent: a frozen worker blocks the head."""
 LIST_SECONDS = 5.0
-MIN_SECONDS = 1.0
+MIN_MODEL_SECONDS = 1.0
 """Shortest time to wait for one of several models."""
 WORKER_SECONDS = 3.0
 """Time to wait for a worker whose absence may explain a failed model."""
@@ -67,13 +67,13 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
             True, "ok; the server was asleep until this check woke it" if wake else "ok; the server is asleep"
         )
     may_ask = health.healthy and (wake or not is_asleep)
-    if model and may_ask:  # this starts loading it
-        reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_SECONDS))
+    if model and may_ask:  # this request loads the model
+        reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_MODEL_SECONDS))
         if reply.text.startswith(replies.TIMEOUT_TEXT):
             health, may_ask = types.Health(False, server_client.LOADING), False
     completion = _ask_question(client, subject) if may_ask else None
     log, links = _start_log(folder, model), host_facts.measured_links(host.prefix)
-    earlier_readings = typed_json.read_file(types.ReadingRecord, Path(host.prefix, names.READINGS_FILE), RECORD_BYTES)
+    reading_record = typed_json.read_file(types.ReadingRecord, Path(host.prefix, names.READINGS_FILE), RECORD_BYTES)
     evidence = types.Evidence(
         health=health,
         exits=read_exits(folder / runtime.EXITS_FILE),
@@ -86,20 +86,20 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
         fallback=_served_fallback(host, argv_by_pid),
         lock=cluster_lock.read_holder(Path(host.prefix)),
         verdicts=run.read_record(Path(host.prefix, names.PROOFS_FILE)).verdicts,
-        readings=earlier_readings.readings if earlier_readings else (),
+        readings=reading_record.readings if reading_record else (),
     )
-    hosts = {worker.endpoint: name for name, host_plan in subject.hosts.items() for worker in host_plan.workers}
-    hosts.update({worker.endpoint: worker.host for worker in subject.external_workers})
+    host_names = {worker.endpoint: name for name, host_plan in subject.hosts.items() for worker in host_plan.workers}
+    host_names.update({worker.endpoint: worker.host for worker in subject.external_workers})
     if not health.healthy:
         load = record.load if record and record.state == LOADING else None
-        return evidence._replace(waits_for=wait_reasons(evidence.handshakes.workers, hosts), load=load)
+        return evidence._replace(waits_for=wait_reasons(evidence.handshakes.workers, host_names), load=load)
     if completion and completion.error:
-        endpoints = {placed_device.endpoint for placed_device in subject.placement if placed_device.endpoint}
+        endpoints = {device.endpoint for device in subject.placement if device.endpoint}
         new_handshakes = _probe_missing_workers(endpoints, evidence.handshakes.workers)
         workers = {**evidence.handshakes.workers, **new_handshakes}
         evidence = evidence._replace(
             handshakes=evidence.handshakes._replace(workers=workers),
-            waits_for=wait_reasons(new_handshakes, hosts, "the model needs"),
+            waits_for=wait_reasons(new_handshakes, host_names, "the model needs"),
         )
     first_load = log.partition(server.SLEEP_MARK)[0]
     return evidence._replace(
@@ -182,7 +182,7 @@ def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Han
 
 
 def wait_reasons(
-    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), start: str = "the head waits for"
+    workers: Mapping[str, Handshake], hosts: Mapping[str, str] = MappingProxyType({}), intro: str = "the head waits for"
 ) -> tuple[str, ...]:
     """Return a sentence about each worker for which the head's launcher waits, or that a model needs.
 
@@ -190,9 +190,9 @@ def wait_reasons(
     """
     owners = {endpoint: f"{host}'s " for endpoint, host in hosts.items()}
     return tuple(
-        f"{start} {owners.get(endpoint, '')}worker {endpoint}: {answer.state}, {answer.detail}"
-        for endpoint, answer in sorted(workers.items())
-        if answer.state != "ok"
+        f"{intro} {owners.get(endpoint, '')}worker {endpoint}: {handshake.state}, {handshake.detail}"
+        for endpoint, handshake in sorted(workers.items())
+        if handshake.state != "ok"
     )
 
 
@@ -206,7 +206,7 @@ def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> types.Ser
 
 def _ask_question(client: Client, subject: types.Subject) -> types.Completion:
     model = subject.named_model
-    question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": ANSWER_TOKENS, "n_probs": 1}
+    question: dict[str, Any] = {"prompt": "", "temperature": 0, "max_tokens": MAX_KNOWN_ANSWER_TOKENS, "n_probs": 1}
     if not subject.has_known_answer:
         question.update(prompt=PROMPT, max_tokens=MAX_TOKENS)
     argv = (model or subject.head).argv

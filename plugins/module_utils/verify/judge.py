@@ -23,17 +23,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import types
 
 ROUNDING_MIB = 0.02
-"""Total rounding error of a few log lines with two decimal places each."""
+"""Total rounding error of several log lines with two decimal places each."""
 MAX_EVIDENCE_LENGTH = 500
 """Maximum length of a recorded check."""
 ASLEEP_NOTE = "the model is not loaded (asleep); use -e llama_verify_wake=true to test it"
 PROOF_NOTE = "; not proven in this run, because the running server occupies the workers: run stop.yml, then site.yml with the same llama_proof"
 MAX_READINGS = 16
 """Maximum number of recorded readings."""
-MAX_BITS = 2.0
-"""Bits per byte of plain English. Language models need 0.8 to 1.4; guessing among equally likely tokens needs 3.5 to 4."""
-MAX_RATIO = 1.07
-"""Perplexity divided by that of an earlier reading. Correct builds and devices differ by a factor of less than 1.02."""
+MAX_BITS_PER_BYTE = 2.0
+"""Maximum bits per byte of plain English. Language models need 0.8 to 1.4; guessing among equally likely tokens needs 3.5 to 4."""
+MAX_PERPLEXITY_RATIO = 1.07
+"""Maximum perplexity, divided by that of an earlier reading. Correct builds and devices differ by a factor of less than 1.02."""
 MAX_FAILED_CHECKS = 20
 """Maximum number of recorded failed checks."""
 
@@ -41,20 +41,20 @@ MAX_FAILED_CHECKS = 20
 class Observations(NamedTuple):
     """Observations of a cluster that its head did not report."""
 
-    hosts: Mapping[str, Drift]
-    """Differences from the plan of each host that answered."""
+    drifts: Mapping[str, Drift]
+    """Host that answered → its differences from the plan."""
     probes: Mapping[str, str | None]
-    """Endpoint at an address that the controller can reach → the controller's address if it could connect, otherwise None."""
+    """Endpoint at an address that the controller can reach → address from which the controller could connect, or None."""
     changed_hosts: Collection[str] = ()
-    """Hosts that the run changed and compared again afterwards."""
+    """Hosts that the run changed and then compared again."""
     other_models: Sequence[types.Evidence] = ()
-    """Evidence about several models after the first."""
+    """Evidence about each of several models except the first."""
     lacks_proof: bool = False
     """Whether the operator requested a proof that was not run."""
 
 
-def evidence_of(head: str, data: Any) -> types.Evidence:
-    """Return the evidence in the head's report.
+def parse_evidence(head: str, data: Any) -> types.Evidence:
+    """Return the evidence in the report of a head.
 
     :raises Refusal: the report is invalid. A compromised head may report anything.
     """
@@ -65,7 +65,7 @@ def evidence_of(head: str, data: Any) -> types.Evidence:
 
 
 def judge(plan: Plan, evidence: types.Evidence, observations: Observations) -> types.Report:
-    """Return the report on a cluster. The evidence includes a new comparison of its head."""
+    """Return the report on a cluster. The evidence includes a new comparison of the head with the plan."""
     healthy, checks = evidence.health.healthy, []
     if healthy and plan.head.fallback_after is not None:
         checks.append(_check_fallback(plan, evidence))
@@ -97,15 +97,15 @@ def was_asleep(evidence: types.Evidence) -> bool:
 def readings_of(evidence: Sequence[types.Evidence]) -> tuple[types.Reading, ...]:
     """Return the readings for the head to keep: the best reading of each model, so that several small losses do not add up unnoticed."""
     best_readings = {reading.id: reading for reading in evidence[0].readings}
-    for reading in [entry.server.reading for entry in evidence if entry.server and entry.server.reading]:
+    for reading in [report.server.reading for report in evidence if report.server and report.server.reading]:
         reference = best_readings.pop(reading.id, reading)
-        best_readings[reading.id] = reference if reading.ratio(reference) >= 1 else reading
+        best_readings[reading.id] = reference if reading.perplexity_ratio(reference) >= 1 else reading
     return tuple(best_readings.values())[-MAX_READINGS:]
 
 
 def outcome_of(plan: Plan, report: types.Report, is_asleep: bool) -> types.VerificationStatus:
     """Return the part of a report for the head to keep."""
-    failures = tuple(check.sentence()[:MAX_EVIDENCE_LENGTH] for check in report.failed[:MAX_FAILED_CHECKS])
+    failures = tuple(check.sentence()[:MAX_EVIDENCE_LENGTH] for check in report.failed_checks[:MAX_FAILED_CHECKS])
     return types.VerificationStatus(0, report.passed, failures, plan.release.ref, is_asleep)
 
 
@@ -155,8 +155,8 @@ def advice(subject: types.Subject, evidence: types.Evidence) -> str:
         texts.append(
             f"The controller got no answer from {', '.join(subject.unreachable_hosts)} either: check power and network there."
             if subject.unreachable_hosts
-            else "If the worker's host answers and the worker is running, either the network blocks the worker's port, or another head uses the worker: check "
-            "firewalls and routes between head and worker."
+            else "If the worker's host answers and the worker is running, the network blocks its port, or another head uses it. Check firewalls and routes "
+            "between head and worker."
         )
     return " ".join(texts)
 
@@ -172,8 +172,10 @@ def served_plan(plan: Plan, evidence: types.Evidence) -> Plan:
         )
         for name, host in plan.hosts.items()
     }
-    external = tuple(worker._replace(used=worker.endpoint in fallback.workers) for worker in plan.external_workers)
-    return plan._replace(placement=fallback.placement, hosts=hosts, external_workers=external)
+    external_workers = tuple(
+        worker._replace(used=worker.endpoint in fallback.workers) for worker in plan.external_workers
+    )
+    return plan._replace(placement=fallback.placement, hosts=hosts, external_workers=external_workers)
 
 
 def _check(name: str, subject: str, passed: bool | None, evidence: str) -> types.Check:
@@ -181,7 +183,7 @@ def _check(name: str, subject: str, passed: bool | None, evidence: str) -> types
     return types.Check(name, subject, status, printable(evidence))
 
 
-def _count(count: int, noun: str) -> str:
+def _quantity(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
@@ -198,28 +200,28 @@ def _check_fallback(plan: Plan, evidence: types.Evidence) -> types.Check:
 
 def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Check]:
     for name, host in plan.hosts.items():
-        report = observations.hosts.get(name)
-        if not report:
+        drift = observations.drifts.get(name)
+        if not drift:
             text = "the host did not answer, so it was neither changed nor compared"
             yield _check("release", name, False, text)
             continue
         faults = [
-            f"{service.name} is {report.services[service.name].state}"
+            f"{service.name} is {drift.services[service.name].state}"
             for service in host.services
-            if report.services[service.name].state != "running"
+            if drift.services[service.name].state != "running"
         ]
-        faults += [f"{service} is running but is not planned" for service in report.unplanned]
-        faults += _foreign_clients(host, report)
+        faults += [f"{service} is running but is not planned" for service in drift.unplanned]
+        faults += _foreign_clients(host, drift)
         build_ids = ", ".join(build.id for build in host.builds)
-        summary = f"{_count(len(host.services), 'process')} running {build_ids}, as planned"
+        summary = f"{_quantity(len(host.services), 'process')} running {build_ids}, as planned"
         yield _check("release", name, not faults, ", ".join(faults) or summary)
 
 
-def _foreign_clients(host: HostPlan, report: Drift) -> Iterator[str]:
-    """Yield clients of workers that are not the head, according to the workers' host. A worker serves a single client."""
+def _foreign_clients(host: HostPlan, drift: Drift) -> Iterator[str]:
+    """Yield a text about each client of a worker that is not the head. A worker serves a single client at a time."""
     for service in host.services:
         if service.kind == "worker":
-            clients = set(report.services[service.name].clients) - _addresses_of_head(host, service)
+            clients = set(drift.services[service.name].clients) - _addresses_of_head(host, service)
             yield from (
                 f"{service.name} has a connection from {address}, which is not the head" for address in sorted(clients)
             )
@@ -227,28 +229,28 @@ def _foreign_clients(host: HostPlan, report: Drift) -> Iterator[str]:
 
 def _addresses_of_head(host: HostPlan, service: ServicePlan) -> set[str]:
     address, port = service.listens.rsplit(":", 1)
-    heads = {source for rule in host.firewall if rule.port == int(port) for source in rule.sources}
-    return heads | ({address} if is_loopback(address) else set()) or {address}
+    head_addresses = {source for rule in host.firewall if rule.port == int(port) for source in rule.sources}
+    return head_addresses | ({address} if is_loopback(address) else set()) or {address}
 
 
-class Attempt(NamedTuple):
-    """An attempt to connect to a worker from a host other than the head."""
+class PortTest(NamedTuple):
+    """A test of whether a client other than the head can connect to a worker's port."""
 
-    origin: str
-    source: str
+    client: str
+    address: str
     is_connected: bool
 
 
-def _attempts(plan: Plan, observations: Observations, port_host: str, endpoint: str) -> Iterator[Attempt]:
-    """Yield attempts by the controller and other hosts, unless the port's host changed after the attempt."""
+def _port_tests(plan: Plan, observations: Observations, port_host: str, endpoint: str) -> Iterator[PortTest]:
+    """Yield the tests by the controller and other hosts, unless the port's host changed after the test."""
     if endpoint in observations.probes:
-        source = observations.probes[endpoint]
-        yield Attempt("the controller", source or "", source is not None)
-    for name, report in observations.hosts.items():
+        address = observations.probes[endpoint]
+        yield PortTest("the controller", address or "", address is not None)
+    for name, drift in observations.drifts.items():
         is_stale = port_host in observations.changed_hosts and name not in observations.changed_hosts
         if name in plan.hosts and endpoint in plan.hosts[name].port_probes and not is_stale:
             yield from (
-                Attempt(name, probe.source, probe.open) for probe in report.port_probes if probe.endpoint == endpoint
+                PortTest(name, probe.source, probe.open) for probe in drift.port_probes if probe.endpoint == endpoint
             )
 
 
@@ -258,9 +260,9 @@ def _check_ports(plan: Plan, observations: Observations) -> Iterator[types.Check
             yield _check(
                 "closed", worker.tunnel or worker.endpoint, *_judge_port(plan, observations, name, host, worker)
             )
-    for external in plan.external_workers:
-        text = f"{external.host} runs this worker without the collection: check the port on that host"
-        yield _check("closed", external.endpoint, None, text)
+    for external_worker in plan.external_workers:
+        text = f"{external_worker.host} runs this worker without the collection: check on that host that only the head can reach the port"
+        yield _check("closed", external_worker.endpoint, None, text)
 
 
 def _judge_port(
@@ -268,35 +270,33 @@ def _judge_port(
 ) -> tuple[bool | None, str]:
     endpoint = worker.tunnel or worker.endpoint
     service = (
-        observations.hosts[name].services.get(names.service(f"worker-{worker.name}"))
-        if name in observations.hosts
+        observations.drifts[name].services.get(names.service_name(f"worker-{worker.name}"))
+        if name in observations.drifts
         else None
     )
     listeners = [
         address for address in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(address))
     ]
-    planned = {address.rsplit(":", 1)[0] for address in (worker.listens, endpoint)}
-    if unplanned := [address for address in listeners if address not in planned]:
-        return False, f"the worker listens on {', '.join(unplanned)}, which the plan does not allow"
+    planned_addresses = {listener.rsplit(":", 1)[0] for listener in (worker.listens, endpoint)}
+    if unplanned_addresses := [address for address in listeners if address not in planned_addresses]:
+        return False, f"the worker listens on {', '.join(unplanned_addresses)}, which the plan does not allow"
     if not worker.tunnel and is_loopback(worker.listens) and listeners:
         return True, "the worker listens on loopback only"
     if worker.tunnel and not (host.unit_closes or host.firewall_manager):
         return None, "the port is reachable from the network; only the tunnel key protects it"
-    attempts = list(_attempts(plan, observations, name, endpoint))
-    heads = {source for rule in host.firewall for source in rule.sources}
+    tests = list(_port_tests(plan, observations, name, endpoint))
+    head_addresses = {source for rule in host.firewall for source in rule.sources}
     accepted_advisories = [entry for entry in plan.advisories if entry.id == "unprotected-worker" and entry.accepted]
-    for attempt in attempts:
-        if attempt.is_connected and attempt.source not in heads:
+    for test in tests:
+        if test.is_connected and test.address not in head_addresses:
             if any(name in advisory.hosts for advisory in accepted_advisories):
                 return None, "the port is open, as accepted with llama_accept_advisories (unprotected-worker)"
-            return (
-                False,
-                f"{attempt.origin} can connect from {attempt.source}: close the port to all hosts except the head",
-            )
-    for attempt in attempts:
-        if not attempt.is_connected:
-            source = f" from {attempt.source}" if attempt.source else ""
-            return True, f"{attempt.origin} reaches the host{source}, but not this port"
+            text = f"{test.client} can connect from {test.address}: close the port to all hosts except the head"
+            return False, text
+    for test in tests:
+        if not test.is_connected:
+            address_text = f" from {test.address}" if test.address else ""
+            return True, f"{test.client} reaches the host{address_text}, but not this port"
     return None, "not tested: neither another host nor the controller can reach this address"
 
 
@@ -321,30 +321,32 @@ def _check_link(host: str, measurement: types.LinkMeasurement | None) -> types.C
 def _check_models(plan: Plan, evidence: Sequence[types.Evidence]) -> Iterator[types.Check]:
     """:param evidence: evidence about each of several models, or about the only model."""
     prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
-    for prefix, part, entry in zip(prefixes, plan.per_model(), evidence):
-        checks = _check_model(part, entry, entry.server) if entry.server else [_check_health(part, entry)]
+    for prefix, model_plan, report in zip(prefixes, plan.per_model(), evidence):
+        checks = (
+            _check_model(model_plan, report, report.server) if report.server else [_check_health(model_plan, report)]
+        )
         yield from (check._replace(subject=f"{prefix}{check.subject}") for check in checks)
 
 
 def _check_model(plan: Plan, evidence: types.Evidence, server: types.ServerEvidence) -> Iterator[types.Check]:
     url, completion = plan.head.url, _explained_completion(evidence, server)
     if completion or server.buffers:
-        yield from (_check_buffers(entry, server.buffers) for entry in plan.placement)
+        yield from (_check_buffers(device, server.buffers) for device in plan.placement)
     if completion and not evidence.fallback:
         yield from _check_rdma(plan, server)
-    yield from _proof_check(plan, evidence) if not evidence.fallback else ()
+    yield from _check_proof(plan, evidence) if not evidence.fallback else ()
     yield _check("known answer", url, *_judge_known_answer(plan.model, completion))
     yield _check("completion", url, *_judge_completion(completion))
     if not (plan.model.known_answer or known_answer.is_model_name(plan.model.name)):
         yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
 
 
-def _proof_check(plan: Plan, evidence: types.Evidence) -> Iterator[types.Check]:
+def _check_proof(plan: Plan, evidence: types.Evidence) -> Iterator[types.Check]:
     """Yield the result of the proof that ran before the server started. Workers serve a single head, so a proof is impossible now."""
     proof = plan.head.proof
     if not proof:
         return
-    device_names = ", ".join(f"{entry.host} {entry.worker or entry.device}" for entry in plan.placement)
+    device_names = ", ".join(f"{device.host} {device.worker or device.device}" for device in plan.placement)
     if not proof.layers:
         yield _check("computes", device_names, None, f"the devices cannot be tested with this model: {proof.reason}")
         return
@@ -369,29 +371,27 @@ def _judge_reading(
     if not identifier:
         return None, "this model generates no text"
     reading = server.reading
-    reference = next((record for record in evidence.readings if record.id == identifier), None)
+    reference = next((earlier for earlier in evidence.readings if earlier.id == identifier), None)
     if not server.completion:
         return None, ASLEEP_NOTE
     if not reading:
         return None, "the server does not report token probabilities, or answers too slowly"
     text = f"{reading.bits_per_byte:.2f} bits per byte of plain text"
-    if reading.bits_per_byte > MAX_BITS:
-        text += (
-            f", more than {MAX_BITS:g}: the cluster computes incorrectly, or the model was not trained on English text"
-        )
+    if reading.bits_per_byte > MAX_BITS_PER_BYTE:
+        text += f", more than {MAX_BITS_PER_BYTE:g}: the cluster computes incorrectly, or the model was not trained on English text"
         return False, text
     if not reference:
         return True, f"{text}; there is no earlier reading for comparison"
-    ratio = reading.ratio(reference)
+    ratio = reading.perplexity_ratio(reference)
     text += f", perplexity {ratio:.3f} times that of the best reading so far"
-    if ratio > MAX_RATIO:
-        text += f", more than {MAX_RATIO:g}: the release, a device or the model file is worse than before"
-    return ratio <= MAX_RATIO, text
+    if ratio > MAX_PERPLEXITY_RATIO:
+        text += f", more than {MAX_PERPLEXITY_RATIO:g}: the release, a device or the model file is worse than before"
+    return ratio <= MAX_PERPLEXITY_RATIO, text
 
 
 def _check_rdma(plan: Plan, server: types.ServerEvidence) -> Iterator[types.Check]:
-    """Check that the head reaches no worker planned for RDMA over TCP. Connections do not show their workers."""
-    endpoints = {entry.endpoint for entry in plan.placement}
+    """Check that the head uses RDMA for all workers for which it is planned. A connection does not show its worker."""
+    endpoints = {device.endpoint for device in plan.placement}
     workers = [worker for host in plan.hosts.values() for worker in host.workers if worker.used and worker.rdma]
     rdma_endpoints = [worker.endpoint for worker in workers if worker.endpoint in endpoints]
     if rdma_endpoints:
@@ -407,7 +407,7 @@ def _check_rdma(plan: Plan, server: types.ServerEvidence) -> Iterator[types.Chec
 
 def _check_handshakes(plan: Plan, handshakes: types.Handshakes) -> Iterator[types.Check]:
     """Check the workers that the plan uses. Unused external workers may serve another head."""
-    capacities = {entry.endpoint: entry.capacity_mib for part in plan.per_model() for entry in part.placement}
+    capacities = {device.endpoint: device.capacity_mib for model in plan.per_model() for device in model.placement}
     workers: list[WorkerPlan | ExternalWorkerPlan] = [worker for host in plan.hosts.values() for worker in host.workers]
     for worker in [*workers, *plan.external_workers]:
         if worker.used:
@@ -420,30 +420,30 @@ def _check_handshakes(plan: Plan, handshakes: types.Handshakes) -> Iterator[type
 
 
 def _judge_handshake(handshakes: types.Handshakes, endpoint: str, needed_mib: float) -> tuple[bool, str]:
-    """Return whether a worker answered as planned, and its answer.
+    """Return whether a worker answered as planned, and a summary of its answer.
 
     :param needed_mib: MiB that the plan may place on the worker.
     """
-    answer = handshakes.workers.get(endpoint)
-    if not answer:
+    handshake = handshakes.workers.get(endpoint)
+    if not handshake:
         reason = "the launcher on the head recorded no handshake with this worker before llama-server started"
         return False, handshakes.error or reason
-    if answer.state != "ok":
-        return False, f"{answer.state}: {answer.detail}"
-    total = sum(device.total_mib for device in answer.devices)
-    text = f"protocol {answer.protocol}, {_count(len(answer.devices), 'device')}, {total} MiB"
-    if len(answer.devices) == 1 and total >= needed_mib:
+    if handshake.state != "ok":
+        return False, f"{handshake.state}: {handshake.detail}"
+    total_mib = sum(device.total_mib for device in handshake.devices)
+    text = f"protocol {handshake.protocol}, {_quantity(len(handshake.devices), 'device')}, {total_mib} MiB"
+    if len(handshake.devices) == 1 and total_mib >= needed_mib:
         return True, text
     return False, f"{text}, planned: 1 device with {needed_mib} MiB or more"
 
 
-def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[str, float]]) -> types.Check:
+def _check_buffers(device: DevicePlacement, logged_buffers: Mapping[str, Mapping[str, float]]) -> types.Check:
     """Check that a device holds the planned amounts of the model and its cache."""
-    buffers = logged_buffers.get(entry.device, {})
+    buffers = logged_buffers.get(device.device, {})
     faults, bounds = [], ""
-    for kind, key, planned_mib in (("model", "weights_mib", entry.weights_mib), ("KV", "kv_mib", entry.kv_mib)):
+    for kind, key, planned_mib in (("model", "weights_mib", device.weights_mib), ("KV", "kv_mib", device.kv_mib)):
         actual_mib = buffers.get(kind, 0.0)
-        if key not in entry.exact:
+        if key not in device.exact:
             bounds += f"; at most {planned_mib} MiB planned for {kind}"
             if kind == "model" and planned_mib and not actual_mib:
                 faults.append(f"{kind} {actual_mib} MiB, planned up to {planned_mib}")
@@ -451,10 +451,10 @@ def _check_buffers(entry: DevicePlacement, logged_buffers: Mapping[str, Mapping[
             faults.append(f"{kind} {actual_mib} MiB, planned {planned_mib}")
     if not faults:
         sizes = ", ".join(f"{kind} {actual_mib} MiB" for kind, actual_mib in buffers.items())
-        return _check("buffers", entry.device, True, sizes + bounds)
+        return _check("buffers", device.device, True, sizes + bounds)
     if not logged_buffers:
-        return _check("buffers", entry.device, None, "start.log on the head lists no buffer sizes")
-    return _check("buffers", entry.device, False, "; ".join(faults))
+        return _check("buffers", device.device, None, "start.log on the head lists no buffer sizes")
+    return _check("buffers", device.device, False, "; ".join(faults))
 
 
 def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -> tuple[bool | None, str]:
@@ -467,12 +467,12 @@ def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -
         text = f"{len(words)} of {len(expected_words)} words correct, through {model.layers} layers (this check does not detect small attention errors)"
         return True, text
     position = next(
-        (n for n, pair in enumerate(zip(expected_words, words)) if pair[0] != pair[1]),
+        (index for index, (expected, word) in enumerate(zip(expected_words, words)) if expected != word),
         min(len(expected_words), len(words)),
     )
-    actual_word, planned_word = (" ".join(text[position : position + 1]) for text in (words, expected_words))
+    actual_word, expected_word = (" ".join(text[position : position + 1]) for text in (words, expected_words))
     text = (
-        f"word {position + 1} is {actual_word or 'missing'!r} instead of {planned_word or 'the end'!r}: at least one layer computes incorrectly. "
+        f"word {position + 1} is {actual_word or 'missing'!r} instead of {expected_word or 'the end'!r}: at least one layer computes incorrectly. "
         f"The answer is {completion.text[:300]!r}"
     )
     return False, text

@@ -21,21 +21,21 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Completion, Health, ModelStatus
 
 HEALTH_SECONDS = 5
-KEY_BYTES = 64 * 1024
-"""Limit of the files with API keys and the certificate."""
-MAX_TEXT_LENGTH = 500
+MAX_FILE_BYTES = 64 * 1024
+"""Maximum size of the files with API keys and the certificate."""
+MAX_ANSWER_LENGTH = 500
 """Maximum length of an invalid answer in messages."""
 LOADING = "the model is loading"
 """Health detail of a server that answers 503."""
 PARTIAL_CHAIN = 0x80000
-"""X509_V_FLAG_PARTIAL_CHAIN of OpenSSL, with which a server's own certificate verifies it, as with curl."""
+"""X509_V_FLAG_PARTIAL_CHAIN of OpenSSL, which accepts a server's own certificate as its trust anchor, as curl does."""
 MIN_LOGARITHM = -1e30
 MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
-"""Our state for each state in an answer of /models (server-models.cpp of 0.3.36)."""
+"""Our state for each state in a reply of /models (server-models.cpp of 0.3.36)."""
 
 
 def read_keys(path: str) -> list[str]:
-    lines = reading.read_start(Path(path), KEY_BYTES, follows_links=True).decode(*replies.KEY_ENCODING).split("\n")
+    lines = reading.read_start(Path(path), MAX_FILE_BYTES, follows_links=True).decode(*replies.KEY_ENCODING).split("\n")
     return [line.strip() for line in lines if line.strip()]
 
 
@@ -43,7 +43,7 @@ class Client:
     """Client that uses the server's public interface."""
 
     def __init__(self, head: HeadPlan, find_processes: Callable[[], Collection[int]]) -> None:
-        """:param find_processes: returns the cluster's present processes. Only they may receive the key, and llama-server may start later."""
+        """:param find_processes: returns the cluster's current processes. Only these may receive the key; llama-server may start later."""
         self._address, self._key_file = head.own_url.split("//", 1)[1], head.api_key_file
         self._find_processes = find_processes
         self._certificate: bytes | None = None
@@ -51,7 +51,7 @@ class Client:
         self._certificate_file = path
         try:
             if path:
-                text = reading.read_start(Path(path), KEY_BYTES, follows_links=True).decode("utf-8", "replace")
+                text = reading.read_start(Path(path), MAX_FILE_BYTES, follows_links=True).decode("utf-8", "replace")
                 self._certificate = replies.first_certificate(text)
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else error
@@ -60,7 +60,7 @@ class Client:
             )
 
     def health(self, seconds: float, answer_timeout_s: float = HEALTH_SECONDS) -> Health:
-        """Wait until the server is healthy, or the time limit has passed. Do not wait for a server with another certificate, which it keeps until it exits."""
+        """Wait until the server is healthy or the time limit has passed. Do not wait for a server with another certificate: it keeps this until it exits."""
         deadline = time.monotonic() + seconds
         while not self._certificate_error:
             reply = replies.ask(self._address, "/health", answer_timeout_s, certificate=self._certificate)
@@ -72,7 +72,7 @@ class Client:
         return Health(False, self._certificate_error)
 
     def ask(self, path: str, seconds: float, question: Mapping[str, Any] | None = None) -> replies.Reply:
-        """Return the reply to a question that needs the key.
+        """Return the reply to a question that may need the API key.
 
         :raises OSError: the key cannot be read.
         """
@@ -88,7 +88,7 @@ class Client:
         return replies.ask(self._address, path, seconds, question, key, veto, self._certificate)
 
     def has_page(self, timeout_s: float) -> bool:
-        """Return whether browsers get the chat page and its script without a key. In older builds the script that asks for the key needs the key."""
+        """Return whether browsers get the chat page and its script without a key. In older builds the script that asks for the key requires it."""
         page = replies.ask(self._address, "/", timeout_s, certificate=self._certificate)
         script = re.search(r'<script [^>]*src="[./]*([\w./-]+)"', page.text)
         if not script or not replies.has_page(page):
@@ -103,8 +103,8 @@ class Client:
             context.check_hostname = False
             context.verify_flags |= PARTIAL_CHAIN
             with context.wrap_socket(socket.create_connection((address, int(port)), HEALTH_SECONDS)) as connection:
-                fields = (connection.getpeercert() or {}).get("subjectAltName", ())
-            return tuple(printable(value) for entry in fields for value in entry[1:])
+                alternative_names = (connection.getpeercert() or {}).get("subjectAltName", ())
+            return tuple(printable(value) for name in alternative_names for value in name[1:])
         return ()
 
     def models(self, seconds: float) -> tuple[ModelStatus, ...]:
@@ -115,10 +115,10 @@ class Client:
             return ()
 
 
-def _parse_model(entry: Any) -> ModelStatus:
-    status = entry["status"]
+def _parse_model(model: Any) -> ModelStatus:
+    status = model["status"]
     state = "failed" if status.get("failed") else MODEL_STATES.get(status["value"], "unloaded")
-    return ModelStatus(printable(entry["id"]), state)
+    return ModelStatus(printable(model["id"]), state)
 
 
 def _error_text(reply: replies.Reply) -> str:
@@ -126,16 +126,16 @@ def _error_text(reply: replies.Reply) -> str:
     return f"status {reply.status}: {text}" if reply.status else text
 
 
-def _is_logarithm(entry: Any) -> bool:
-    """Return whether a token has a probability. llama-server writes null, or the lowest number, if the model does not compute numbers."""
-    value = entry["logprob"]
-    return isinstance(value, (int, float)) and MIN_LOGARITHM < value <= 0
+def _has_probability(token: Any) -> bool:
+    """Return whether a token has a probability. llama-server writes null, or the lowest number, if the model produces NaN."""
+    logarithm = token["logprob"]
+    return isinstance(logarithm, (int, float)) and MIN_LOGARITHM < logarithm <= 0
 
 
 def parse_completion(reply: replies.Reply, is_embedding: bool = False) -> Completion:
     """Parse llama-server's reply to a question.
 
-    :param is_embedding: whether the server makes embeddings; then the tokens of the question count.
+    :param is_embedding: whether the server computes embeddings; the completion then has the number of tokens in the question.
     """
     if reply.status != 200:
         return Completion(error=_error_text(reply))
@@ -148,9 +148,9 @@ def parse_completion(reply: replies.Reply, is_embedding: bool = False) -> Comple
             printable(choice["text"]),
             int(answer["usage"]["completion_tokens"]),
             None if speed is None else 1.0 * speed,
-            computes_numbers=all(map(_is_logarithm, (choice.get("logprobs") or {}).get("content") or ())),
+            computes_numbers=all(map(_has_probability, (choice.get("logprobs") or {}).get("content") or ())),
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         return Completion(
-            error=f"the reply is not an answer from llama-server ({printable(error, MAX_TEXT_LENGTH)}): {printable(reply.text, MAX_TEXT_LENGTH)}"
+            error=f"the reply is not an answer from llama-server ({printable(error, MAX_ANSWER_LENGTH)}): {printable(reply.text, MAX_ANSWER_LENGTH)}"
         )

@@ -13,34 +13,34 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Reading
 
-MAX_TOKENS, MIN_TOKENS, TIME_LIMIT = 200, 48, 60.0
+MAX_TOKENS, MIN_TOKENS, TIME_LIMIT_SECONDS = 200, 48, 60.0
 """Maximum number of tokens to read, minimum number for a result, and time limit in seconds."""
 MIN_LOGARITHM = -100.0
 """Logarithm that replaces lower values. llama-server writes the lowest number for a token without any probability."""
 FORCING_BIAS = 1e4
-"""Bias that makes the server choose a token. The server reports the probability without the bias."""
-Ask = Callable[[str, float, Mapping[str, Any]], replies.Reply]
+"""Bias that makes the server choose a token. The reported probability does not include the bias."""
+AskServer = Callable[[str, float, Mapping[str, Any]], replies.Reply]
 """Function that asks the server: path, seconds and question."""
 
 
-def take_reading(ask: Ask, identifier: str, model: str | None) -> Reading | None:
-    """Let the server read plain text.
+def take_reading(ask: AskServer, identifier: str, model: str | None) -> Reading | None:
+    """Let the server predict plain text.
 
-    :param model: name of the model, if there are several.
+    :param model: name of the model if the server has several.
     :returns: the reading; None if the server does not report token probabilities, or is too slow.
     """
     selection = {"model": model} if model else {}
-    logarithms, text_bytes, deadline = [], 0, time.monotonic() + TIME_LIMIT
+    logarithms, text_bytes, deadline = [], 0, time.monotonic() + TIME_LIMIT_SECONDS
     with suppress(ValueError, KeyError, TypeError, IndexError):
         question = {"content": plain_text.TEXT, "add_special": True, "with_pieces": True, **selection}
-        entries = reading.parse(ask("/tokenize", TIME_LIMIT, question).text)["tokens"][: MAX_TOKENS + 1]
+        entries = reading.parse(ask("/tokenize", TIME_LIMIT_SECONDS, question).text)["tokens"][: MAX_TOKENS + 1]
         tokens = [int(entry["id"]) for entry in entries]
         for index in range(1, len(tokens)):
             if time.monotonic() > deadline:
                 break
             question = {"prompt": tokens[:index], "max_tokens": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
             question["logit_bias"] = [[tokens[index], FORCING_BIAS]]
-            reply = ask("/v1/completions", TIME_LIMIT, {**question, **selection})
+            reply = ask("/v1/completions", TIME_LIMIT_SECONDS, {**question, **selection})
             (entry,) = reading.parse(reply.text)["choices"][0]["logprobs"]["content"]
             if entry["id"] != tokens[index]:
                 return None

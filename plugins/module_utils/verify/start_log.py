@@ -12,7 +12,7 @@ BUFFER_LINE = r": +(\S{1,200})(?: +(model|KV|RS|compute|rotation|layer input|DSV
 
 
 def parse_buffers(log: str) -> dict[str, dict[str, float]]:
-    """Return the MiB of each kind on each device, from the log of a single start.
+    """Return the MiB of each kind on each device, from the log of one start.
 
     Kinds are model, KV (including recurrent states), compute, and in newer builds rotation and layer input. ik_llama.cpp does not print the kind model.
     A processor has several devices: CPU, AMX, CPU_REPACK and the like."""

@@ -73,7 +73,7 @@ class Subject(NamedTuple):
 
 
 class Health(NamedTuple):
-    """Whether llama-server is healthy."""
+    """Health of llama-server."""
 
     healthy: bool
     detail: Line
@@ -86,7 +86,7 @@ class ModelStatus(NamedTuple):
     name: Annotated[str, Text()]
     """name in requests"""
     state: Annotated[str, ("loaded", "loading", "asleep", "unloaded", "failed")]
-    """state; the next request loads a failed model again"""
+    """state; the next request reloads a failed model"""
 
 
 class Exits(NamedTuple):
@@ -148,16 +148,16 @@ class Reading(NamedTuple):
     logarithms: tuple[Logarithm, ...]
     """natural logarithm of the probability of each token"""
     bytes: Annotated[int, Number(1)]
-    """size of these tokens"""
+    """size of the text of these tokens"""
 
     @property
     def bits_per_byte(self) -> float:
         """Return the bits of information per byte of the text."""
         return -sum(self.logarithms) / math.log(2) / self.bytes
 
-    def ratio(self, reading: "Reading") -> float:
+    def perplexity_ratio(self, reference: "Reading") -> float:
         """Return the perplexity divided by that of an earlier reading of the same text."""
-        differences = [reference - value for value, reference in zip(self.logarithms, reading.logarithms)]
+        differences = [other - logarithm for logarithm, other in zip(self.logarithms, reference.logarithms)]
         return math.exp(sum(differences) / max(1, len(differences)))
 
 
@@ -186,9 +186,9 @@ class ServerEvidence(NamedTuple):
     rdma: int
     """number of its RDMA connections"""
     completion: Optional[Completion]
-    """null if it sleeps and was not woken"""
+    """null if the server was asleep and the check did not wake it"""
     reading: Optional[Reading] = None
-    """how well it predicts plain text; null if unknown"""
+    """how well the model predicts plain text; null if unknown"""
     page: bool = False
     """whether it serves its chat page"""
     certificate_names: tuple[Line, ...] = ()
@@ -242,7 +242,7 @@ class Report(NamedTuple):
     checks: tuple[Check, ...]
 
     @property
-    def failed(self) -> list[Check]:
+    def failed_checks(self) -> list[Check]:
         return [check for check in self.checks if check.status == "failed"]
 
 
@@ -250,7 +250,7 @@ class VerificationStatus(NamedTuple):
     """Record of a verification on the head, for status."""
 
     age_s: int
-    """seconds since then"""
+    """seconds since the verification"""
     passed: bool
     """whether no check failed"""
     failed: tuple[Line, ...]
@@ -258,4 +258,4 @@ class VerificationStatus(NamedTuple):
     release: Annotated[str, Text()]
     """release that ran"""
     asleep: bool = False
-    """whether the server slept and was not tested"""
+    """whether the server was asleep and therefore not tested"""

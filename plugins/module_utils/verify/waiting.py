@@ -17,46 +17,46 @@ MAX_EXITS = 3
 """Number of exits of llama-server after which verify stops waiting."""
 
 
-def load_goal(plan: Plan | Subject | None) -> loading.ExpectedBytes:
-    """:param plan: plan; None if unknown."""
+def load_bytes_of(plan: Plan | Subject | None) -> loading.ExpectedBytes:
+    """Return the bytes that loading the model transfers; none if the plan is unknown."""
     if not plan or not plan.placement:
         return loading.ExpectedBytes()
-    weights = [(entry.endpoint, entry.weights_mib) for entry in plan.placement]
+    weights = [(device.endpoint, device.weights_mib) for device in plan.placement]
     endpoints = {endpoint for endpoint, _mib in weights}
-    cached = any(
+    are_cached = any(
         worker.cache and worker.endpoint in endpoints for host in plan.hosts.values() for worker in host.workers
     )
-    return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], cached)
+    return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], are_cached)
 
 
 class ServerWait:
-    """State of waiting for a server."""
+    """Wait for a started server."""
 
     def __init__(self, subject: Subject, timeout_s: float) -> None:
         self._subject, self._timeout_s = subject, timeout_s
-        self._expected = load_goal(subject)
-        self._exits_before: int | None = None
+        self._expected = load_bytes_of(subject)
+        self._initial_exits: int | None = None
         self._last_progress_s = 0.0
 
     def final_evidence_of(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
         """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
-        if self._exits_before is None:
-            self._exits_before = evidence.exits.total
+        if self._initial_exits is None:
+            self._initial_exits = evidence.exits.total
         if evidence.health.healthy or evidence.health.detail == replies.WRONG_CERTIFICATE_MESSAGE:
             return evidence
-        if evidence.exits.total - self._exits_before >= MAX_EXITS:
+        if evidence.exits.total - self._initial_exits >= MAX_EXITS:
             exits = evidence.exits
-            exit_count = exits.total - self._exits_before
+            exit_count = exits.total - self._initial_exits
             detail = f"llama-server exited {exit_count} times while verify waited, the last time {exits.last_exit}"
             return evidence._replace(health=Health(False, detail), waits_for=(), log=exits.log)
-        limit = self._timeout_s
+        limit_s = self._timeout_s
         if evidence.waits_for:
-            limit = min(limit, WORKER_TIMEOUT_SECONDS + (self._subject.head.fallback_after or 0))
-        if elapsed_s < limit:
+            limit_s = min(limit_s, WORKER_TIMEOUT_SECONDS + (self._subject.head.fallback_after or 0))
+        if elapsed_s < limit_s:
             return None
-        if limit and not evidence.waits_for and evidence.health.detail == LOADING:
-            source = "llama_server_start_timeout, by default several times the predicted load time"
-            texts = [f"{LOADING}, and the limit of {limit:.0f} s has passed ({source})", *self._progress(evidence)]
+        if limit_s and not evidence.waits_for and evidence.health.detail == LOADING:
+            note = "llama_server_start_timeout, by default several times the predicted load time"
+            texts = [f"{LOADING}, and the limit of {limit_s:.0f} s has passed ({note})", *self._progress(evidence)]
             texts.append(
                 "increase llama_server_start_timeout if loading continues; otherwise read the service's log on the head"
             )
@@ -64,7 +64,7 @@ class ServerWait:
         return evidence
 
     def progress_line(self, evidence: Evidence, elapsed_s: float) -> str | None:
-        """Return a progress line if one is due."""
+        """Return a progress line if it is time for one."""
         if elapsed_s - self._last_progress_s < PROGRESS_INTERVAL_SECONDS:
             return None
         self._last_progress_s = elapsed_s - elapsed_s % PROGRESS_INTERVAL_SECONDS
@@ -72,5 +72,5 @@ class ServerWait:
         return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed_s:.0f} s"
 
     def _progress(self, evidence: Evidence) -> list[str]:
-        """Return the progress of the load, if known."""
+        """Return a text about the progress of loading, if known."""
         return [loading.progress_sentence(loading.progress_of(evidence.load, self._expected))] if evidence.load else []

@@ -66,7 +66,7 @@ def read_token(path: str | None) -> str | None:
     """
     if path is None:
         return None
-    subject = f"{web.TOKEN_FILE} is {path}, which"
+    subject = f"{web.TOKEN_FILE_VARIABLE} is {path}, which"
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
@@ -124,9 +124,9 @@ def _refusal_reason(repository: types.HuggingFace, error: web.RemoteError, token
     if error.reason == "RevisionNotFound":
         return f"has no revision {repository.revision!r}: see {page}/tree/main"
     if error.status in (401, 403, 404):
-        account = f"an account, and put its token into {web.TOKEN_FILE}"
+        account = f"an account, and put its token into {web.TOKEN_FILE_VARIABLE}"
         if token:
-            account = f"the account of the token in {web.TOKEN_FILE}"
+            account = f"the account of the token in {web.TOKEN_FILE_VARIABLE}"
         return (
             f"cannot be read (HTTP {error.status}): correct the name or accept the conditions on {page} with {account}"
         )

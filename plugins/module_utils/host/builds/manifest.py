@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import stream_sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 
 FILE_NAME = "manifest.json"
@@ -57,7 +57,7 @@ def installed_manifest(folder: Path, targets: Iterable[str] = (), builders: Iter
     try:
         for name, digest in manifest.files.items():
             with reading.open_file(folder / name, follows_links=True) as stream:
-                if sha256_of(stream) != digest:
+                if stream_sha256(stream) != digest:
                     return None
     except OSError:
         return None

@@ -133,7 +133,7 @@ def _outdated_services(plan: host_types.HostPlan, states: Mapping[str, drift.Ser
     """Return services whose definition is missing or different, or that started with another definition or other files."""
     outdated_services, manager = [], service_managers.MANAGERS[plan.service_manager]
     for service in plan.services:
-        path = manager.definition(plan.units, service.name)
+        path = manager.definition_path(plan.units, service.name)
         is_defined = path.is_file() and text_of(path) == service.definition
         is_recorded = start_records.is_current(plan.prefix, service.name, str(service.definition), service.reads)
         if not is_defined or (states[service.name].pid and not is_recorded):

@@ -56,9 +56,9 @@ def inspect(system: System) -> Inspection:
 def _addresses(system: System) -> dict[str, list[str]]:
     """Return IPv4 and IPv6 addresses with prefix length by interface; empty if ``ip`` fails."""
     addresses: dict[str, list[str]] = {}
-    with contextlib.suppress(*reading.MALFORMED):
+    with contextlib.suppress(*reading.PARSE_ERRORS):
         for entry in json.loads(system.output("ip", "-json", "address")):
-            with contextlib.suppress(*reading.MALFORMED):
+            with contextlib.suppress(*reading.PARSE_ERRORS):
                 texts = [f"{address['local']}/{address['prefixlen']}" for address in entry.get("addr_info", [])]
                 addresses[entry["ifname"]] = [text for text in texts if ipaddress.ip_interface(text)]
     return addresses
@@ -94,7 +94,7 @@ def _protected_interfaces(addresses: Mapping[str, list[str]], ssh: tuple[str, ..
         )
     client = ssh[0].partition("%")[0] if ssh else ""
     if is_address(client):
-        with contextlib.suppress(*reading.MALFORMED):
+        with contextlib.suppress(*reading.PARSE_ERRORS):
             routes = json.loads(system.output("ip", "-json", "route", "get", client))
             names.update(str(route["dev"]) for route in routes)
     queue = list(names & {path.name for path in (system.root / "sys/class/net").glob("*")})

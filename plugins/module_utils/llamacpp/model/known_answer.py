@@ -187,4 +187,4 @@ def file_name(layers: int, width: int, kind: str) -> str:
 
 
 def path_of(prefix: str, layers: int, width: int, kind: str) -> str:
-    return f"{prefix}/{names.MODELS}/{file_name(layers, width, kind)}"
+    return f"{prefix}/{names.MODELS_FOLDER}/{file_name(layers, width, kind)}"

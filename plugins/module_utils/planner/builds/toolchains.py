@@ -106,7 +106,7 @@ def _newest_suitable(host: Host, candidates: list[Toolchain], libraries: Sequenc
     if not matches:
         raise Refusal(f"{host.name} has {reasons[-1]}, {alternative}")
     complete_toolkits = [toolkit for toolkit in matches if not _missing_libraries(facts, toolkit, libraries)]
-    complete_toolkits = complete_toolkits or [toolkit for toolkit in matches if toolkit.prefix == names.SYSTEM]
+    complete_toolkits = complete_toolkits or [toolkit for toolkit in matches if toolkit.prefix == names.SYSTEM_PREFIX]
     if not complete_toolkits:
         choice, title = matches[-1], toolkits.SIDE_BY_SIDE[backend].title
         raise Refusal(
@@ -167,7 +167,7 @@ def _toolkit_environment(toolkit: Toolchain | None) -> dict[str, str]:
         "packages": ":".join(prefixes),
         "libraries": ":".join(f"{folder}/lib" for folder in prefixes),
     }
-    excluded_names = toolkit_type.prefix_variables if prefix == names.SYSTEM else ()
+    excluded_names = toolkit_type.prefix_variables if prefix == names.SYSTEM_PREFIX else ()
     variables = {
         name: text.format(**values) for name, text in toolkit_type.environment.items() if name not in excluded_names
     }

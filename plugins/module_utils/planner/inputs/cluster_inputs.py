@@ -240,7 +240,7 @@ def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str |
 
 
 def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
-    remedy = validation.limit(values.get("mtu"), names.MTU[0], names.MTU[-1])
+    remedy = validation.range_remedy(values.get("mtu"), names.MTU_RANGE[0], names.MTU_RANGE[-1])
     if remedy:
         raise Refusal(f"{place}.mtu for {host} is {values['mtu']}: {remedy}, or remove it")
     address = str(values.get("address"))

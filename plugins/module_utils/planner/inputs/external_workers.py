@@ -94,7 +94,7 @@ def _backend(place: str, values: Mapping[str, Any]) -> str:
 
 
 def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collection[str]) -> None:
-    remedy = validation.limit(values["memory_mib"], 1, MAX_MIB)
+    remedy = validation.range_remedy(values["memory_mib"], 1, MAX_MIB)
     if remedy:
         raise Refusal(f"{place} sets memory_mib to {values['memory_mib']}: {remedy}")
     protocol = values.get("protocol")

@@ -58,7 +58,7 @@ def model_folder(prefix: str, source: ModelSource) -> str:
     digest = hashlib.sha256(json.dumps(source._replace(variable="")).encode()).hexdigest()[:8]
     name = re.sub("[/:]", "--", _readable_name(source))
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:MAX_NAME_LENGTH]
-    return f"{prefix}/{names.MODELS}/{name}-{digest}"
+    return f"{prefix}/{names.MODELS_FOLDER}/{name}-{digest}"
 
 
 def _readable_name(source: ModelSource) -> str:

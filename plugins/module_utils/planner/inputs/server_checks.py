@@ -50,7 +50,7 @@ def check_server(head: EquippedHost, server: Server, request: ModelRequest, rele
     """Refuse settings that llama-server of this release does not accept on this head."""
     _check_auxiliary(server, request)
     for field, (minimum, maximum) in FIELD_LIMITS.items():
-        remedy = validation.limit(getattr(server, field), minimum, maximum)
+        remedy = validation.range_remedy(getattr(server, field), minimum, maximum)
         if remedy:
             raise Refusal(f"llama_server_{field} is {getattr(server, field)}: {remedy}, or remove it")
     if server.batch and (server.micro_batch or 0) > server.batch:
@@ -100,7 +100,7 @@ def _check_credential_paths(server: Server) -> None:
 def _check_ports(head: EquippedHost, server: Server) -> None:
     worker_ports = {names.port_of(worker.listens) for worker in head.workers}
     ports = {"llama_server_port": server.port}
-    ports.update({names.PAGE_PORT: server.page_port} if server.page_port is not None else {})
+    ports.update({names.PAGE_PORT_VARIABLE: server.page_port} if server.page_port is not None else {})
     for variable, port in ports.items():
         if not 0 < port < 65536:
             raise Refusal(f"{variable} is {port}: use 1 to 65535")

@@ -30,9 +30,9 @@ def with_transport(cluster: Cluster) -> Cluster:
     if tunnelled_hosts and head.facts.system != service_managers.LINUX:
         raise Refusal(
             f"llama_transport for {', '.join(tunnelled_hosts)} is {names.STUNNEL}, but each tunnel needs its own loopback address on the head, like "
-            f"127.128.0.12, and {head.facts.system} has no such addresses: use a Linux head, or set llama_transport to {names.PLAIN}"
+            f"127.128.0.12, and {head.facts.system} has no such addresses: use a Linux head, or set llama_transport to {names.PLAIN_TRANSPORT}"
         )
-    transport = names.STUNNEL if tunnelled_hosts else names.PLAIN
+    transport = names.STUNNEL if tunnelled_hosts else names.PLAIN_TRANSPORT
     return cluster._replace(hosts={**cluster.hosts, head.name: head._replace(transport=transport)})
 
 
@@ -60,13 +60,13 @@ def _check_rdma(worker: str, host: Host, address: str) -> None:
     if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].port_filter:
         raise Refusal(
             f"{subject} {host.name} has no systemd system units, which RDMA needs to lock memory: set llama_host_scope to system for {host.name}, or "
-            f"llama_transport to {names.PLAIN}"
+            f"llama_transport to {names.PLAIN_TRANSPORT}"
         )
     if facts.rdma is not None and address not in facts.rdma:
         address_text = f"found: {', '.join(facts.rdma)}" if facts.rdma else "/sys/class/infiniband lists no addresses"
         raise Refusal(
             f"{subject} no RDMA device on {host.name} has the host's address {address} ({address_text}): set the device's interface in llama_links, "
-            f"or set llama_transport to {names.PLAIN}"
+            f"or set llama_transport to {names.PLAIN_TRANSPORT}"
         )
     tunnels = [request.tunnel for request in host.worker_requests if request.tunnel]
     if tunnels:

@@ -103,9 +103,9 @@ def _check_numbers(place: str, request: types.WorkerRequest, port: int, used_por
         ("memory_mib", request.memory_mib, MAX_MIB),
         ("cache_mib", request.cache_mib or None, MAX_MIB),
     ):
-        limit = validation.limit(value, 1, maximum)
-        if limit:
-            raise Refusal(f"{place} sets {variable} to {value}: {limit}, or remove it")
+        remedy = validation.range_remedy(value, 1, maximum)
+        if remedy:
+            raise Refusal(f"{place} sets {variable} to {value}: {remedy}, or remove it")
     if isinstance(port, bool) or not 0 < port < 65536:
         raise Refusal(f"{place} sets port to {port}: use 1 to 65535")
     if port in used_ports:

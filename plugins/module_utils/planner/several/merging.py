@@ -147,9 +147,9 @@ def _merge_heads(plans: Sequence[types.Plan], models: tuple[types.ServedModel, .
     arguments = [word for endpoint in endpoints if endpoint not in known_endpoints for word in ("--worker", endpoint)]
     prefix = plans[0].head_host.prefix
     return head._replace(
-        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS}"),
+        argv=presets.router_argv(plans[0], f"{prefix}/{names.PRESETS_FILE}"),
         launcher=(*head.launcher, *arguments, "--router"),
-        environment={**_merge_environments(plans), CACHE_VARIABLE: f"{prefix}/{names.MODELS}/none"},
+        environment={**_merge_environments(plans), CACHE_VARIABLE: f"{prefix}/{names.MODELS_FOLDER}/none"},
         start_timeout=max(plan.head.start_timeout for plan in plans),
         devices=tuple(dict.fromkeys(device for plan in plans for device in plan.head.devices)),
         backends=tuple(sorted({backend for plan in plans for backend in plan.head.backends})),

@@ -46,7 +46,7 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
     runtime = installation.runtime_folder(host.facts.prefix)
     head = types.HeadPlan(
         host=host.name,
-        service=names.SERVER,
+        service=names.SERVER_SERVICE,
         argv=argv_of(candidate, cache, installation.serving_build.id),
         launcher=(
             str(host.facts.python),
@@ -105,12 +105,12 @@ def _launcher_words(
     for endpoint in candidate.layout.endpoints:
         yield from ("--worker", endpoint)
     if server.fallback:
-        yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS}", "--fallback-after", str(server.fallback_after))
+        yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS_FILE}", "--fallback-after", str(server.fallback_after))
     if disk_plan:
         sizes = (disk_plan.limit_mib, disk_plan.file_mib, disk_plan.timeout_s, math.ceil(disk_plan.computing_s))
         yield from ("--conversations", *map(str, sizes))
     page = f"{server.host}:{server.page_port}" if server.page_port else None
-    yield from services.metrics_arguments(host.metrics, prefix, names.SERVER, page)
+    yield from services.metrics_arguments(host.metrics, prefix, names.SERVER_SERVICE, page)
     workers = [worker for entry in installation.equipped_hosts.values() for worker in entry.workers]
     yield from services.tunnel_arguments(workers, prefix)
 
@@ -215,7 +215,7 @@ def _unsupported_message(name: str, value: object, release: types.ReleasePlan) -
 
 def _credentials(server: Server, facts: Facts) -> Iterator[str | None]:
     """Yield the path at which the service finds each credential; None without it. systemd passes copies, so that only root needs to read the files."""
-    uses_credentials = service_managers.MANAGERS[facts.service_manager].hands_over_keys
+    uses_credentials = service_managers.MANAGERS[facts.service_manager].passes_credentials
     for name, field in services.CREDENTIALS.items():
         path: str | None = getattr(server, field)
-        yield CREDENTIALS_FOLDER.format(service=names.SERVER) + name if path and uses_credentials else path
+        yield CREDENTIALS_FOLDER.format(service=names.SERVER_SERVICE) + name if path and uses_credentials else path

@@ -178,7 +178,7 @@ def _keys(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:
     """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
     hosts = installation.equipped_hosts.values() if entry.host.name == installation.cluster.head else [entry]
     peer_addresses = {names.address_of(worker.tunnel) for end in hosts for worker in end.workers if worker.tunnel}
-    return tuple(f"{entry.host.facts.prefix}/{names.KEYS}/{address}" for address in sorted(peer_addresses))
+    return tuple(f"{entry.host.facts.prefix}/{names.KEYS_FOLDER}/{address}" for address in sorted(peer_addresses))
 
 
 def _firewall_manager(facts: Facts) -> str | None:
@@ -264,7 +264,7 @@ def _folders(
         (f"{prefix}/{names.FOLDER_MARK}", root, "0755"),
         (prefix + "/models", root, "0755"),
         (prefix + "/state", account, "0750"),
-        (f"{prefix}/{names.PLANS}", root, "0700"),
+        (f"{prefix}/{names.PLANS_FOLDER}", root, "0700"),
         (facts.units, None, None),
         *([(metrics, None, None)] if metrics and account else []),
     ]
