@@ -1,4 +1,4 @@
-"""The hosts of a scenario and their plan, for its tests."""
+"""The hosts of a scenario and their plan, for the scenario's tests."""
 
 import json
 import os
@@ -11,10 +11,10 @@ WORK = Path(os.environ["LLAMA_TEST_WORK"])
 INVENTORY = Path(os.environ["MOLECULE_SCENARIO_DIRECTORY"]) / "inventory" / "hosts.yml"
 HOSTS = yaml.safe_load(INVENTORY.read_text())["test_hosts"]["hosts"]
 PLAN = json.loads((WORK / "plan.json").read_text())
-os.environ["ANSIBLE_FORCE_COLOR"] = "false"  # molecule sets it, and tests read what playbooks print
+os.environ["ANSIBLE_FORCE_COLOR"] = "false"  # molecule sets this variable, but tests read the output of playbooks
 
 
-def on(name):
+def connect(name):
     return testinfra.get_host(
         f"ssh://root@{HOSTS[name]['test_addresses'][0]}",
         ssh_identity_file=str(WORK / "key"),

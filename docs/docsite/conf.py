@@ -14,7 +14,7 @@ LABELS = {
     "common_return_values": "reference_appendices/common_return_values.html#common-return-values",
     "list_of_collections": "collections/index.html#list-of-collections",
 }
-"""Pages of the labels in Ansible's documentation that antsibull-docs refers to, because the site is built without a network."""
+"""Pages for the labels in Ansible's documentation that antsibull-docs refers to. The site is built without a network."""
 REPOSITORY = "https://github.com/llamacpp-cluster/llamacpp.cluster"
 LINK = re.compile(r"\]\((?!https?:|#)([^)#\s]+)((?:#[^)\s]*)?)\)")
 
@@ -36,8 +36,8 @@ nitpicky = True
 myst_heading_anchors = 4
 
 
-def _outside(docname: str, known: set[str]):
-    """Return a function that replaces links to files outside the site by their addresses in the repository."""
+def _link_rewriter(docname: str, site_pages: set[str]):
+    """Return a function that replaces links to files outside the site with their addresses in the repository."""
     folder = PurePosixPath(docname).parent
 
     def replace(link: re.Match[str]) -> str:
@@ -45,24 +45,24 @@ def _outside(docname: str, known: set[str]):
         for part in (folder / link[1]).parts:
             parts = parts[:-1] if part == ".." else [*parts, part]
         path = "/".join(parts)
-        shown = path.endswith(".png") or path.removesuffix(".md") in known
-        return link[0] if shown else f"]({REPOSITORY}/blob/main/{path}{link[2]})"
+        is_on_site = path.endswith(".png") or path.removesuffix(".md") in site_pages
+        return link[0] if is_on_site else f"]({REPOSITORY}/blob/main/{path}{link[2]})"
 
     return replace
 
 
-def _read(app, docname: str, content: list[str]) -> None:
+def _rewrite_links(app, docname: str, content: list[str]) -> None:
     if app.env.doc2path(docname, base=False).suffix == ".md":
-        content[0] = LINK.sub(_outside(docname, app.env.found_docs), content[0])
+        content[0] = LINK.sub(_link_rewriter(docname, app.env.found_docs), content[0])
 
 
-def _in_ansible(_app, _env, node, content):
-    """Return a reference to Ansible's documentation."""
+def _ansible_reference(_app, _env, node, content):
+    """Return a reference to Ansible's documentation; None if the label is unknown."""
     if node["reftarget"] in LABELS:
         return nodes.reference("", "", content, refuri=ANSIBLE + LABELS[node["reftarget"]], internal=False)
     return None
 
 
 def setup(app) -> None:
-    app.connect("source-read", _read)
-    app.connect("missing-reference", _in_ansible)
+    app.connect("source-read", _rewrite_links)
+    app.connect("missing-reference", _ansible_reference)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Prints possible leftovers of a cluster on a host: files that no package owns, accounts, enabled units, rules and addresses.
-# It omits files that packages and the container runtime write: alternatives, fonts, the linker's cache, hosts and resolv.conf. firewalld writes the file of a
-# zone with its first permanent rule, and keeps the one before: of zones the rules are printed.
+# It omits files that packages and the container runtime write: alternatives, fonts, the linker's cache, hosts and resolv.conf. firewalld writes a zone's
+# file with its first permanent rule, and keeps the previous file. So for zones, the script prints the rules.
 export LC_ALL=C SYSTEMD_COLORS=0
 dpkg-query -L $(dpkg-query -W -f '${binary:Package}\n') 2>/dev/null | sort -u >/tmp/owned
 find /etc /opt /usr/local /srv /root /home /var/lib/systemd/linger /var/spool -xdev \( -type f -o -type l -o -type d \) \

@@ -33,9 +33,9 @@ def play(playbook: str, group: str) -> tuple[float, str]:
     ]
     started = time.monotonic()
     process = subprocess.run(
-        [*scenario.enter(), *command],
+        [*scenario.cgroup_prefix(), *command],
         cwd=ROOT,
-        env={**scenario.environment("scale"), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
+        env={**scenario.command_environment("scale"), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
         capture_output=True,
         text=True,
         check=False,
@@ -70,10 +70,10 @@ def main() -> None:
     scenario.install_missing()
     (scenario.WORK / "scale").mkdir(parents=True, exist_ok=True)
     for step in ("destroy", "create"):
-        scenario.molecule(step, "scale")
+        scenario.run_step(step, "scale")
     found = {hosts: measured(group) for hosts, group in CLUSTERS.items()}
-    scenario.molecule("destroy", "scale")
-    scenario.leave()
+    scenario.run_step("destroy", "scale")
+    scenario.close_namespace()
     print(json.dumps({"machine": machine(), "runs": RUNS, "hosts": found}))
 
 

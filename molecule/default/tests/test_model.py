@@ -1,14 +1,14 @@
-"""The model that the head has fetched: whole, recorded, and served."""
+"""The head's downloaded model is complete, recorded and served."""
 
 import json
 from pathlib import PurePath
 
-from conftest import PLAN, WORK, on
+from conftest import PLAN, WORK, connect
 
 
-def test_the_head_serves_what_it_fetched():
+def test_the_head_serves_the_downloaded_model():
     [file] = PLAN["model"]["files"]
-    head = on(PLAN["head"]["host"])
+    head = connect(PLAN["head"]["host"])
     model = head.file(file["path"])
     assert (model.user, model.group, model.mode, model.size) == ("root", "root", 0o644, file["bytes"])
     assert model.sha256sum == file["sha256"]
@@ -25,4 +25,4 @@ def test_the_known_answer_model_needs_no_proof_and_answers():
 
 
 def test_the_account_has_the_group_that_its_owner_created():
-    assert on(PLAN["head"]["host"]).user("llamacpp").group == "llamacpp"
+    assert connect(PLAN["head"]["host"]).user("llamacpp").group == "llamacpp"

@@ -1,4 +1,4 @@
-"""A client that asks the known question all the time, and what it has got."""
+"""A client that requests the known answer continuously, and its replies."""
 
 import json
 import subprocess
@@ -15,17 +15,17 @@ SENTENCE = (
 URL = f"http://127.0.0.1:{PLAN['head']['port']}/v1/completions"
 PAUSE = 0.2
 WORDS = 8
-"""Of the sentence, that are asked for again and again: every layer of the model is needed for each of them."""
+"""Number of words of the sentence in each request. Each word needs every layer of the model."""
 
 
-class Asked(NamedTuple):
-    """One question; ``answer`` is None where none came."""
+class Reply(NamedTuple):
+    """Reply to one request; ``answer`` is None without an answer."""
 
     began: float
     ended: float
     answer: str | None
     words: int = len(SENTENCE.split())
-    """That were asked for."""
+    """Number of requested words."""
     tokens_per_second: float | None = None
 
     @property
@@ -34,25 +34,28 @@ class Asked(NamedTuple):
 
 
 def ask(seconds=60, **more):
-    """:param more: further keys of the question."""
+    """Ask for the known answer.
+
+    :param more: additional keys of the request.
+    """
     question = json.dumps({"prompt": "", "temperature": 0, **more})
     argv = ["podman", "exec", container(HEAD), "curl", "--silent", f"--max-time={seconds}", f"--data={question}", URL]
     began = time.time()
-    said = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
+    output = subprocess.run(argv, capture_output=True, text=True, check=False).stdout
     try:
-        reply = json.loads(said)
+        reply = json.loads(output)
         speed = reply.get("timings", {}).get("predicted_per_second")
         words = more.get("max_tokens", len(SENTENCE.split()))
-        return Asked(began, time.time(), reply["choices"][0]["text"], words, speed)
+        return Reply(began, time.time(), reply["choices"][0]["text"], words, speed)
     except (ValueError, KeyError):
-        return Asked(began, time.time(), None)
+        return Reply(began, time.time(), None)
 
 
 class Asker:
-    """Asks in a thread until it is closed."""
+    """Sends requests in a thread until it is closed."""
 
     def __init__(self):
-        self.all = []
+        self.replies = []
         self.closing = threading.Event()
         self.thread = threading.Thread(target=self._run)
 
@@ -66,19 +69,19 @@ class Asker:
 
     def _run(self):
         while not self.closing.wait(PAUSE):
-            self.all.append(ask(max_tokens=WORDS))
+            self.replies.append(ask(max_tokens=WORDS))
 
     @property
     def wrong(self):
-        return [asked for asked in self.all if asked.answer is not None and not asked.right]
+        return [reply for reply in self.replies if reply.answer is not None and not reply.right]
 
     def recovered(self, since, seconds):
-        """When the first of two right answers in a row came that were asked for after ``since``; None if none did in so many seconds."""
+        """Return when the first of two consecutive right answers to requests after ``since`` came; None if none came within ``seconds``."""
         deadline = time.time() + seconds
         while time.time() < deadline:
-            later = [asked for asked in list(self.all) if asked.began >= since]
-            for index, asked in enumerate(later[:-1]):
-                if all(other.right for other in later[index : index + 2]):
-                    return asked.ended
+            later_replies = [reply for reply in list(self.replies) if reply.began >= since]
+            for index, reply in enumerate(later_replies[:-1]):
+                if all(other.right for other in later_replies[index : index + 2]):
+                    return reply.ended
             time.sleep(PAUSE)
         return None

@@ -1,4 +1,4 @@
-"""What can go wrong, done to the hosts of the scenario. A fault returns what takes it away again, or None where nothing has to."""
+"""Faults to inject on the hosts of the scenario. A fault returns a function that removes it, or None if it ends without help."""
 
 import json
 import random
@@ -12,7 +12,7 @@ STATE = PLAN["hosts"][HEAD]["state"]
 SERVICES = {name: [service["name"] for service in host["services"]] for name, host in PLAN["hosts"].items()}
 (SERVER,) = SERVICES[HEAD]
 PROGRAM = PLAN["head"]["argv"][0].rsplit("/", 1)[1]
-"""Of the head: llama-server, or what starts it for several models."""
+"""Name of the head's program: llama-server, or the program that starts it for several models."""
 WORKER_PROGRAM = PLAN["hosts"][WORKERS[0]]["workers"][0]["argv"][0].rsplit("/", 1)[1]
 
 
@@ -20,28 +20,28 @@ def container(name):
     return f"llamacpp-test-{name}"
 
 
-def inside(name, command, check=True, detach=False):
-    """Output of a shell command on a host, by way of the container, so that it needs no network."""
+def run_inside(name, command, check=True, detach=False):
+    """Return the output of a shell command on a host. It runs through the container, so it needs no network."""
     argv = ["podman", "exec", *(["--detach"] if detach else []), container(name), "sh", "-c", command]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert not check or done.returncode == 0, f"{name}: {command}: {done.stdout}{done.stderr}"
     return done.stdout
 
 
-def told():
-    """What the head's launcher says of what it does."""
+def launcher_state():
+    """Return the state that the head's launcher reports; empty if there is none."""
     try:
-        return json.loads(inside(HEAD, f"cat {STATE}/serving.json", check=False))
+        return json.loads(run_inside(HEAD, f"cat {STATE}/serving.json", check=False))
     except ValueError:
         return {}
 
 
 def signal_worker(name, number):
-    inside(name, f"pkill -{number} --full '^[^ ]*/bin/{WORKER_PROGRAM} '")
+    run_inside(name, f"pkill -{number} --full '^[^ ]*/bin/{WORKER_PROGRAM} '")
 
 
 def signal_server(number):
-    inside(HEAD, f"pkill -{number} --full '^[^ ]*/{PROGRAM} '")
+    run_inside(HEAD, f"pkill -{number} --full '^[^ ]*/{PROGRAM} '")
 
 
 def worker_killed(name):
@@ -57,7 +57,7 @@ def worker_rebooted(name):
 
 
 def worker_cut_off(name):
-    """Packets between it and the head are dropped."""
+    """Drop the packets between a worker and the head."""
     own, head = HOSTS[name]["test_addresses"][0], HOSTS[HEAD]["test_addresses"][0]
     rules = f"""
     add table inet cut
@@ -66,23 +66,23 @@ def worker_cut_off(name):
     add rule inet cut in ip saddr {head} ip daddr {own} drop
     add rule inet cut out ip saddr {own} ip daddr {head} drop
     """
-    inside(name, f"echo '{rules}' | nft -f -")
-    return lambda: inside(name, "nft delete table inet cut")
+    run_inside(name, f"echo '{rules}' | nft -f -")
+    return lambda: run_inside(name, "nft delete table inet cut")
 
 
 def worker_address_changed(name):
-    """To another one, and back again later."""
+    """Change the address of a worker, and restore it later."""
     own = HOSTS[name]["test_addresses"][0]
     other = own.rsplit(".", 1)[0] + ".99"
-    route = inside(name, "ip route show default").strip()
-    inside(name, f"ip address del {own}/24 dev eth0 && ip address add {other}/24 dev eth0")
+    route = run_inside(name, "ip route show default").strip()
+    run_inside(name, f"ip address del {own}/24 dev eth0 && ip address add {other}/24 dev eth0")
 
-    def back():
-        inside(name, f"ip address del {other}/24 dev eth0 && ip address add {own}/24 dev eth0")
+    def restore():
+        run_inside(name, f"ip address del {other}/24 dev eth0 && ip address add {own}/24 dev eth0")
         if route:
-            inside(name, f"ip route replace {route}", check=False)
+            run_inside(name, f"ip route replace {route}", check=False)
 
-    return back
+    return restore
 
 
 def head_killed(_name):
@@ -90,7 +90,7 @@ def head_killed(_name):
 
 
 def launcher_killed(_name):
-    inside(HEAD, f"systemctl kill --signal=KILL --kill-whom=main {SERVER}")
+    run_inside(HEAD, f"systemctl kill --signal=KILL --kill-whom=main {SERVER}")
 
 
 def head_hung(_name):
@@ -98,8 +98,8 @@ def head_hung(_name):
 
 
 def head_out_of_memory(_name):
-    """The kernel kills every process of a unit that has OOMPolicy=kill."""
-    inside(HEAD, f"systemctl kill --signal=KILL --kill-whom=all {SERVER}")
+    """Kill every process of the unit, like the kernel if the unit has OOMPolicy=kill."""
+    run_inside(HEAD, f"systemctl kill --signal=KILL --kill-whom=all {SERVER}")
 
 
 def all_rebooted(_name):
@@ -114,22 +114,22 @@ def all_rebooted(_name):
 
 
 def disk_full(_name):
-    """Where the launcher writes; then llama-server is killed, so that it has to. The disk stays until ``whole_disk``: a service keeps its own view
-    of what is mounted."""
-    owner = inside(HEAD, f"stat --format=%u:%g {STATE}").strip()
+    """Fill the disk with the launcher's state, then kill llama-server, so that the launcher has to write. The small disk stays mounted until
+    ``remove_small_disk``, because a service keeps its own view of the mounts."""
+    owner = run_inside(HEAD, f"stat --format=%u:%g {STATE}").strip()
     disk = WORK / "cache" / HEAD / "disk"
     if not disk.exists():
         subprocess.run(["mkfs.ext4", "-q", disk, "32M"], check=True)
     mount = f"mount -o loop /var/cache/llamacpp/disk {STATE} && chmod 0750 {STATE} && chown {owner} {STATE}"
-    inside(HEAD, f"mountpoint --quiet {STATE} || ({mount})")
-    inside(HEAD, f"dd if=/dev/zero of={STATE}/filler bs=64k 2>/dev/null", check=False)
+    run_inside(HEAD, f"mountpoint --quiet {STATE} || ({mount})")
+    run_inside(HEAD, f"dd if=/dev/zero of={STATE}/filler bs=64k 2>/dev/null", check=False)
     signal_server("KILL")
-    return lambda: inside(HEAD, f"rm {STATE}/filler")
+    return lambda: run_inside(HEAD, f"rm {STATE}/filler")
 
 
-def whole_disk():
-    """Takes the small disk away, where there is one."""
-    inside(HEAD, f"mountpoint --quiet {STATE} && umount --lazy {STATE} && systemctl restart {SERVER}", check=False)
+def remove_small_disk():
+    """Unmount and remove the small disk, if there is one."""
+    run_inside(HEAD, f"mountpoint --quiet {STATE} && umount --lazy {STATE} && systemctl restart {SERVER}", check=False)
     (WORK / "cache" / HEAD / "disk").unlink(missing_ok=True)
 
 
@@ -147,4 +147,4 @@ ALL = [
     disk_full,
 ]
 HEAL_WHILE_THEY_LAST = (disk_full,)
-"""Faults with which the cluster has to serve again before they are taken away."""
+"""Faults during which the cluster must serve again, before they are removed."""

@@ -1,4 +1,4 @@
-"""Asks a question again and again until it is stopped; writes a line for each answer: when it came, how long it took, and how it was."""
+"""Repeats a request until it is stopped, and writes time, duration and text of each answer."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Eight clients ask all the time while the server of a replica is killed, changed and rebooted: no request fails."""
+"""Eight clients send requests continuously while a replica's server is killed, changed and rebooted. No request fails."""
 
 import json
 import re
@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import HOSTS, INVENTORY, WORK, on
+from conftest import HOSTS, INVENTORY, WORK, connect
 
 pytestmark = pytest.mark.timeout(1800)
 
@@ -31,12 +31,12 @@ def succeeds(*arguments, **variables):
 
 
 def answers():
-    """Time, duration and text of each answer, by client."""
+    """Return time, duration and text of each answer, by client."""
     return [[json.loads(line) for line in path.read_text().splitlines()] for path in sorted(WORK.glob("asked-*.log"))]
 
 
 def wait_for_answers():
-    """Until each client has an answer from now on."""
+    """Wait until each client gets an answer from now on."""
     begin = time.time()
     while not all(own and own[-1][0] > begin for own in answers()):
         assert time.time() < begin + 300
@@ -44,10 +44,10 @@ def wait_for_answers():
 
 
 @pytest.fixture(scope="module", autouse=True)
-def asked():
-    """Clients from the first test to the last. What was measured becomes the scenario's result."""
+def clients():
+    """Run clients from the first test to the last. The measurements become the scenario's result."""
     logs = [WORK / f"asked-{number}.log" for number in range(8)]
-    clients = [
+    processes = [
         subprocess.Popen(
             [sys.executable, Path(__file__).with_name("asker.py"), URL, KEY, str(number)], stdout=log.open("w")
         )
@@ -55,9 +55,9 @@ def asked():
     ]
     wait_for_answers()
     yield
-    for client in clients:
-        client.kill()
-        client.wait()
+    for process in processes:
+        process.kill()
+        process.wait()
     durations = sorted(duration for own in answers() for _time, duration, _text in own)
     measured.update(requests=len(durations), p99_s=round(durations[len(durations) * 99 // 100], 1))
     (WORK / "result.json").write_text(json.dumps(measured))
@@ -73,15 +73,15 @@ def no_request_fails():
 
 
 def test_a_server_is_killed():
-    on("replica1").check_output("pkill -9 -x llama-server")
+    connect("replica1").check_output("pkill -9 -x llama-server")
 
 
-def test_servers_are_changed_one_after_the_other():
+def test_servers_change_one_after_the_other():
     printed = succeeds("site.yml", llama_server_batch=512)
     assert re.findall(r"^(replica\d) .* changed=[1-9]", printed, re.MULTILINE) == ["replica1", "replica2"]
 
 
-def test_servers_go_back():
+def test_servers_roll_back():
     succeeds("rollback.yml")
 
 
@@ -94,7 +94,7 @@ def test_status_names_a_replica_that_gets_no_requests():
     socket = "/run/llamacpp-balancer/admin.sock"
     assert "balancer  UP" in succeeds("status.yml")
     command = f'python3 -c \'import socket; s = socket.socket(1); s.connect("{socket}"); s.send(b"set server replicas/replica1 state maint\\n")\''
-    on("balancer").check_output(command)
+    connect("balancer").check_output(command)
     failed = run("status.yml")
     assert failed.returncode != 0
     assert "the balancer sends no requests to replica1: MAINT" in " ".join(failed.stdout.split())

@@ -1,6 +1,6 @@
-"""Asks the beginning of the known answer every 100 ms until it is stopped; writes a line for each question: when it ended, and how.
+"""Requests the beginning of the known answer every 100 ms until it is stopped, and writes the time and outcome of each request.
 
-The first words come from all layers like any others, and take less of the processors that the test's hosts share.
+The first words need all layers, like the other words, but less of the processors that the test's hosts share.
 """
 
 import json
@@ -11,13 +11,13 @@ import urllib.request
 
 URL, EXPECTED = sys.argv[1:]
 QUESTION = {"prompt": "", "temperature": 0, "max_tokens": len(EXPECTED.split()), "cache_prompt": False}
-EVERY_SECONDS, PATIENCE_SECONDS = 0.1, 20
+INTERVAL_SECONDS, TIMEOUT_SECONDS = 0.1, 20
 
 
 def ask():
     request = urllib.request.Request(URL, json.dumps(QUESTION).encode(), {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as reply:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as reply:
             text = json.load(reply)["choices"][0]["text"].strip()
     except (OSError, ValueError, KeyError):
         return "none"
@@ -26,6 +26,6 @@ def ask():
 
 while True:
     started = time.monotonic()
-    said = ask()
-    print(f"{time.time():.3f} {said}", flush=True)
-    time.sleep(max(0.0, EVERY_SECONDS - (time.monotonic() - started)))
+    outcome = ask()
+    print(f"{time.time():.3f} {outcome}", flush=True)
+    time.sleep(max(0.0, INTERVAL_SECONDS - (time.monotonic() - started)))
