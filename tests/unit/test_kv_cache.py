@@ -204,6 +204,6 @@ def test_hybrids_keep_one_or_the_other_or_both():
 def test_every_key_that_tells_a_cache_is_kept_of_the_header():
     """A key that summarize drops is never there, and its default would be planned with without a word."""
     text = Path(kv_cache.__file__).read_text()
-    read = set(re.findall(r'(?:number|listed|by_layer)\("([a-z0-9_.]+)"', text))
+    read = set(re.findall(r'(?:number|layer_values|values_by_layer)\("([a-z0-9_.]+)"', text))
     assert read > {"attention.sliding_window", "wkv.head_size"}
     assert not read - set(header_summary.CACHE_KEYS)
