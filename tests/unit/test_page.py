@@ -274,7 +274,7 @@ OWN = ["127.0.0.1", "192.0.2.9:8081", "[fd00::1]:8081", "LocalHost.:8081", "HEAD
 @pytest.mark.programs
 def test_without_a_key_it_is_shown_by_addresses_and_names_of_its_host_alone():
     """A page of a stranger cannot have its own name point here, and read."""
-    open_to_all, guarded = (served(["the page"], names=("Head", "nas"), api_keys=keys) for keys in ((), ("k",)))
+    open_to_all, guarded = (served(["the page"], host_names=("Head", "nas"), api_keys=keys) for keys in ((), ("k",)))
     said = {host: fetched(open_to_all, host=host) for host in [*OWN, *STRANGERS]}
     assert {host for host, (status, _text) in said.items() if status == 200} == {*OWN}
     assert {status for status, _text in said.values()} == {200, 421}
