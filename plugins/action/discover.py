@@ -90,7 +90,7 @@ class ActionModule(Action):
                 omissions[inventory.strip_origin(name)] = problem.removeprefix("Task failed: ") or "no answer"
         if not variables:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in omissions.items())
-            raise Refusal(f"no host answered, so no inventory was written: {reasons}")
+            raise Refusal(f"no host could be examined, so no inventory was written: {reasons}")
         groups = {key: [*variables] for key in ("llama_cluster", "llama_workers")}
         _cluster, hosts = inventory.cluster_hosts({"groups": groups, "hostvars": variables}, arguments.facts)
         candidates = [

@@ -71,7 +71,7 @@ def _file_problem(action: Action, variables: Mapping[str, Any], options: resolve
         if unreadable_path and path not in readable_paths:
             return (
                 f"{subjects[path]} {path!r}, but the service account {options.account} cannot read {unreadable_path}: let the account's group read it, "
-                "with chgrp and chmod g+rX. If there is no such account yet, run once without this variable"
+                "with chgrp and chmod g+rX. If that account does not exist yet, run site.yml once without this variable"
             )
     return ""
 

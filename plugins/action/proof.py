@@ -29,9 +29,9 @@ EXIT_SECONDS = 60
 """Seconds for the head to report that it stopped a proof at its time limit. A head that reports nothing may have been restarted."""
 NEVER, SEARCH = "never", "search"
 REFERENCE, DEVICES = "reference", "devices"
-SEARCH_HINT = " -e llama_proof=search retries the failed device with other flash attention and cache settings, and with a smaller micro-batch."
+SEARCH_HINT = " -e llama_proof=search retries the failed device with other settings of flash attention, the KV cache types, or the micro-batch."
 FAILURE_REMEDY = (
-    "Run the playbook again if the machine or the network was down. Otherwise change llama_backend or llama_release, or remove the device. To serve without a "
+    "Run the playbook again if a host or the network was down. Otherwise change llama_backend or llama_release, or remove the device. To serve without a "
     "proof, use -e llama_proof=never"
 )
 
@@ -99,8 +99,8 @@ class ActionModule(Action):
         if arguments.stage == REFERENCE and prediction:
             self._show(
                 f"unless an earlier run proved these devices, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "
-                f"{plan.model.name} for about {prediction.seconds} s. Then the server is stopped for about {prediction.outage_s} s while each device "
-                "computes them, and until the model is loaded again"
+                f"{plan.model.name} for about {prediction.seconds} s. Then the server stops while the devices compute the same layers (about "
+                f"{prediction.outage_s} s) and the model is loaded again"
             )
         answer = self.run_in_background(
             job,
@@ -120,7 +120,7 @@ class ActionModule(Action):
                 f"{self.host} could not record the verdicts, so the next run repeats the proof: {validation.printable(answer['record_error'])}"
             )
         if proof.untested:
-            display.warning(f"the devices of {plan.model.name} were not tested: {proof.untested}")
+            display.warning(f"the devices for {plan.model.name} were not tested: {proof.untested}")
         elif not proof.failures():
             duration_note = f", {proof.seconds} s" if answer.get("remaining") else ", according to an earlier run"
             self._show(f"{'; '.join(verdict.sentence() for verdict in proof.devices)}{duration_note}")

@@ -108,7 +108,7 @@ def read_server(path: str, name: str) -> ReplicaServer:
         return ReplicaServer(row["status"].strip(), request_count, other_up_count) if row else ReplicaServer()
     except (KeyError, ValueError, AttributeError, csv.Error):
         raise errors.Refusal(
-            f"{path} does not answer like HAProxy: set the module's option socket to HAProxy's admin socket, then run the playbook again"
+            f"{path} does not answer like HAProxy: set the module's socket option to HAProxy's admin socket, then run the playbook again"
         ) from None
 
 

@@ -55,7 +55,7 @@ def fill_caches(workers, check_mode):
         try:
             added_bytes += cache_prefill.fill_cache(worker, check_mode)
         except (Refusal, OSError) as error:
-            warnings.append(f"The cache of the worker {worker.name} was not filled from this host: {error}.")
+            warnings.append(f"The cache of worker {worker.name} was not filled from the local model: {error}.")
     return added_bytes, warnings
 
 

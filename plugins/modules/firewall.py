@@ -86,7 +86,7 @@ def main():
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep_obsolete_rules, System())
     for chain in steps.closing_chains:
         module.warn(
-            f"The nftables chain {chain} drops packets by default, and this run does not change it. Add these rules to this chain: "
+            f"The nftables chain {chain} drops packets by default, and this run does not change that chain. Add these rules to it: "
             f"{', '.join(steps.after)}."
         )
     diff = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}

@@ -154,7 +154,7 @@ def main():
                 option_check.write_replacements(target.release_folder, help_options[SERVER], arguments.release.fork)
             if changed and manifest_record.page is False and build.ui == "auto" and not is_compiled:
                 warnings.append(
-                    f"llama-server of {build.id} has no chat page: use another release, for example source: pypi"
+                    f"llama-server of {build.id} has no chat page: use a release that the hosts compile, such as source: pypi"
                 )
             result = {"manifest": typed_json.dump(manifest_record), "option_warnings": warnings}
             module.exit_json(changed=changed, diff=diff if changed else {}, **result)

@@ -200,7 +200,7 @@ def choose_proposal(
             subset = _without_spare_hosts(proposal, full_plan, [machine.name for machine in hosts])
             subset_plan = plan(subset) if subset else None
             return (subset, subset_plan) if subset and subset_plan and can_serve(subset_plan) else (proposal, full_plan)
-    return propose(machines, None, "no other host has more memory")
+    return propose(machines, None, "no other host has significantly more memory")
 
 
 def can_serve(result: Plan | Refused) -> TypeGuard[Plan]:

@@ -137,7 +137,7 @@ def test_a_socket_that_is_not_that_of_haproxy_and_an_answer_that_ends(answer, ca
     failed = call(socket="x", server="a")["msg"]
     assert (
         failed
-        == "x does not answer like HAProxy: set the module's option socket to HAProxy's admin socket, then run the playbook again"
+        == "x does not answer like HAProxy: set the module's socket option to HAProxy's admin socket, then run the playbook again"
     )
 
 

@@ -209,7 +209,7 @@ def test_the_module_fills_and_warns(tmp_path, call, monkeypatch):
     warnings = []
     monkeypatch.setattr(AnsibleModule, "warn", lambda _self, text: warnings.append(text))
     assert call(module=prefill, workers=[failing])["changed"] is False
-    assert "worker cpu was not filled from this host: /nowhere does not run" in warnings[0]
+    assert "worker cpu was not filled from the local model: /nowhere does not run" in warnings[0]
     unprepared = call(module=prefill, workers=[planned], account="no-account-yet", check=True)
     assert unprepared["bytes"] == BYTES, "check mode on a host that the run has yet to prepare"
     answer = call(module=prefill, workers=[planned])

@@ -151,7 +151,7 @@ def test_a_direct_link_and_a_head_with_most_links(tmp_path):
     assert links == {"b": [("10.99.0.1/24", "c")], "a": [], "c": [("10.99.0.2/24", "b")]}
     endpoints = [worker["endpoint"] for host in plan["hosts"].values() for worker in host["workers"]]
     assert endpoints == ["127.0.0.1:50052", "10.0.0.1:50052", "10.99.0.2:50052"]
-    assert "b is the head: no other host has more memory." in done.text
+    assert "b is the head: no other host has significantly more memory." in done.text
     assert "eth1 of b and eth1 of c are connected directly (ethernet, 10 Gbit/s): the head uses this link." in done.text
     assert "eth3" not in done.text, "the network that reaches both is faster"
     assert (plan["refused"], done.result["plan"]["head"]) == (False, {**done.result["plan"]["head"], "host": "b"})
@@ -279,7 +279,7 @@ def test_nothing_is_overwritten_and_check_mode_writes_nothing(tmp_path):
     with pytest.raises(Refusal, match="which already exists: move that file, or choose another path"):
         discovered(tmp_path, network("a"))
     path.unlink()
-    with pytest.raises(Refusal, match=r"no host answered, so no inventory was written: a: no answer"):
+    with pytest.raises(Refusal, match=r"no host could be examined, so no inventory was written: a: no answer"):
         discovered(tmp_path, network("a"), facts={"a": {}})
 
 

@@ -260,8 +260,8 @@ def with_key(planned, mode=None):
 
 SPOILED = [
     ("account", "account no-such is missing", lambda p, m: with_account(p, "no-such")),
-    ("account", "account nobody is not in video", lambda p, m: with_account(p, "nobody", "video")),
-    ("account", "account root is not in no-such-group", lambda p, m: with_account(p, "root", "no-such-group")),
+    ("account", "account nobody is not in group video", lambda p, m: with_account(p, "nobody", "video")),
+    ("account", "root is not in group no-such-group", lambda p, m: with_account(p, "root", "no-such-group")),
     ("folder", "folder /no/such is missing", lambda p, m: with_folder(p, "/no/such")),
     ("folder", "has mode 0700, planned: 0755", lambda p, m: p.prefix.chmod(0o700)),
     ("folder", "planned: nobody", lambda p, m: with_folder(p, str(p.prefix), "nobody")),

@@ -412,7 +412,7 @@ def test_the_result_is_recorded_on_the_head(local, plan, monkeypatch, tmp_path):
     assert [path.name for path in (tmp_path / "it's").iterdir()] == ["verified.json"]
     assert len(left) == 3
     assert len(warned) == 1
-    assert "verified.json could not be written on here" in warned[0]
+    assert "here could not write verified.json" in warned[0]
     assert "\x1b" not in warned[0]
 
 

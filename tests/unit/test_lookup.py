@@ -87,7 +87,7 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
         ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: use one of "),
         ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: use one of "),
         ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: use one of Q8_0/some-model-Q8_0-00001"),
-        ({"revision": "v2"}, "has no revision 'v2': see "),
+        ({"revision": "v2"}, "has no revision 'v2': choose a revision on "),
     ],
 )
 def test_what_a_repository_does_not_have_is_answered_with_what_it_has(repo, keys, said):
@@ -122,12 +122,12 @@ def test_a_repository_that_does_not_exist_or_is_gated(server, repo):
     gated = on_huggingface(quantisation="Q4_K_M")
     for request, name in ((nothing, "nobody/nothing"), (gated, REPO)):
         for token, account in (
-            (None, "an account, and put its token into llama_model_token_file"),
-            ("hf_other", "of the token in llama_m"),
+            (None, "and set llama_model_token_file to a file with your token"),
+            ("hf_other", "owns the token in llama_m"),
         ):
             message = refusal(looked_up, request, token)
-            assert re.search(rf"{name}, which cannot be read \(HTTP 40[134]\): correct the name or accept the", message)
-            assert f"conditions on {server.url}/{name} with " in message
+            assert re.search(rf"{name}, which cannot be read \(HTTP 40[134]\): correct the name, or acc", message)
+            assert f"conditions on {server.url}/{name} " in message
             assert account in message
             assert "hf_other" not in message
     assert names(looked_up(gated, TOKEN)) == ["some-model-Q4_K_M.gguf"]

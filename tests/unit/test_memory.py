@@ -141,5 +141,5 @@ def test_a_share_says_what_it_does_not_count(variables, expected):
         assert entry["without"] == expected
     lines = " ".join(" ".join(plan_text.plan_sections(typed(plan))["Memory"]).split())
     assert all(name in lines for name in expected)
-    assert ("not counted" in lines) is bool(expected)
+    assert ("not included" in lines) is bool(expected)
     assert all(name in html_page.page(typed(plan)) for name in expected)

@@ -110,7 +110,7 @@ def test_segments_that_were_sent_again_for_nothing_are_not_lost(paged, tmp_path,
 
 
 @pytest.mark.parametrize(
-    "factor, reason", [(0.5, "Generation is slower than planned: "), (1, None), (2, "Speeds exceed the plan: ")]
+    "factor, reason", [(0.5, "Generation is slower than planned. "), (1, None), (2, "Speeds exceed the plan: ")]
 )
 def test_a_speed_outside_the_planned_range_has_a_reason(paged, tmp_path, factor, reason):
     shown, _record = gathered(paged, tmp_path, "serving")

@@ -576,7 +576,7 @@ def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devic
         ("stops", (), "crashes with status 134: srv  error: TOP_K is not supported"),
         ("away", (), "crashes with status 1: ggml-rpc.cpp:55: Failed to connect to 127.0.0.1:1"),
         ("hangs", ("right",), "was not healthy within 8 s: its log is empty"),
-        ("stops", ("wrong", "right", "none"), "not supported; with s: right, it computes correctly"),
+        ("stops", ("wrong", "right", "none"), "not supported; the device computes correctly with s: right"),
         ("wrong", ("crashes", "none"), "allowed 0.050); none of these settings helps: s: crashes; s: none"),
     ],
 )
@@ -804,7 +804,7 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     [
         ({}, {"proof": Proof(9, devices=(RIGHT,)), "remaining": 1}, "allowed 0.050), 9 s", None),
         ({}, {"proof": Proof(0, devices=(RIGHT,)), "remaining": 0}, "according to an earlier run", None),
-        ({}, {"proof": Proof(0, untested="no room")}, None, "the devices of big were not tested: no room"),
+        ({}, {"proof": Proof(0, untested="no room")}, None, "the devices for big were not tested: no room"),
         ({"stage": "reference"}, {"proof": Proof(0)}, "80 of 80 layers of big for about", None),
         ({"prove": "never"}, {}, None, None),
         ({"check_mode": True}, {}, None, None),

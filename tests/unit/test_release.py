@@ -92,7 +92,7 @@ def test_compiled_programs_without_the_chat_page(call, programs, monkeypatch, pa
         )
         return
     assert result["manifest"]["page"] is page
-    warning = ["llama-server of new has no chat page: use another release, for example source: pypi"]
+    warning = ["llama-server of new has no chat page: use a release that the hosts compile, such as source: pypi"]
     assert result["option_warnings"] == warning * ((page, ui) == (False, "auto"))
     assert call(**programs)["option_warnings"] == []
 

@@ -80,7 +80,7 @@ def test_the_page_of_a_cluster():
         "RPC protocol 7.0.0",
         "source: /tmp/x.tar.gz; compiled on strix0 (takes minutes the first time)",
         "strix1  ROCm0  192.168.128.12:50052  layers",
-        "thunderbolt, 0.1 ms assumed",
+        "thunderbolt, 0.1 ms (assumed)",
         "thunderbolt, 0.2 ms",
         "Device rates",
         "No proof of the devices: the names of the model's tensors are unknown",
@@ -191,7 +191,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
     text = changed(plan, found, LACKING, worker2="it could not be reached")
     assert text.splitlines()[:2] == ["  head", "    ! llamacpp-server would be restarted"]
     for part in (
-        "    - b6110-cpu-12345678 is running",
+        "    - b6110-cpu-12345678 is running but not planned",
         f"    + {identity} would be installed",
         "    + packages would be installed: ccache, cmake, g++",
         "    ~ folder 11 is missing",

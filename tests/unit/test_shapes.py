@@ -77,9 +77,7 @@ def test_one_server_on_each_host_serves_several_users_the_fastest():
     assert min(alone.free_mib, other.free_mib) == replicas.free_mib < split.free_mib
     page = " ".join(" ".join(plan_text.plan_sections(plan)["Shapes"]).split())
     assert "split over host0, host1 (this plan) yes" in page
-    gain = (
-        r"The best other shape is one server on each of host0, host1: 1\.\d+ times the tokens per second of this plan "
-    )
+    gain = r"The fastest other shape is one server on each of host0, host1: 1\.\d+ times the tokens per second of this plan "
     assert re.search(
         gain + r"for 8 users\. To select it, add host0, host1 to llama_head, and a host to llama_balancer\.", page
     )

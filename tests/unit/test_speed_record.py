@@ -65,7 +65,7 @@ def test_speeds_of_generation_are_corrected_those_of_alternatives_too_and_nothin
 def test_the_page_says_it(plan):
     after = speed_record.correct_plan(plan, measured(plan, 0.86)._replace(date="2026-11-25"))
     notes = " ".join(speed_text.speed_notes(after))
-    assert f"corrected by a factor of 0.86, measured on 2026-11-25 with {plan.model.name} and " in notes
+    assert f"corrected, by a factor of 0.86, measured on 2026-11-25 with {plan.model.name} and " in notes
     assert "corrected" not in " ".join(speed_text.speed_notes(plan))
 
 

@@ -134,7 +134,7 @@ WAITS = {"state": "waiting", "waiting_for": ["192.0.2.11:50052"]}
     ],
 )
 def test_a_cluster_that_does_not_serve(plan, answers, tmp_path, drifted, managed, health, told, state, reason):
-    problem = f"the cluster is {state}{reason}"
+    problem = f"the cluster {'gives no valid answer' if state == 'silent' else f'is {state}'}{reason}"
     answers["head"]["drift"]["services"]["llamacpp-server"]["state"] = drifted
     answers["head"]["condition"]["service_states"]["llamacpp-server"] = managed
     serving = None if told is None else {**TOLD, **told}

@@ -33,7 +33,7 @@ class CommandError(Refusal):
     """Failure of a command; ``status`` is None if the command did not start or did not finish."""
 
     def __init__(self, argv: list[str], reason: str, status: int | None) -> None:
-        super().__init__(f"{shlex.join(argv)} failed: {reason}. Fix this on the host, and run the playbook again.")
+        super().__init__(f"{shlex.join(argv)} failed: {reason}. Fix this on the host and run the playbook again.")
         self.reason = reason
         self.status = status
 

@@ -102,7 +102,7 @@ def manager_problems(paths: InstallationPaths) -> list[str]:
     """Return a sentence for each reason why the service manager cannot run services."""
     user = pwd.getpwuid(os.geteuid()).pw_name
     if paths.service_manager == "systemd_user" and not has_lingering(user):
-        return [f"services of {user} stop at logout"]
+        return [f"services of {user} stop at logout, because lingering is disabled"]
     if paths.service_manager == "supervisor" and not supervisor_runs(paths.prefix):
         return ["supervisor is not running"]
     return []

@@ -62,10 +62,10 @@ setInterval(async () => {{
 }}, {REFRESH_SECONDS * 1000});
 """
 SLOW_REASONS = {
-    "answers": "Generation is slower than planned: several requests share the devices, another program uses a host, or a device is slower than assumed.",
-    "prompts": "Prompt processing is slower than planned: prompts are short, another program uses a host, or a device is slower than assumed.",
+    "answers": "Generation is slower than planned. Possible causes: concurrent requests, another program on a host, or a device that is slower than assumed.",
+    "prompts": "Prompt processing is slower than planned. Possible causes: short prompts, another program on a host, or a device that is slower than assumed.",
 }
-FAST_REASON = "Speeds exceed the plan: the devices are faster than assumed. playbooks/benchmark.yml can measure them."
+FAST_REASON = "Speeds exceed the plan: the devices are faster than assumed. Measure them with playbooks/benchmark.yml."
 """Usual reasons for a speed outside the planned range."""
 CONTENT_POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "

@@ -68,8 +68,8 @@ def clean_cache(cache_folder: Path, limit_bytes: int, sizes: Sequence[int] = (),
         total_bytes -= size
         removed_files.append(path.name)
     if removed_files:
-        reason = f"they were truncated, or the cache exceeded {limit_bytes // rpc.MIB} MiB"
-        journal.log(f"removed files from {cache_folder}, because {reason}: {len(removed_files)}")
+        reason = f"they were truncated or the cache exceeded {limit_bytes // rpc.MIB} MiB"
+        journal.log(f"files removed from {cache_folder}, because {reason}: {len(removed_files)}")
     return removed_files
 
 

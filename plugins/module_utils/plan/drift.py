@@ -10,8 +10,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import LastPlan
 
 RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "stopped", "foreign", "different"
-"""States of a planned service: running as planned; launcher waits for workers; stopped; port used by another program; running with another command
-line or environment."""
+"""States of a planned service: running as planned; launcher waits for workers; stopped; as in STATE_TEXTS."""
+STATE_TEXTS = {FOREIGN: "stopped: another program uses its port", DIFFERENT: "running with another configuration"}
 Name = Annotated[str, Text()]
 PathText = Annotated[str, Text(max_length=4096)]
 

@@ -222,7 +222,7 @@ def _judge_side(
     for remedy in work.remedies:
         changed_side = side._replace(argv=(*side.argv, *remedy.words))
         if _compare_side(work, folder, owns_port, reference, changed_side).is_correct:
-            return verdict._replace(remedy=f"with {remedy.setting}, it computes correctly")
+            return verdict._replace(remedy=f"the device computes correctly with {remedy.setting}")
     return verdict._replace(
         remedy=f"none of these settings helps: {'; '.join(remedy.setting for remedy in work.remedies)}"
     )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import loading, serving
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import ASLEEP
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STATE_TEXTS, Difference, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types
@@ -178,7 +178,7 @@ def _host_problems(host: types.HostStatus) -> Iterator[str]:
         return
     for worker in host.workers:
         if worker.state not in RUNNING_STATES:
-            yield f"{worker.service} on {host.name} is {worker.state}"
+            yield f"{worker.service} on {host.name} is {STATE_TEXTS.get(worker.state, worker.state)}"
     differences = [difference for difference in serious_differences(host) if difference.kind != "service"]
     if differences:
         kinds = ", ".join(dict.fromkeys(difference.kind for difference in differences))
@@ -196,7 +196,8 @@ def problems_of(
     elif cluster.state == "unknown":
         problems.append("the head did not answer, so the cluster's state is unknown")
     elif cluster.state not in SERVING_STATES:
-        problems.append(f"the cluster is {cluster.state}{f': {cluster.detail}' * bool(cluster.detail)}")
+        state = serving.STATE_LABELS.get(cluster.state, f"is {cluster.state}")
+        problems.append(f"the cluster {state}{f': {cluster.detail}' * bool(cluster.detail)}")
     if cluster.balancer is not None and not cluster.balancer.startswith("UP"):
         problems.append(f"the balancer sends no requests to {cluster.head}: {cluster.balancer}")
     if refusal:

@@ -62,7 +62,7 @@ def deliver(action: Action, arguments: ModelArguments) -> dict:
         )
     progress = DownloadProgress(action, [file for file in pending_files if not model_files.is_copied(file)])
     pauses = itertools.chain(FIRST_PAUSES_SECONDS, itertools.repeat(PROGRESS_INTERVAL_SECONDS))
-    remedy = "Run the playbook again to continue."
+    remedy = "Run the playbook again to continue the download."
     job = BackgroundJob("download", LIMIT_SECONDS, MAX_SILENCE_SECONDS, pauses, progress.show, remedy)
     answer = action.run_in_background(job, **typed_json.dump(model_arguments))
     return answer if answer.get("failed") else {**answer, **result}

@@ -122,14 +122,12 @@ def _refusal_reason(repository: types.HuggingFace, error: web.RemoteError, token
     """Return the meaning of a server's refusal, as the end of a sentence. The hub's answer is the same for a missing repository and a missing token."""
     page = f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
-        return f"has no revision {repository.revision!r}: see {page}/tree/main"
+        return f"has no revision {repository.revision!r}: choose a revision on {page}/tree/main"
     if error.status in (401, 403, 404):
-        account = f"an account, and put its token into {web.TOKEN_FILE_VARIABLE}"
+        remedy = f"and set {web.TOKEN_FILE_VARIABLE} to a file with your token"
         if token:
-            account = f"the account of the token in {web.TOKEN_FILE_VARIABLE}"
-        return (
-            f"cannot be read (HTTP {error.status}): correct the name or accept the conditions on {page} with {account}"
-        )
+            remedy = f"with the account that owns the token in {web.TOKEN_FILE_VARIABLE}"
+        return f"cannot be read (HTTP {error.status}): correct the name, or accept the conditions on {page} {remedy}"
     return f"cannot be looked up: {endpoint()} {error}"
 
 
@@ -223,7 +221,7 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
                 "llama_model_path to the joined file"
             )
         raise Refusal(
-            f"{subject} no {kind}: use another repository; this repository has {available_names or 'no files'}"
+            f"{subject} no {kind}: use another repository (files in this repository: {available_names or 'none'})"
         )
     quantisation = repository.quantisation
     matches = [model for model in models if quantisation is None or model.quantisation.lower() == quantisation.lower()]

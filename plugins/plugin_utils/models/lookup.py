@@ -113,6 +113,6 @@ def _look_up_copy(query: Query) -> ResolvedSource:
         headers, summary = _read_headers(query, lambda: gguf.read_path(str(path)), location)
     except OSError as error:
         raise Refusal(
-            f"{source.variable} is {location}, which cannot be read ({error.strerror}): correct the path, or put the file at this path"
+            f"{source.variable} is {location}, which cannot be read ({error.strerror}): correct the path, or put the file there"
         ) from None
     return ResolvedSource(_model_files(source, headers, location, lambda name: path.with_name(name).as_uri()), summary)

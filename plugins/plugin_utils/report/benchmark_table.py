@@ -7,7 +7,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import Benchmark, Cell
 
-COLUMN_TITLES = ("test", "t/s", "predicted", "share", "reason")
+COLUMN_TITLES = ("test", "t/s", "predicted", "of prediction", "reason")
 
 
 def speed(cell: Cell) -> str:

@@ -92,7 +92,7 @@ def auxiliary_model_lines(plan: types.Plan) -> list[str]:
 def uncounted_models(plan: types.Plan) -> list[str]:
     """Return lines with the models that the sizes of devices do not include; none if they include all."""
     names = {name for entry in plan.placement for name in entry.without}
-    return tables.wrap("  not counted: ", ", ".join(sorted(names))) if names else []
+    return tables.wrap("  not included: ", ", ".join(sorted(names))) if names else []
 
 
 def reason_lines(plan: types.Plan) -> list[str]:

@@ -38,7 +38,7 @@ ROUTER_NOTE = "One is loaded at a time: a request for another model waits while 
 
 
 def first_model_note(plan: types.Plan) -> str:
-    return f"Unless stated otherwise, the rest describes {plan.head.models[0].name}." if plan.head.models else ""
+    return f"Unless stated otherwise, other sections describe {plan.head.models[0].name}." if plan.head.models else ""
 
 
 def model_source_text(plan: types.Plan) -> str:
@@ -146,7 +146,7 @@ class TopologyRow(NamedTuple):
     def link_text(self) -> str:
         """Return the kind and latency of the link; empty without a link."""
         link = self.link
-        return f"{link.kind}, {link.one_way_ms:g} ms{'' if link.measured else ' assumed'}" if link else ""
+        return f"{link.kind}, {link.one_way_ms:g} ms{'' if link.measured else ' (assumed)'}" if link else ""
 
 
 def topology_rows(plan: types.Plan) -> list[TopologyRow]:
@@ -224,7 +224,7 @@ def _ports(plan: types.Plan) -> list[str]:
     for worker in plan.external_workers:
         text = f"{worker.host}  {worker.endpoint}: external worker; its clients are unknown"
         lines += tables.wrap("  ", text)
-    return lines or ["  none: the workers listen on loopback only"]
+    return lines or ["  none for workers: they listen on loopback only"]
 
 
 def advisory_title(advisory: types.AdvisoryPlan) -> str:
@@ -258,9 +258,10 @@ def changes_of(
             continue
         lines.append(f"  {name}")
         planned_builds = {build.id for build in plan.hosts[name].builds}
-        lines += [f"    - {build} is running" for build in drift.running_releases if build not in planned_builds]
+        unplanned_builds = [build for build in drift.running_releases if build not in planned_builds]
+        lines += [f"    - {build} is running but not planned" for build in unplanned_builds]
         lines += [f"    + {build} would be installed" for build in drift.missing_builds]
-        if name == plan.head.host and plan.head.conversations and {*drift.running_releases} - planned_builds:
+        if name == plan.head.host and plan.head.conversations and unplanned_builds:
             lines += tables.wrap("    ! ", "saved conversations would be lost, because another build cannot read them")
         if packages:
             lines += tables.wrap("    + ", f"packages would be installed: {', '.join(sorted(packages))}")

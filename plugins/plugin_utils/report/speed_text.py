@@ -109,7 +109,7 @@ def _correction(estimate: Estimate) -> list[str]:
         return []
     source = f"measured on {correction.date} with {correction.model} and {correction.release}"
     return [
-        f"Generation speeds (also those of other shapes and fallbacks) are corrected by a factor of {correction.factor:.2g}, {source}. Prompt speeds are not."
+        f"Only generation speeds (also those of other shapes and fallbacks) are corrected, by a factor of {correction.factor:.2g}, {source}."
     ]
 
 
@@ -119,14 +119,14 @@ def _conversations(plan: Plan) -> str:
     if not generates_text(plan):
         return "This model generates no text, so no conversations are cached."
     memory = f"MiB of {head.host}'s memory"
-    cache_text = f"Conversations that lost their slot are cached in {head.prompt_cache_mib} {memory}"
+    cache_text = f"Conversations that lost their slot are cached in up to {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
         cache_text = "Conversations that lost their slot are not cached"
     checkpoints = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
     disk_plan = head.conversations
     disk_text = (
-        f" They survive a restart on {head.host}'s disk: a full context takes {disk_plan.file_mib} MiB there, and {disk_plan.move_s:g} s to save or restore; "
-        f"computing it again takes {disk_plan.computing_s:g} s."
+        f" Conversations survive a restart on {head.host}'s disk: a full context takes {disk_plan.file_mib} MiB there, and {disk_plan.move_s:g} s to save or "
+        f"restore, but {disk_plan.computing_s:g} s to compute again."
         if disk_plan
         else ""
     )
@@ -182,7 +182,7 @@ def shape_notes(plan: Plan) -> list[str]:
     count = "one user" if users.users == 1 else f"{users.users} users"
     gain = f"{speed(best_shape) / current_speed:.2f} times the tokens per second of this plan for {count}"
     changes = " and ".join(filter(None, [", ".join(best_shape.settings[:-1]), *best_shape.settings[-1:]]))
-    return [f"The best other shape is {_shape_name(best_shape)}: {gain}. To select it, {changes}."]
+    return [f"The fastest other shape is {_shape_name(best_shape)}: {gain}. To select it, {changes}."]
 
 
 def shape_lines(plan: Plan) -> list[str]:

@@ -10,8 +10,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import wh
 
 
 def text_of(rows: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -> str:
-    served_rows = [["model", "uses", "file", "GiB", "context", "tokens/s", "prompts", "where"]]
-    other_rows = [["not served", "uses", "file", "GiB", "why"]]
+    served_rows = [["model", "parameters", "quantisation", "GiB", "context", "tokens/s", "prompts", "where"]]
+    other_rows = [["not served", "parameters", "quantisation", "GiB", "why"]]
     for row in rows:
         if row.why_not:
             reason = textwrap.shorten(row.why_not, tables.PAGE_WIDTH, placeholder=" …")

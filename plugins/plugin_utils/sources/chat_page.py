@@ -75,7 +75,7 @@ def fetch(release: ReleasePlan, source: CachedArchive, requested_ui: str | None)
         )
     if problems:
         remedy = f"install Node.js {MIN_NODE_VERSION} or newer on the controller and set {VARIABLE} to true"
-        Display().warning(f"llama-server of {release.ref} has no chat page: {problems}. To get it, {remedy}")
+        Display().warning(f"llama-server of {release.ref} has no chat page: {problems}. To get the page, {remedy}")
     return cached_pages(source)
 
 

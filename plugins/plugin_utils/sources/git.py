@@ -94,7 +94,7 @@ def count_commits(repository: str, commit: str, parent_folder: Path) -> int:
     options = ["--update-shallow"] if is_local else ["--filter=tree:0"]
     with _fetch(repository, commit, parent_folder, *options) as (folder, head):
         if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
-            raise GitError("its history is incomplete in that repository")
+            raise GitError("the repository's history is incomplete")
         return int(_run(["rev-list", "--count", head, "--"], FETCH_SECONDS, folder))
 
 

@@ -97,7 +97,7 @@ def _account_differences(accounts: Iterable[host_types.AccountPlan]) -> Iterator
         missing_groups = [group for group in account.groups if account.name not in _members(group)]
         if missing_groups:
             yield drift.Difference(
-                "account", account.name, f"account {account.name} is not in {', '.join(missing_groups)}"
+                "account", account.name, f"account {account.name} is not in group {' or '.join(missing_groups)}"
             )
 
 
@@ -250,7 +250,7 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
             *(drift.Difference("manager", plan.service_manager, text) for text in installation.manager_problems(paths)),
             *_system_differences(plan),
             *(
-                drift.Difference("service", name, f"{name} is {service.state}")
+                drift.Difference("service", name, f"{name} is {drift.STATE_TEXTS.get(service.state, service.state)}")
                 for name, service in services.items()
                 if service.state not in (drift.RUNNING, drift.WAITING)
             ),

@@ -23,7 +23,7 @@ NFT_BOOT_LINK = f"/etc/systemd/system/nftables.service.wants/firewall-{names.PRE
 """Link that loads the table after each start of nftables."""
 NFT_COMMENT = re.compile(rf'comment "{names.PREFIX} ([^"]*)"')
 UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
-PARTIAL_NOTE = ", but only now or only after a restart"
+PARTIAL_NOTE = " (in effect only until a restart, or only after one)"
 """Note on a rule that is in effect only now, or only after a restart."""
 
 
