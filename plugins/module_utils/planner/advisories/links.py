@@ -18,8 +18,8 @@ def unfiltered_reason(context: AdvisoryContext, name: str) -> str:
         return f"The service manager ({facts.service_manager}) does not filter addresses"
     if facts.units_filter is None:
         return (
-            "It is unknown whether systemd filters addresses there. If systemd-run needs root, run with become. If the host is down, its cached "
-            "facts are from an older version of the collection: start or retire the host"
+            "It is unknown whether systemd filters addresses there. If systemd-run needs root there, run the playbook with become. If the host is "
+            "down, its cached facts are from an older version of the collection: start or retire the host"
         )
     return "Systemd does not filter addresses there, because the kernel or the container lacks BPF for control groups"
 

@@ -98,7 +98,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
         newer_build = (
             f"build {support.oldest_build_with} or newer"
             if support.oldest_build_with
-            else "a newer build that supports it"
+            else "a newer build that supports this architecture"
         )
         variables = remedies.join_names(context.variables_of(release.id))
         values = {"modal": modal, "subject": f"build {release.build} {verb} not know", "removal": None}

@@ -44,7 +44,7 @@ ADVISORIES = (
         "unprotected-worker",
         "error",
         links.unprotected_workers,
-        "RPC has no authentication, and nothing limits {where} to connections from the head: this run sets up no firewall there. {reason}.",
+        "RPC has no authentication, and nothing limits {where} to connections from the head: this run sets no firewall rules there. {reason}.",
         (
             "enable {managers} on {hosts}",
             "set llama_host_scope to {scope} for {hosts} (needs root)",
@@ -56,7 +56,7 @@ ADVISORIES = (
         "worker-not-started",
         "warning",
         links.idle_workers,
-        "These unused workers are not started, because nothing would keep other hosts away from their ports: {where}.",
+        "These unused workers are not started, because nothing would limit their ports to connections from the head: {where}.",
         ("remove the unused workers from the inventory", "accept unprotected-worker to start them anyway"),
         "docs/security.md",
     ),
@@ -76,7 +76,7 @@ ADVISORIES = (
         "error",
         server.open_server,
         "The server listens on {address} without an API key, so anyone who can reach it can use it.",
-        ("set llama_server_api_key_file", "set llama_server_host to 127.0.0.1 and use your own proxy"),
+        ("set llama_server_api_key_file", "set llama_server_host to 127.0.0.1 and use an authenticating proxy"),
         "https://github.com/ggml-org/llama.cpp/pull/25655",
     ),
     Advisory(
@@ -114,7 +114,7 @@ ADVISORIES = (
         "error",
         memory.vulkan_memory,
         "Mesa's Vulkan driver reports only two thirds of the memory shared with the processor: {where}. "
-        "Loading more than that has failed with out-of-memory errors.",
+        "Loading more than the reported size has failed with out-of-memory errors.",
         (
             "set llama_backend to {hip} for {hosts}, and llama_server_backend too if the head is affected",
             f"add {backends.UNIFIED_HEAP}: 'true' under environment in llama_worker_endpoints for {{hosts}}, and in llama_server_environment for the head",
@@ -134,7 +134,7 @@ ADVISORIES = (
         "warning",
         memory.displacing_prompt_cache,
         "llama_server_prompt_cache_mib: {size} moves {moved} layers from {host} to slower devices. "
-        "Predicted: {with_cache} tokens/s with it, {without_cache} tokens/s without it.",
+        "Predicted: {with_cache} tokens/s; without this cache, {without_cache} tokens/s.",
         ("set llama_server_prompt_cache_mib to {largest} or less", "accept this advisory if this is intended"),
         "docs/plan.md",
     ),
@@ -143,7 +143,7 @@ ADVISORIES = (
         "error",
         releases.cache_kernels,
         "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. Programs on {hosts} may lack kernels for these "
-        "types; a worker that lacks them crashes at the first token.",
+        "types; a worker without these kernels crashes at the first token.",
         (
             "set both to q8_0 or both to q4_0",
             "set {variables} to a release that the hosts compile (source: git, pypi or archive)",
@@ -155,7 +155,7 @@ ADVISORIES = (
         "architecture-unknown",
         "error",
         releases.unknown_architecture,
-        "llama-server {modal} refuse the model: {subject} its architecture, {architecture}.",
+        "llama-server {modal} refuse the model: {subject} the architecture {architecture}.",
         (
             "set {variables} to {newer_build}",
             "set llama_model_huggingface to a repository with this model in llama.cpp's format{removal}",
@@ -166,8 +166,8 @@ ADVISORIES = (
         "tensor-kernels",
         "error",
         releases.missing_kernels,
-        "Backend {backend} on {hosts} has no known kernels for the model's {types} tensors. A worker crashes at the first token; the head falls back "
-        "to its CPU.",
+        "The {backend} backend on {hosts} has no known kernels for the model's {types} tensors. A worker would crash at the first token; the head would "
+        "fall back to its CPU.",
         ("set llama_backend to {alternative} for {hosts}", "use a model file with other tensor types, like Q4_K"),
         "docs/models.md",
     ),
@@ -186,7 +186,7 @@ ADVISORIES = (
         "Weights and activations (in effect, the conversation) travel unencrypted between {head} and its workers: {where}.",
         (
             "set llama_transport to {transport} for {hosts}",
-            "for a cable, set peer in llama_links to its other end",
+            "for a cable, set peer in llama_links to the host at its other end",
             "accept this advisory if you trust that network",
         ),
         "docs/security.md",
@@ -266,7 +266,7 @@ ADVISORIES = (
         "metal-mmap",
         "warning",
         memory.metal_mappings,
-        "On {where}, Metal maps almost the whole file, including layers that belong to workers.",
+        "On {where}, Metal maps almost the whole model file, including layers that belong to workers.",
         ("remove llama_server_load_mode",),
         LLAMA_CPP_ISSUE.format(27667),
     ),
@@ -333,7 +333,7 @@ ADVISORIES = (
         "chat-template-missing",
         "warning",
         server.missing_chat_template,
-        "The file of {model} has no chat template, so llama-server uses a template on which the model was not trained.",
+        "The model file of {model} has no chat template, so llama-server uses a template on which the model was not trained.",
         (
             "use an instruct model for chats",
             "add --chat-template to llama_server_extra_args",
