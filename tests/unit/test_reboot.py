@@ -129,7 +129,7 @@ def test_hosts_that_are_named_reboot_and_a_wrong_name_reboots_nothing(tmp_path):
         assert f"{name}: is not in llama_reboot_hosts" in shown
     assert hosts_of(tmp_path, ALL).count("needs no reboot") == 4
     refusals = {
-        "llama_reboot_hosts contains strix9, which is not in the cluster": ("one,strix9",),
+        "llama_reboot_hosts contains hosts that are not in the cluster (strix9)": ("one,strix9",),
         "llama_reboot_hosts is empty": ("",),
         "--limit excludes top, spare": (ALL, "--limit", "one,two"),
         "for example -e llama_reboot_hosts=top,one; --limit excludes top, spare": ("strix9", "--limit", "one,two"),

@@ -307,9 +307,9 @@ RUNS = {
 REFUSALS = {
     "no host": 'is in the group "llama_cluster" and in llama_head or llama_workers',
     "retired and used": "These hosts are in llama_retired, and in llama_head or llama_workers as well: box. Remove a host from",
-    "no tags": "contains plan, but this playbook has no tags: it always runs as a whole",
-    "unknown tag": "contains x, but this playbook only has the tags plan, build, services, verify.",
-    "no replica": "These workers belong to no replica, but llama_head has several",
+    "no tags": "contains plan, but this playbook has no tags: run it without tags",
+    "unknown tag": "contains x, but this playbook only has the tags plan, build, services, verify: use",
+    "no replica": "These workers do not belong to exactly one replica: w.",
     "two balancers": "llama_balancer contains x, y, but a cluster has only one",
     "loopback": "The balancer cannot reach a: set llama_server_host to 0.0.0.0",
 }
