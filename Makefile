@@ -133,6 +133,7 @@ test-full: ci ## Run all tests, including slow tests, all scenarios and the benc
 	@$(MAKE) --no-print-directory molecule SCENARIO=transport ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=benchmark ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=failure ACTION=test
+	@$(MAKE) --no-print-directory molecule SCENARIO=replicas ACTION=test
 	@$(MAKE) --no-print-directory molecule SCENARIO=monitoring ACTION=test
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/no_change_run.py
 	@PYTHONPATH=$(VENV)/collections $(VENV)/bin/python tests/benchmarks/first_run.py
