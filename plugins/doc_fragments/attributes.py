@@ -18,14 +18,14 @@ attributes:
     description: Can run in check mode and predict its changes without making them.
     support: full
   idempotent:
-    description: Changes nothing when it is run a second time with the same arguments.
+    description: Changes nothing when it runs a second time with the same arguments.
     support: full
   platform:
     description: Supported systems.
     support: full
     platforms: posix
   diff_mode:
-    description: Returns the changes in diff mode; in check mode, the changes that would be made.
+    description: Returns the changes in diff mode, or in check mode the changes that it would make.
 """
 
 
@@ -43,13 +43,13 @@ class ModuleDocFragment:
     SETTINGS = r"""
 options:
   prefix:
-    description: Installation folder, from the plan. While a task of another run changes the same installation on this host, this task waits.
+    description: Installation folder, from the plan. The task waits while a task of another run changes this installation.
     type: str
 """
     INSTALLATION = r"""
 options:
   scope:
-    description: Whether the installation belongs to the system or to the connecting user.
+    description: Owner of the installation, the system or the connecting user. V(auto) chooses as for C(llama_host_scope).
     type: str
     choices: [auto, system, user]
     default: auto

@@ -11,7 +11,7 @@ name: by_host
 short_description: Gathers the values of one variable from many hosts
 description:
   - Returns a mapping of each host's name to the variable's value on that host, or to an empty mapping if the variable is not defined.
-  - A registered variable is defined on all hosts that ran or skipped the task.
+  - A registered variable is defined on each host that ran or skipped its task.
 positional: hostvars, variable
 options:
   _input:
@@ -43,7 +43,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Each host's name, and the value of the variable there.
+  description: Value of the variable by host.
   type: dict
 """
 

@@ -13,7 +13,7 @@ short_description: Returns the reason why a task failed, in one line
 description:
   - Returns the message of a result. For a task with a loop, it returns the messages of the failed items.
   - The message has no full stop at the end.
-  - Returns an empty string unless something new failed.
+  - Returns an empty string if nothing failed, or if the failure is the one in O(previous).
 positional: previous
 options:
   _input:
@@ -21,7 +21,7 @@ options:
     type: dict
     required: true
   previous:
-    description: The result of an earlier failure, which Ansible keeps after a C(rescue).
+    description: An earlier failed result. Ansible keeps it in V(ansible_failed_result) after a C(rescue), until another task fails.
     type: dict
     default: {}
 author: the llamacpp.cluster contributors

@@ -9,12 +9,12 @@ from ansible.plugins.loader import module_loader
 
 DOCUMENTATION = r"""
 name: missing_collection
-short_description: Names a missing collection that a firewall needs
+short_description: Names the missing Ansible collection that a firewall needs
 description:
-  - Returns the name of the collection that a firewall manager needs, if the controller lacks this collection.
+  - Returns the name of the Ansible collection that the modules for a firewall manager are in, if the controller lacks this collection.
 options:
   _input:
-    description: C(firewalld), C(ufw), C(nftables) or nothing.
+    description: Firewall manager, V(firewalld), V(ufw), V(nftables) or nothing.
     type: str
 author: the llamacpp.cluster contributors
 """
@@ -27,7 +27,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Name of the collection, or nothing.
+  description: Name of the collection; empty if none is missing.
   type: str
 """
 

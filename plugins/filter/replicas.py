@@ -13,7 +13,7 @@ name: replicas
 short_description: Divides a cluster into its replicas
 description:
   - Returns for each replica a list of its hosts, the head first. A cluster without a host in C(llama_balancer) is one replica.
-  - A replica is the largest group within the cluster that holds exactly one host of C(llama_head), or that host alone.
+  - The replica of a head is the largest group within the cluster that contains no other head, or else the head alone.
 positional: cluster, hosts
 options:
   _input:
@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   hosts:
-    description: Hosts of the run. Other hosts are left out, and so are replicas without any of these hosts.
+    description: Hosts of the run. Other hosts are left out, and so are replicas without a host of the run. Without this option, all hosts are returned.
     type: list
     elements: str
 author: the llamacpp.cluster contributors
@@ -39,7 +39,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 _value:
-  description: Names of the hosts of each replica.
+  description: For each replica, the names of its hosts.
   type: list
   elements: list
 """

@@ -9,7 +9,7 @@ DOCUMENTATION = r"""
 module: balancer
 short_description: Drains a replica in HAProxy, or returns it to service
 description:
-  - Sends commands to the HAProxy of C(llama_balancer) over its socket. If HAProxy is not running, or has no such server, nothing happens.
+  - Sends commands to the HAProxy of C(llama_balancer) over its socket. If HAProxy is not running, or does not know O(server), nothing happens.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   server:
@@ -25,11 +25,11 @@ options:
     choices: [drained, ready, read]
     default: read
   seconds:
-    description: Seconds to wait before the module fails; with V(0) it does not wait.
+    description: Seconds after which the module stops waiting and fails. With V(0), it neither waits nor fails.
     type: int
     default: 0
   socket:
-    description: HAProxy's socket.
+    description: HAProxy's admin socket.
     type: path
     default: /run/llamacpp-balancer/admin.sock
 """
@@ -44,7 +44,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 status:
-  description: Status of the server as HAProxy reports it. Empty if HAProxy is not running or has no such server.
+  description: Status of the server as HAProxy reports it. Empty if HAProxy is not running or does not know the server.
   returned: success
   type: str
 request_count:

@@ -7,18 +7,18 @@ DOCUMENTATION = r"""
 module: benchmark
 short_description: Measures the speed of a cluster
 description:
-  - Plans a load of the model for each number in C(llama_benchmark_hosts), and measures it on the head in a service that temporarily replaces the
-    server. Run the task on the head. Used by C(playbooks/benchmark.yml).
-  - With systemd, that service always starts the server again. With supervisor, O(state=absent) starts the server.
+  - For each number of hosts in C(llama_benchmark_hosts), plans how they load the model, and measures its speed with C(llama-bench). A service on the
+    head, which replaces the server meanwhile, runs C(llama-bench). Run the task on the head. Used by C(playbooks/benchmark.yml).
+  - With systemd, the server always starts again after the measurements. With supervisor, O(state=absent) starts it.
 extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
   check_mode:
-    details: Shows how many measurements would be made.
+    details: Only shows the number of measurements.
   idempotent:
     support: none
 options:
   plan:
-    description: The serving plan.
+    description: The plan that is serving.
     type: dict
   facts:
     description: Result of M(llamacpp.cluster.host_info) by host.
@@ -27,13 +27,13 @@ options:
     description: Result of M(llamacpp.cluster.model_info) for the model that is served.
     type: dict
   path:
-    description: Folder on the controller for the results, V(benchmark.json) and V(benchmark.md).
+    description: Folder on the controller for the results, C(benchmark.json) and C(benchmark.md).
     type: path
   state:
     description:
       - V(absent) removes the benchmark of a killed run, and starts the server.
-      - V(started) starts the service that runs the benchmark. Only the action plugin uses it, and also sets O(host) and all options that
-        C(benchmark.yml) does not set.
+      - V(started) starts the service that runs the benchmark. Only the action plugin sets V(started), O(host), O(definition) and O(programs).
+        Playbooks do not set them.
     type: str
     choices: [started, absent]
   host:
@@ -44,7 +44,7 @@ options:
     description: Definition of the service.
     type: str
   programs:
-    description: Number of programs in the service whose results the module reads.
+    description: Number of C(llama-bench) runs in the service, whose results the module reads.
     type: int
     default: 0
 """

@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: cache_prefill
 short_description: Fills the caches of a host's workers from a copy of the model on the host
 description:
-  - Puts tensors of the model into the caches of workers before the head sends them, if the workers' host also has the model.
-  - A temporary worker of the same release receives the tensors over RPC and writes the cache itself. It uses the processor and listens on loopback.
+  - If the workers' host has a copy of the model, puts its tensors into the workers' caches, so that the head does not have to send them.
+  - A temporary worker of the same release receives the tensors over RPC and writes them to the cache. It uses the processor and listens on loopback.
     Running services are not interrupted.
   - If a cache cannot be filled, the module warns and does not fail. The head then sends the missing tensors when it loads the model.
 extends_documentation_fragment: llamacpp.cluster.attributes
@@ -35,7 +35,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 bytes:
-  description: Number of bytes that were added to the caches, or that check mode would add.
+  description: Number of bytes that were added to the caches; in check mode, that would be added.
   returned: success
   type: int
 """

@@ -7,10 +7,10 @@ DOCUMENTATION = r"""
 module: cluster_lock
 short_description: Locks a cluster for one run at a time
 description:
-  - Keeps the file C(cluster.lock) in the head's installation. The file names the run that is changing hosts. A second run fails at once, and
+  - The lock is the file C(cluster.lock) in the head's installation. It names the run that is changing hosts. A second run fails at once, and
     its error names the first run.
   - A run takes over the lock of an earlier run that died on the same controller. It takes over the lock of any other run only with O(take_over).
-  - O(state=absent) releases the lock, and removes the files of a killed proof.
+  - O(state=absent) releases the lock, and removes the files that a killed proof left.
   - If the head cannot be reached, the module warns and takes no lock.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
@@ -20,7 +20,7 @@ options:
     required: true
   create:
     description:
-      - Whether to create a missing O(prefix), and to mark it as this collection's. Without this option, an unmarked folder is not locked.
+      - Whether to create a missing O(prefix), and to mark it as this collection's. If false, a folder without this mark is not locked.
     type: bool
     default: false
   state:
@@ -33,7 +33,7 @@ options:
     type: bool
     default: false
   run:
-    description: This run. The action plugin sets it.
+    description: Identity of this run. The action plugin sets it.
     type: dict
   ended:
     description: An earlier run of this controller that has ended. The action plugin sets it.

@@ -5,9 +5,9 @@
 
 DOCUMENTATION = r"""
 module: discover
-short_description: Proposes an inventory from the hosts' reports, and plans it
+short_description: Proposes an inventory from the hosts' reports, and shows its plan
 description:
-  - Chooses a head, links and a model, writes the inventory with the reasons as comments, and shows its plan. Changes no host.
+  - Chooses a head, links and a model, writes an inventory with the reasons as comments, and shows the inventory's plan. Changes no host.
   - Runs as an action plugin on the controller.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
@@ -29,7 +29,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Write an inventory, and plan it
+- name: Write an inventory, and show its plan
   llamacpp.cluster.discover:
     facts: "{{ facts }}"
     found: "{{ found }}"

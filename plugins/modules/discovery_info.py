@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: discovery_info
 short_description: Reports links to other hosts, and models on the host
 description:
-  - Sends an empty datagram to each of O(addresses) in the host's networks, and records which neighbours answer on which interface. Linux only.
+  - Sends an empty datagram to those of O(addresses) that are in the host's networks, and reports the neighbours that each interface then sees. Linux only.
   - Searches the usual folders, including those of Ollama, for GGUF files, and reads their headers.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
@@ -35,8 +35,8 @@ EXAMPLES = r"""
 
 RETURN = r"""
 discovered:
-  description: Name of the host, its interfaces (with the hardware addresses that each interface sees), and its models (each with a summary or the reason why
-    it has none).
+  description: Name of the host, its interfaces (with the hardware addresses that each interface sees), and its models (each with its summary, and with the
+    folder or file that O(account) cannot read, if any).
   returned: success
   type: dict
 """

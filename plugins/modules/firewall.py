@@ -9,15 +9,15 @@ short_description: Compares the host's firewall with the plan
 description:
   - Compares the cluster's rules with the planned rules, and returns the changes for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or
     C(nft). The role C(llama_firewall) makes these changes.
-  - Foreign rules are never changed. If a foreign ufw rule lets the head reach a port, no rule is inserted that closes this port.
+  - Foreign rules are never changed. If a foreign ufw rule lets the head reach a port, the module adds no rule that closes this port.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   check_mode:
     details: Changes nothing in either mode. In check mode it reports what the role would change.
 options:
   keep_obsolete_rules:
-    description: Whether to keep rules that are not in O(rules), because programs may still listen on their ports. When these programs have stopped, run the
-      role again without O(keep_obsolete_rules).
+    description: Whether to keep the cluster's rules that are not in O(rules), because programs may still listen on their ports. When these programs have
+      stopped, run the module again without this option.
     type: bool
     default: false
   manager:
@@ -26,8 +26,8 @@ options:
     choices: [firewalld, ufw, nftables]
   rules:
     description:
-      - Ports and their clients, from C(hosts.HOST.firewall) of the plan. The TCP port C(port) is on the numeric IPv4
-        C(address), V(0.0.0.0) for all addresses. C(sources) are numeric IPv4 addresses and networks, V(0.0.0.0/0) for everyone.
+      - Ports and their clients, from C(hosts.HOST.firewall) of the plan. C(port) is a TCP port. C(address) is the host's IPv4 address,
+        V(0.0.0.0) for all addresses. C(sources) are the clients' IPv4 addresses and networks, V(0.0.0.0/0) for everyone.
     type: list
     elements: dict
     required: true
@@ -45,17 +45,17 @@ EXAMPLES = r"""
 
 RETURN = r"""
 rules_to_add:
-  description: Arguments for the firewalld or ufw module, one entry per rule to add, in order.
+  description: Arguments for the firewalld or ufw module, one entry per call, in the order of the calls.
   returned: success
   type: list
   elements: dict
 rules_to_remove:
-  description: Arguments for the same module, one entry per rule to remove after adding the others.
+  description: Arguments for the same module, one entry per rule to remove. Remove these rules after the calls in RV(rules_to_add).
   returned: success
   type: list
   elements: dict
 text:
-  description: Content of the nftables file; empty to remove it.
+  description: Content of the nftables file. Empty if the file is not needed.
   returned: success
   type: str
 differs:

@@ -8,8 +8,8 @@ module: host_info
 short_description: Reports the facts of a host and its differences from the plan
 description:
   - Probes system, processor, memory, accelerators, toolchain and service manager in one call.
-  - If O(plan) is set, reports the host's differences from it. Fails if a folder, service or firewall table with a planned name was not
-    created by this collection.
+  - If O(plan) is set, reports the host's differences from the plan, and fails if the host has a folder, service or firewall table with a planned
+    name that this collection did not create.
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   packages:
@@ -17,7 +17,7 @@ options:
     type: dict
     default: {}
   plan:
-    description: The host's part of the plan. If set, only the host's differences from it are returned.
+    description: The host's part of the plan. If set, only RV(drift) is returned.
     type: dict
   only_kept_plans:
     description: Whether to return only RV(kept_plans).
@@ -37,12 +37,12 @@ facts:
   returned: when O(plan) is not set
   type: dict
 drift:
-  description: State of each planned service, and the services that are installed but not planned.
+  description: The host's differences from the plan, and the state of each planned service.
   returned: when O(plan) is set
   type: dict
 kept_plans:
-  description: The plans V(next) (while a plan is being applied), V(now) and V(before) of M(llamacpp.cluster.kept_plan), each with the host's
-    differences from the plan and missing files of its services.
+  description: The plans that M(llamacpp.cluster.kept_plan) keeps, C(next) (while it is being applied), C(now) and C(before), each with the host's
+    differences from this plan, and the missing files of its services.
   returned: when O(only_kept_plans) is true
   type: dict
 """

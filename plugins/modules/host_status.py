@@ -8,15 +8,15 @@ module: host_status
 short_description: Reports the current state of a host and its services
 description:
   - Compares a host with its part of the plan as M(llamacpp.cluster.host_info) does, and adds values that change with time. These are uptimes, restarts,
-    free memory and disk space, and on the head the reports of its launcher, of llama-server and of the last verification.
-  - Never connects to a worker. Reads the workers' clients from the sockets on the workers' hosts.
+    free memory and disk space, and on the head what its launcher, llama-server and the last verification reported.
+  - Never connects to a worker. A worker's clients are read from the sockets of the worker's host.
 extends_documentation_fragment: [llamacpp.cluster.attributes.info, llamacpp.cluster.attributes.installation]
 options:
   plan:
-    description: The host's part of the plan. Without it, nothing is compared, and O(scope) selects the installation.
+    description: The host's part of the plan. Without this option, nothing is compared, and O(scope) selects the installation.
     type: dict
   head:
-    description: C(head) of the plan; on the head only.
+    description: C(head) of the plan. Set it on the head only.
     type: dict
   report:
     description:

@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: kept_plan
 short_description: Keeps a host's own part of a plan for a rollback
 description:
-  - Keeps the current plan, the previous plan and, while services change, the new plan in the installation folder.
+  - Keeps the host's part of the current plan, of the previous plan and, while services change, of the new plan in the installation folder.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   prefix:
@@ -15,13 +15,13 @@ options:
     type: path
     required: true
   plan:
-    description: The whole plan that is being applied. An action plugin selects the host's part.
+    description: The whole plan that is being applied. The action plugin selects the host's part.
     type: dict
   begun_record:
-    description: Record of O(plan), which the action plugin creates.
+    description: The host's part of O(plan), as it is kept. The action plugin sets it.
     type: dict
   served_plan_id:
-    description: ID of the kept plan that is serving now.
+    description: ID of a kept plan that serves now, and so becomes the current plan.
     type: str
 """
 

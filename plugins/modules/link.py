@@ -7,12 +7,12 @@ DOCUMENTATION = r"""
 module: link
 short_description: Configures the interfaces of direct links
 description:
-  - Configures a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or systemd-networkd,
-    whichever runs on the host. The address survives a restart of the host.
-  - Such an interface gets no gateway, name server or additional address, and does not delay the boot.
+  - Sets a static address and the MTU of interfaces that are cabled directly to another host, through NetworkManager or systemd-networkd,
+    whichever runs on the host. Both settings survive a restart of the host.
+  - These interfaces get no gateway, name server or additional address, and do not delay the boot.
   - Removes this collection's configuration of links that are not listed. An empty list removes the configuration of all links.
   - Changes nothing and fails if an interface is missing, has another address, or carries Ansible's connection or the default route,
-    or if the address is in the network of another interface. Foreign files are not changed.
+    or if its address is in the network of another interface. Foreign files are not changed.
 notes:
   - Requires root on the host if any link is managed.
   - NetworkManager assigns the address when the other end is connected; systemd-networkd assigns it at once.

@@ -8,7 +8,7 @@ module: model
 short_description: Delivers the files of a model to a host
 description:
   - Downloads files one after another. After a broken connection, the download resumes where it stopped, even in the next run. A file gets its final
-    name once its size and SHA-256 are correct. A complete and recorded file is neither read nor requested again.
+    name once its size and SHA-256 are correct. It is then recorded, and neither read nor requested again.
   - curl downloads in the background on the host, and the action plugin shows its progress. If ansible-playbook is killed, the download continues, and
     the next run waits for it.
   - The action plugin copies files from the controller as M(ansible.builtin.copy) does.
@@ -16,18 +16,18 @@ extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   files:
     description:
-      - The files from C(model.files) in the plan whose C(url) names their source. A C(file:) URL names a file on the controller. Without C(sha256), an
+      - Files in C(model.files) of the plan that have a C(url). A C(file:) URL names a file on the controller. If a file has no C(sha256), an
         interrupted download starts again from the first byte.
     type: list
     elements: dict
     default: []
   folder:
-    description: Folder of all models, C(models) below the prefix. It may be a symbolic link. Required with O(files).
+    description: Folder of all models, C(models) in the installation folder. It may be a symbolic link. Required with O(files).
     type: str
     default: ""
   known_answer:
     description:
-      - The known-answer model to write instead of O(files), if it is missing or was changed. It has C(layers), C(width) (a multiple of 64)
+      - Size of the known-answer model to write instead of O(files), if the model is missing or was changed. C(layers), C(width) (a multiple of 64)
         and C(type) (V(f32), V(f16) or V(q8_0)).
     type: dict
   path:
@@ -35,8 +35,8 @@ options:
     type: path
     default: ""
   token_file:
-    description: File on the controller with a token. The token is sent only to the server of the first file, never to the target of a
-      redirect.
+    description: File on the controller with a token for gated models. The token is sent only to the server of the first file in O(files) that is
+      downloaded, never to the target of a redirect.
     type: str
   token:
     description: The token; the action plugin reads it from O(token_file).
@@ -58,7 +58,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 fetch:
-  description: Files that were missing or not yet checked, each with its path, size, present bytes and URL.
+  description: Files that were missing or not yet checked, each with C(path), C(bytes) (its size), C(present_bytes) and C(url).
   returned: when O(files) is set
   type: list
   elements: dict

@@ -7,19 +7,19 @@ DOCUMENTATION = r"""
 module: model_info
 short_description: Finds the files of a model, and reads their headers
 description:
-  - Determines the files that the host's variables C(llama_model_…) name, and reads the headers of all parts at their source, with
-    HTTP range requests if the source is a server.
-  - The action plugin does this on the controller. Models that the host already has are read on the host, and no server is contacted.
+  - Determines the files that the host's variables C(llama_model_…) name, and reads the headers of all these files.
+  - The action plugin does this on the controller, with HTTP range requests to servers. Models that the host already has are read on the host, without
+    contacting a server.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   prefix:
-    description: Installation folder on the host. Without it, the module does not search the host for models that can be downloaded.
+    description: Installation folder on the host. Without it, the module does not look for earlier downloads of the model on the host.
     type: path
   account:
     description: Account that reads the model when it is served. Defaults to the connecting account.
     type: str
   service_manager:
-    description: Service manager of the host. If it cannot pass keys to the service, O(account) must be able to read the key files.
+    description: Service manager of the host. If the service manager cannot pass API and TLS keys to the service, O(account) must be able to read their files.
     type: str
   timeout:
     description: Time limit in seconds for finding and reading the files.
@@ -35,7 +35,7 @@ options:
     elements: path
     default: []
   paths:
-    description: Files on the host whose headers are read (the first part of a split model). The action plugin sets them.
+    description: Models on the host whose headers are read, by the path of their (first) file. The action plugin sets them.
     type: list
     elements: path
     default: []
@@ -55,19 +55,19 @@ EXAMPLES = r"""
 
 RETURN = r"""
 models:
-  description: The following values for each model in C(llama_models), by name.
+  description: The values below for each model in C(llama_models), by name.
   returned: when C(llama_models) is set
   type: dict
 summary:
   description:
     - Summary of the model for planning. Sizes are in bytes.
-    - C(quantisation) is the quantisation that the file names, otherwise the type of most of its bytes. C(parameters) is the number of elements of all
-      tensors. C(files) has C(name) and C(bytes) of each file; C(bytes) is their sum.
-  returned: when the model can be planned, as the values below
+    - C(quantisation) is the quantisation that the file's header names, otherwise the type of most of its bytes. C(parameters) is the number of elements
+      of all tensors. C(files) has C(name) and C(bytes) of each file; the summary's own C(bytes) is the sum.
+  returned: when the model can be planned
   type: dict
 refused:
   description: Why the model cannot be planned. M(llamacpp.cluster.plan) refuses it with this sentence.
-  returned: when there is a reason
+  returned: when the model cannot be planned
   type: str
 unreadable_path:
   description: The folder or file that prevents O(account) from reading the model, if any.
@@ -83,7 +83,7 @@ auxiliary:
   returned: success
   type: dict
 offered:
-  description: Quantisations in the model's repository, with their sizes in bytes, if the repository was contacted.
+  description: Quantisations that the model's repository offers, with their sizes in bytes. Empty unless the repository was contacted.
   returned: success
   type: list
   elements: dict

@@ -7,18 +7,18 @@ DOCUMENTATION = r"""
 module: monitoring
 short_description: Writes files for monitoring a cluster with Prometheus and Grafana
 description:
-  - Takes a plan, and generates targets, scrape configuration and alerts for Prometheus, and dashboards for Grafana.
+  - From a plan, generates targets, scrape configuration and alerts for Prometheus, and dashboards for Grafana.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
-    details: Writes O(path) in either mode.
+    details: Writes the files in either mode.
 options:
   plan:
     description: The plan that P(llamacpp.cluster.plan#module) returned. The module fails if the plan is refused, or if a host exports no metrics.
     type: dict
     required: true
   facts:
-    description: Result of P(llamacpp.cluster.host_info#module) by host of the cluster.
+    description: Result of P(llamacpp.cluster.host_info#module) by host, for every host of the cluster.
     type: dict
     required: true
   path:

@@ -7,9 +7,9 @@ DOCUMENTATION = r"""
 module: plan
 short_description: Computes the whole intended state of the cluster
 description:
-  - Computes builds, workers, placement and command lines from the inventory, the hosts' facts and the model's summary, and changes nothing.
+  - Computes builds, workers, placement and command lines from the inventory, the hosts' facts and the model's summary. Changes no host.
   - Takes the cluster and the variables of its hosts from the inventory group C(llama_cluster_group).
-  - Unless O(show) is false, writes the plan to O(path), and then fails if the plan is refused.
+  - Unless O(show) is false, writes the plan to O(path), shows it, and fails if the plan is refused.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
@@ -18,7 +18,7 @@ options:
   facts:
     description:
       - Result of P(llamacpp.cluster.host_info#module) by host.
-      - For any other host, the module uses the facts that the last run cached on the head, and C(llama_hardware).
+      - For a host without a result, the module uses the facts that the last run cached on the head, and C(llama_hardware).
     type: dict
     default: {}
   model:
@@ -31,17 +31,17 @@ options:
   empty:
     description:
       - Whether to compute the empty plan instead, which removes everything from the hosts in O(facts) that answered.
-      - The empty plan reads only the variable C(llama_cluster_group).
+      - For the empty plan, the module reads no variable except C(llama_cluster_group).
     type: bool
     default: false
   what_fits:
-    description: Whether to show, instead of the plan, the models that the cluster could serve. C(llama_what_fits) specifies the question.
+    description: Whether to show, instead of the plan, which models the cluster could serve. C(llama_what_fits) sets context and speed.
     type: bool
     default: false
   page:
     description:
       - Whether to show the whole plan instead of a table with the memory of each device.
-      - P(llamacpp.cluster.plan_diff#module) shows a plan that is not refused, after comparing the hosts with it.
+      - This module then shows only a refused plan. P(llamacpp.cluster.plan_diff#module) shows any other plan, with the hosts' differences from it.
     type: bool
     default: false
   show:
@@ -51,7 +51,7 @@ options:
   report:
     description:
       - File on the controller for the self-contained HTML report of a refused plan. Used only if O(page) is true.
-      - P(llamacpp.cluster.plan_diff#module) writes the report of any other plan, to which M(llamacpp.cluster.verify) adds its checks.
+      - P(llamacpp.cluster.plan_diff#module) writes the report of any other plan, and M(llamacpp.cluster.verify) adds its checks to that report.
     type: path
 """
 
@@ -66,12 +66,12 @@ EXAMPLES = r"""
 
 RETURN = r"""
 models:
-  description: A row for each model, in the order of the displayed table; also written to O(path).
+  description: A row for each model, in the order of the displayed table. Also written to O(path).
   returned: when O(what_fits) is true
   type: list
   elements: dict
 plan:
   description: The plan. Its format is described in docs/plan.md.
-  returned: when O(what_fits) is false, and the plan is not refused or O(show) is false
+  returned: when O(what_fits) is false, and either the plan is not refused or O(show) is false
   type: dict
 """

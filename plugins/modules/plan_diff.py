@@ -5,12 +5,12 @@
 
 DOCUMENTATION = r"""
 module: plan_diff
-short_description: Decides what to change, from a plan and the hosts' reports
+short_description: Decides what has to change on the hosts, from a plan and the hosts' reports
 description:
-  - Takes the plan and the result of P(llamacpp.cluster.host_info#module) for each host's part of the plan, and changes nothing.
+  - Compares the plan with the result of P(llamacpp.cluster.host_info#module) for each host's part of the plan. Changes no host.
   - A service that does not run as planned is restarted. The head is restarted together with any worker that it uses, because llama-server does not
     reconnect.
-  - If several hosts of one kind lack a release, one of them builds it.
+  - If several hosts of one kind lack a build, one of them compiles it for all.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
@@ -23,7 +23,7 @@ options:
   answers:
     description:
       - Result of P(llamacpp.cluster.host_info#module) by host, for the host's part of the plan.
-      - Hosts without a result did not answer.
+      - A host without a result counts as a host that did not answer.
     type: dict
     default: {}
   facts:
@@ -33,8 +33,8 @@ options:
     type: dict
     default: {}
   parts:
-    description: Parts of the work that the run carries out, V(build) and V(services). The module fails if the run cannot carry out
-      these parts completely.
+    description: Parts of the changes that the run makes, V(build), V(services) or both. The module fails if the run cannot complete
+      these parts.
     type: list
     elements: str
     default: []
@@ -43,7 +43,7 @@ options:
     type: bool
     default: false
   report:
-    description: File on the controller for the self-contained HTML report, to which M(llamacpp.cluster.verify) adds its checks.
+    description: File on the controller for the self-contained HTML report. Used only if O(page) is true. M(llamacpp.cluster.verify) adds its checks.
     type: path
 """
 
@@ -64,16 +64,16 @@ kinds:
   returned: success
   type: dict
 restarts:
-  description: Services that must be restarted, for each host that answered.
+  description: Names of the services that must be restarted, for each host that answered.
   returned: success
   type: dict
 outdated_hosts:
-  description: Hosts that differ from the plan.
+  description: Hosts that the run has to change.
   returned: success
   type: list
   elements: str
 absence_notes:
-  description: For each host, a sentence about who answers requests while the host is absent.
+  description: For each host, a sentence about how the cluster serves while the host is absent.
   returned: success
   type: dict
 unreached_hosts:
@@ -82,26 +82,26 @@ unreached_hosts:
   type: list
   elements: str
 builders:
-  description: Hosts that compile a build. The plan names the host that compiles each build.
+  description: Hosts that have to compile a build. The plan names the host that compiles each build.
   returned: success
   type: list
   elements: str
 shared_builders:
-  description: For each build that is shared between hosts, the host that compiles it.
+  description: For each build that a host lacks and receives from another host, the name of this other host.
   returned: success
   type: dict
 builds_to_fetch:
-  description: One build for each archive or source that hosts lack, with the programs of all builds from this source.
+  description: One build for each source or archive that hosts need, with the programs of all missing builds from it.
   returned: success
   type: list
   elements: dict
 hosts_without_key:
-  description: Hosts of workers whose tunnels need new keys.
+  description: Hosts of workers whose tunnels need a new key, because they do not accept the key that the head uses.
   returned: success
   type: list
   elements: str
 missing_packages:
-  description: Missing tools with their packages, by host in O(facts), as C(required) and, if the host compiles, C(optional).
+  description: Missing tools and their packages for each host in O(facts), as C(required) and, if the host has to compile, C(optional).
   returned: success
   type: dict
 """

@@ -10,8 +10,8 @@ module: proof
 short_description: Proves that the planned devices compute layers of the model correctly
 description:
   - Runs on the head. Writes a small model with the planned layers. Runs llama-server with this model on each planned device, and on the head's
-    processor alone. Compares the most likely tokens. Derives the allowed distance from variants of the computation on the processor.
-  - The head keeps the verdicts. An action plugin of the same name shows the verdicts, and returns the failures.
+    processor alone. Compares the probabilities of the most likely tokens. Derives the allowed distance from variants of the computation on the processor.
+  - The head keeps the verdicts. The action plugin shows the verdicts, and returns the failures.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
@@ -29,19 +29,19 @@ options:
     default: once
   stage:
     description:
-      - V(reference) computes on the head's processor while the server keeps running. It does nothing if memory is short.
+      - V(reference) computes on the head's processor while the server keeps running, unless too little memory is available.
       - V(devices) computes on the devices, and first on the processor if there is no reference yet. The server must be stopped.
     type: str
     choices: [reference, devices]
     default: devices
   host:
-    description: Paths of the installation, and the service manager. The action plugin sets this, O(definition) and O(work).
+    description: Paths of the installation, and the service manager. The action plugin sets O(host), O(definition) and O(work).
     type: dict
   definition:
     description: Definition of the service in whose sandbox llama-server runs. Used with systemd only.
     type: str
   work:
-    description: Proof to run, with its model and command lines.
+    description: The proof to run, with its model and command lines.
     type: dict
 """
 
@@ -54,7 +54,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 proofs:
-  description: For each model, C(devices) with a verdict on each device, or C(untested), the reason why nothing was compared.
+  description: For each model, C(devices) with a verdict on each device, or C(untested), the reason why no device was tested.
   returned: success
   type: list
   elements: dict
@@ -63,7 +63,7 @@ failure_text:
   returned: success
   type: str
 remedy:
-  description: Remedy for these devices.
+  description: Remedy for the devices in RV(failure_text).
   returned: success
   type: str
 crashed_workers:

@@ -5,9 +5,9 @@
 
 DOCUMENTATION = r"""
 module: reboot
-short_description: Reboots a host, and shows progress while the run waits for it
+short_description: Reboots a host, and shows progress while the run waits for the host
 description:
-  - Reboots the host with M(ansible.builtin.reboot), and shows every 10 seconds how long it has waited.
+  - Reboots the host with M(ansible.builtin.reboot), and shows the waiting time every 10 seconds.
 extends_documentation_fragment: llamacpp.cluster.attributes
 options:
   boot_time_command:

@@ -5,18 +5,18 @@
 
 DOCUMENTATION = r"""
 module: release
-short_description: Builds a release of llama.cpp and installs it
+short_description: Builds and installs a release of llama.cpp
 description:
-  - Fetches the source to the controller, and builds it on the host. Each build is cached on the controller and installed on all other hosts of the
-    same kind. Compiled programs are unpacked, and a distribution's programs are symlinked.
-  - Before a release is installed, its programs are tested on the host's processor. If a program does not work, the release is not installed and no
+  - Fetches the source to the controller, and compiles it on the host. With O(share), other hosts of the same kind then receive the build from the
+    controller's cache. Archives of compiled programs are unpacked. For programs of a distribution, the release contains symbolic links.
+  - Before a release is installed, its programs are tested on the host's processor. If a program does not work, the release is not installed, and no
     running service is touched.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   state:
     description:
       - V(installed) makes sure that the host has the release.
-      - V(fetched) makes sure that the controller's cache has the source or the archives. The host is not contacted.
+      - V(fetched) makes sure that the source or the archives are in the controller's cache. The host is not contacted.
     type: str
     choices: [installed, fetched]
     default: installed
@@ -33,32 +33,32 @@ options:
     type: str
     required: true
   cache:
-    description: Folder for sources and builds that are kept between runs.
+    description: Folder on the host for sources and builds, which stay there between runs.
     type: str
     required: true
   fetched_source:
-    description: Files that the action plugin has fetched and copied to the host.
+    description: Sources or archives that were copied to the host. The action plugin sets this option.
     type: dict
   received:
-    description: A release that another host of the same kind has packed. The action plugin sets it.
+    description: A packed release from another host of the same kind. The action plugin sets this option.
     type: dict
   share:
-    description: Whether other hosts use this host's release. If so, the release is packed and kept in the controller's cache.
+    description: Whether other hosts use this host's build. If so, the build is packed, and kept in the controller's cache.
     type: bool
     default: false
   pack:
-    description: Whether to only pack the installed release for other hosts. The action plugin sets it.
+    description: Whether to only pack the installed release for other hosts. The action plugin sets this option.
     type: bool
     default: false
   cluster:
     description: Name of the cluster. The controller caches builds separately for each cluster.
     type: str
   account:
-    description: Account that builds. Defaults to the connecting user.
+    description: Account that compiles. Defaults to the connecting user.
     type: str
   services:
     description:
-      - The host's planned services. If the help of their programs lacks an option, the task fails before any running service is touched.
+      - The host's planned services. If a program's help lacks an option that a service needs, the task fails before any running service is touched.
     type: list
     elements: dict
     default: []
@@ -86,13 +86,13 @@ manifest:
   type: dict
 option_warnings:
   description:
-    - Warnings about planned options of llama-server that the build does not know. The launcher uses another name for such an option, or omits the
-      option if it only affects speed.
+    - Warnings about planned options of llama-server that the build does not know. The launcher uses another name of the option, or omits an option
+      that only affects speed.
   returned: when the release is installed
   type: list
   elements: str
 path:
-  description: The packed release on the host.
+  description: Path of the packed release on the host.
   returned: when O(pack) is true
   type: str
 """

@@ -8,7 +8,7 @@ module: report
 short_description: Writes an HTML report of a plan, its verification and its benchmark, or a bug bundle
 description:
   - Reads files that other playbooks have written on the controller, and writes a single self-contained HTML file.
-  - With O(bundle), writes an archive of other tasks' results for a bug report. Secrets are replaced by markers, and the task shows the number of
+  - With O(bundle), writes a file with other tasks' results for a bug report. Secrets are replaced by markers, and the task shows the number of
     secrets of each kind.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
@@ -30,9 +30,9 @@ options:
     type: path
   bundle:
     description:
-      - C(plan), C(status) of M(llamacpp.cluster.status), and in C(reports) the result of M(llamacpp.cluster.host_status) by host with
-        O(llamacpp.cluster.host_status#module:report).
-      - C(facts) of each host.
+      - C(plan), the plan; C(status), the result of M(llamacpp.cluster.status); C(reports), by host the result of M(llamacpp.cluster.host_status) with
+        O(llamacpp.cluster.host_status#module:report); C(facts), by host its facts.
+      - If set, O(path) is the bundle, and the other files are not read.
     type: dict
 """
 

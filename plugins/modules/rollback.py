@@ -7,24 +7,24 @@ DOCUMENTATION = r"""
 module: rollback
 short_description: Decides how a cluster returns to the previous plan
 description:
-  - Bases the decision on the hosts' kept plans, and changes nothing. The playbooks of this collection carry out the decision.
+  - Decides from the plans that the hosts keep, and changes nothing. The collection's playbooks carry out the decision.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 options:
   answers:
-    description: Result of M(llamacpp.cluster.host_info) by host.
+    description: Result of M(llamacpp.cluster.host_info) with O(llamacpp.cluster.host_info#module:only_kept_plans), by host.
     type: dict
     required: true
   heads:
-    description: Heads in the inventory.
+    description: Names of the heads in the inventory.
     type: list
     elements: str
     required: true
   failed_plan_id:
-    description: ID of the plan that was just applied but does not serve.
+    description: ID of the plan that this run applied, and that does not serve.
     type: str
     default: ""
   lost_hosts:
-    description: Hosts that this run lost. The other hosts return to the previous plan without them.
+    description: Hosts that failed or became unreachable in this run. The other hosts return to the previous plan without them.
     type: list
     elements: str
     default: []
@@ -40,20 +40,20 @@ EXAMPLES = r"""
 
 RETURN = r"""
 target:
-  description: The plan to return to, its head and its release. C(uninvolved_hosts) lists hosts that have no part in this plan, and that are not changed.
+  description: C(id), C(head) and C(release) of the plan to return to. C(uninvolved_hosts) lists hosts that are not in this plan, and that do not change.
     C(differing_variables) lists the variables that differ, with their current values and their values in this plan.
   returned: success
   type: dict
 plan:
-  description: The part of the plan that is needed to verify that it serves.
+  description: The part of this plan that M(llamacpp.cluster.verify) needs with O(llamacpp.cluster.verify#module:gate).
   returned: success
   type: dict
 hosts:
-  description: For each host, its part of the plan and the services to stop, to restart and to remove.
+  description: For each host of this plan, its C(part) of the plan, and the services to C(stop), C(restart) and C(remove).
   returned: success
   type: dict
 heads:
-  description: For each head without a part in that plan, its part of its current plan and the services to remove.
+  description: For each host outside this plan that runs a head, its C(part) of the newest plan that it keeps, and the services to C(remove).
   returned: success
   type: dict
 """

@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: service
 short_description: Defines, starts, stops and removes the services of a host
 description:
-  - Uses the service manager of the host, which is systemd (for the system or for a user), launchd, or the installation's own supervisor.
+  - Uses the host's service manager, which is systemd (for the system or for a user), launchd, or the installation's own supervisor.
   - Stops the head before workers, and starts workers before the head.
   - A service whose definition changes is restarted.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
@@ -18,21 +18,21 @@ options:
     required: true
   state:
     description:
-      - V(started) defines O(services), and starts them and O(names).
+      - V(started) defines and starts O(services), and starts O(names).
       - V(stopped) stops O(names) without removing their definitions.
       - V(absent) stops O(names) and removes their definitions.
     type: str
     choices: [started, stopped, absent]
     default: started
   names:
-    description: Names of defined services.
+    description: Names of services that are already defined.
     type: list
     elements: str
     default: []
   services:
     description:
       - Services from the plan; C(name), C(definition), C(temporary) and C(reads) are used. Only with O(state=started).
-      - They start at boot unless they are temporary.
+      - Services start at boot unless they are temporary.
     type: list
     elements: dict
     default: []
@@ -52,7 +52,7 @@ EXAMPLES = r"""
 
 RETURN = r"""
 changes:
-  description: Changed services, with their states before and after. In check mode, services that would change.
+  description: Changed services, with their states before and after. In check mode, the services that would change.
   returned: success
   type: list
   elements: dict

@@ -7,18 +7,18 @@ DOCUMENTATION = r"""
 module: status
 short_description: Shows the status of a cluster, and fails if it is not healthy
 description:
-  - Takes the plan and the result of M(llamacpp.cluster.host_status) for each host, and changes nothing.
+  - Determines the status from the plan and each host's result of M(llamacpp.cluster.host_status). Changes no host.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
     details: Changes nothing in either mode, apart from writing O(path).
 options:
   plan:
-    description: The plan that P(llamacpp.cluster.plan#module) returned, which may be refused.
+    description: The plan that P(llamacpp.cluster.plan#module) returned. It may be a refused plan.
     type: dict
     required: true
   heads:
-    description: Hosts of the group C(llama_head). The first host is the head if there is no plan.
+    description: Hosts of the group C(llama_head). If the plan is refused, the first of them counts as the head.
     type: list
     elements: str
     required: true
@@ -27,11 +27,11 @@ options:
     type: dict
     required: true
   facts:
-    description: Result of M(llamacpp.cluster.host_info) by host, without a plan. It contains the reason if a host could not be reached.
+    description: Result of M(llamacpp.cluster.host_info) by host, without a plan. If a host could not be reached, its result contains the reason.
     type: dict
     default: {}
   path:
-    description: File on the controller for the status as JSON, see C(docs/status.schema.json).
+    description: File on the controller for the status as JSON. C(docs/status.schema.json) describes the format.
     type: path
   fail:
     description: Whether to fail if the cluster is not healthy.

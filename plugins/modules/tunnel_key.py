@@ -7,9 +7,9 @@ DOCUMENTATION = r"""
 module: tunnel_key
 short_description: Installs a key at one end of a tunnel
 description:
-  - Writes a key into the file that stunnel reads at one end of the tunnel between a head and the host of its workers. The launcher makes stunnel
-    reload this file without closing connections.
-  - "To renew a key without interruption, install a new one on the workers' host with O(keep_other_keys), on the head, then on the workers' host without it."
+  - Writes a key into the file that stunnel reads at one end of the tunnel between a head and its workers' host. Connections stay open.
+  - To renew a key without interruption, install a new key on the workers' host with O(keep_other_keys), then on the head, and then on the workers' host
+    without O(keep_other_keys).
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   diff_mode:
@@ -17,7 +17,7 @@ attributes:
     details: Keys are never shown.
 options:
   path:
-    description: File of the key, one of C(tunnel_keys) in the host's part of the plan.
+    description: Key file of the tunnel, one of C(tunnel_keys) in the host's part of the plan.
     type: path
     required: true
   key:
@@ -25,7 +25,7 @@ options:
     type: str
     required: true
   keep_other_keys:
-    description: Whether old keys stay valid. An interrupted run may leave several keys, and the head may use any of them.
+    description: Whether keys that are already in the file stay valid. An interrupted run may leave several keys, and the head may use any of them.
     type: bool
     default: false
   account:

@@ -5,16 +5,16 @@
 
 DOCUMENTATION = r"""
 module: uninstall
-short_description: Removes a host's installation, or its unneeded releases
+short_description: Removes a host's installation, or only its unneeded releases
 description:
-  - Removes the whole installation, except downloaded models and the operator's own files. A folder without C(.llamacpp.cluster), and foreign files
-    next to the installation, are kept; RV(notes) lists them.
-  - With O(unneeded), removes all but two releases of each backend, and unfinished builds with their logs. A release that is planned, is named in a
-    service's definition or is running is never removed.
+  - Removes the whole installation, except downloaded models and the operator's own files. An installation folder that does not contain the mark
+    C(.llamacpp.cluster) is kept, too. RV(notes) lists what is kept.
+  - With O(unneeded), keeps two releases of each planned backend and one of any other backend, and removes the other releases, and unfinished builds with
+    their logs. A release that is planned, in a kept plan or running is never removed.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   host:
-    description: This host's part of the teardown; with O(unneeded), its part of the plan.
+    description: This host's part of the empty plan; with O(unneeded), its part of the plan.
     type: dict
     required: true
   unneeded:
@@ -22,7 +22,7 @@ options:
     type: bool
     default: false
   account:
-    description: Account that compiled releases. Root becomes the owner of its files in the cache, so the account can be removed.
+    description: Account that compiled releases. Root becomes the owner of the account's files in the cache, so that the account can be removed.
     type: str
   host_name:
     description: Name of the host for messages.
@@ -50,7 +50,7 @@ unfinished_builds:
   type: list
   elements: str
 notes:
-  description: A sentence for each file or folder that was kept although it has one of the collection's names.
+  description: Sentences about files, folders and packages that were kept.
   returned: success
   type: list
   elements: str

@@ -8,9 +8,9 @@ module: verify
 short_description: Compares a running cluster with its plan
 description:
   - Runs on the head, queries the server, and reads its start log and its workers' recorded handshakes.
-  - An action plugin of the same name waits for the server, adds the other hosts' reports, judges each check, and shows a table. It fails if a check fails.
-  - Never contacts a worker that the head uses. To check that each worker's port is closed, the controller tries to connect without sending anything. The
-    worker's host (from another of its addresses) and other hosts try the same when M(llamacpp.cluster.host_info) compares them with the plan.
+  - The action plugin waits for the server, adds the other hosts' reports, judges each check, and shows a table. The task fails if a check fails.
+  - To check that each worker's port is closed, the controller tries to connect to the port, but sends nothing. The worker's host (from another of its
+    addresses) and other hosts try the same when M(llamacpp.cluster.host_info) compares them with the plan. Otherwise, no worker is contacted.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
@@ -21,11 +21,11 @@ options:
     type: dict
     required: true
   answers:
-    description: Last result of P(llamacpp.cluster.host_info#module) by host. The check V(release) fails for a missing host.
+    description: Last result of P(llamacpp.cluster.host_info#module) by host. The C(release) check fails for a host without a result.
     type: dict
     default: {}
   changed:
-    description: Names of the hosts that this run changed. Earlier reports about their ports do not count.
+    description: Names of the hosts that this run changed. Older reports about the ports of these hosts do not count.
     type: list
     elements: str
     default: []
@@ -39,21 +39,21 @@ options:
     description: Measurements from M(llamacpp.cluster.benchmark), for O(report).
     type: dict
   gate:
-    description: Whether to only wait until the server is healthy and has answered one question. This requires only the head's part of O(plan).
+    description: Whether to only wait until the server is healthy and has answered one question. This needs only the head's part of O(plan).
     type: bool
     default: false
   fallback_wait:
-    description: Seconds to wait until a head that serves on a fallback returns to the whole plan.
+    description: Seconds to wait until a head that serves on a fallback returns to the full plan.
     type: int
     default: 0
   wake:
     description:
-      - Whether to wake a sleeping server with the test question. Otherwise the known answer and the completion are not tested.
+      - Whether to wake a sleeping server with the test question. Otherwise a sleeping server's answers are not tested.
       - The action plugin always wakes the server if O(gate) is set, or if O(changed) names a host.
     type: bool
     default: false
   lacks_proof:
-    description: Whether the operator asked for a proof (M(llamacpp.cluster.proof)) that was not run.
+    description: Whether the operator requested a proof (M(llamacpp.cluster.proof)) that this run did not carry out.
     type: bool
     default: false
 """
@@ -69,10 +69,10 @@ EXAMPLES = r"""
 RETURN = r"""
 report:
   description: C(passed), and C(checks) with C(name), C(subject), C(status) (V(passed), V(failed) or V(not tested)) and C(evidence).
-  returned: when no check failed; it is written to O(path) in either case
+  returned: when no check failed; O(path) is written in either case
   type: dict
 failing:
-  description: Names of the failed checks, without duplicates.
+  description: Names of the failed checks, each once.
   returned: when a check failed
   type: list
   elements: str

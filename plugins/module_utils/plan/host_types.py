@@ -45,7 +45,7 @@ class KnownAnswerPlan(NamedTuple):
     width: int
     """width of a layer"""
     type: str
-    """type of the tensors"""
+    """type of the tensors' elements"""
 
 
 ROLES = MODEL, MMPROJ, DRAFT = ("model", "mmproj", "draft")
@@ -62,11 +62,11 @@ class ModelFilePlan(NamedTuple):
     path: Annotated[PathText, ABSENT] = ""
     """path on the head"""
     url: Optional[Annotated[str, Text(r"(https?|file)://\S+", 4096)]] = None
-    """URL of its source, `file:` for a file on the controller; null if the head already has the file"""
+    """URL of its source, `file:` for a file on the controller; null if the file is used where it already is on the head"""
     bytes: Optional[Size] = None
-    """size; null if unknown"""
+    """size in bytes; null if unknown"""
     sha256: Optional[Sha256] = None
-    """SHA-256 from its source; null without one"""
+    """SHA-256 that its source or the operator names; null without one"""
     revision: Optional[str] = None
     """commit of its repository; null without one"""
 
@@ -79,7 +79,7 @@ class AccountPlan(NamedTuple):
     groups: tuple[Word, ...]
     """groups that it joins"""
     home: str
-    """its home, which no run creates"""
+    """its home directory, which no run creates"""
 
 
 class FolderPlan(NamedTuple):
@@ -88,18 +88,18 @@ class FolderPlan(NamedTuple):
     path: PathText
     """its path"""
     owner: Optional[Word]
-    """account"""
+    """account that owns it; null if the owner is not changed"""
     mode: Optional[Mode]
-    """permissions in octal digits"""
+    """permissions in octal digits; null if they are not changed"""
 
 
 class KernelTuning(NamedTuple):
-    """Kernel settings."""
+    """Parameters of kernel modules, for `llama_host_tuning`."""
 
     parameters: Mapping[str, str]
     """parameter → value"""
     reboot: bool
-    """whether the run may reboot the host"""
+    """whether the run may reboot the host to apply them"""
 
 
 class BuildPlan(NamedTuple):
@@ -112,36 +112,36 @@ class BuildPlan(NamedTuple):
     backend: Backend
     """backend for which it is compiled"""
     kind: str
-    """hash of all properties that hosts with the same build share"""
+    """hash of the properties that make hosts be of one kind, such as processor, distribution and compiler"""
     cmake_options: Mapping[str, str]
-    """option of cmake → value"""
+    """CMake option → value"""
     environment: Mapping[str, str]
-    """compilers and toolkit"""
+    """environment for compiling, which selects compilers and toolkit"""
     targets: tuple[Word, ...]
     """programs that it contains"""
     packaged: Mapping[str, str]
-    """program → path, from a distribution's package"""
+    """program → its path in the distribution's package; empty for other sources"""
     builder: str
-    """host of its kind that compiles it"""
+    """host that compiles it for all hosts of its kind"""
     trusted_builders: tuple[str, ...]
-    """hosts whose build counts: the builder, then others"""
+    """hosts whose builds this host accepts, the builder first"""
     archives: Absent[tuple[Word, ...]] = None
-    """upstream's archives: programs first, then libraries"""
+    """names of upstream's archives, the programs first, then libraries; missing unless the source is `prebuilt`"""
     ui: Absent[Annotated[str, ("auto", "true", "false")]] = None
-    """whether llama-server has its chat page: `true`, `false`, or `auto` if possible; absent without llama-server"""
+    """whether llama-server gets its chat page: `true`, `false`, or `auto` (if possible); missing if the build has no llama-server"""
 
 
 class PrefillTensor(NamedTuple):
     """Tensors of one name that a worker caches."""
 
     name: str
-    """name, with `*` instead of the layer"""
+    """name, with `*` instead of the number of the layer"""
     bytes: int
-    """size of one tensor"""
+    """size of each tensor in bytes"""
     layers: Optional[tuple[int, ...]]
-    """layers that contain it; null outside the layers"""
+    """layers whose tensors of this name the worker caches; null for a tensor outside the layers"""
     model: PathText
-    """file of the model that contains them"""
+    """first file of the model"""
 
 
 class CachePrefill(NamedTuple):
@@ -150,11 +150,11 @@ class CachePrefill(NamedTuple):
     tensors: tuple[PrefillTensor, ...]
     """tensors of more than 10 MiB"""
     argv: tuple[str, ...]
-    """command line of an instance on the worker's host that receives them; the run appends a free port"""
+    """command line of a temporary worker on the same host, which receives them; the run appends a free port"""
 
 
 class WorkerPlan(NamedTuple):
-    """A declared worker."""
+    """A worker of a host."""
 
     name: Word
     """name, which is part of the names of its services"""
@@ -163,9 +163,9 @@ class WorkerPlan(NamedTuple):
     endpoint: Endpoint
     """address and port at which the head reaches it"""
     listens: Endpoint
-    """address and port on its own host: `endpoint`, unless the head uses a tunnel"""
+    """address and port on which it listens on its host: `endpoint`, unless the head uses a tunnel"""
     tunnel: Absent[Endpoint]
-    """address and port of its tunnel on its host, which its launcher runs; missing without `llama_transport`"""
+    """address and port at which its end of the tunnel listens; missing unless `llama_transport` is `stunnel`"""
     rdma: Absent[bool]
     """true if the head reaches it over RDMA; missing otherwise"""
     backend: Backend
@@ -173,17 +173,17 @@ class WorkerPlan(NamedTuple):
     device: str
     """name of its device in llama.cpp"""
     shared: bool
-    """whether its memory is the host's own"""
+    """whether its device uses the host's main memory"""
     cache: bool
     """whether it caches tensors on disk"""
     cache_mib: int
-    """requested size of its cache"""
+    """requested size limit of its cache; 0 for the size that the planned models need"""
     cache_why: str
-    """reason why it has a cache or none"""
+    """reason why it has a cache, or has none"""
     prefill: Optional[CachePrefill]
-    """tensors for its cache before the head loads; null if impossible or unnecessary"""
+    """tensors for its cache, if its host has a copy of the model; null if the cache cannot be filled, or there is none"""
     protocol: Optional[Protocol]
-    """RPC protocol of its release"""
+    """version of its release's RPC protocol; null if unknown"""
     argv: tuple[str, ...]
     """command line"""
     environment: Mapping[str, str]
@@ -191,31 +191,31 @@ class WorkerPlan(NamedTuple):
 
 
 class FirewallRule(NamedTuple):
-    """An open port and its clients."""
+    """A port and the clients for which it is open."""
 
     port: Port
-    """number of the port"""
+    """TCP port"""
     sources: tuple[Network, ...]
     """addresses and networks that may connect"""
     address: Annotated[str, Text(IPV4)]
-    """address of the worker"""
+    """address of the host at which the port is; `0.0.0.0` for all addresses"""
 
 
 class LinkPlan(NamedTuple):
     """An entry of the host's ``llama_links``."""
 
     interface: Optional[Line]
-    """name; null if only the address is known"""
+    """name of the interface; null if only the address is known"""
     address: Line
-    """address with the prefix length"""
+    """address of this host, with the prefix length if `manage` is true"""
     mtu: Optional[Annotated[int, Number(names.MTU_RANGE[0], names.MTU_RANGE[-1])]]
-    """bytes; null leaves it unchanged"""
+    """MTU in bytes; null if it is not changed"""
     peer: Optional[Line]
-    """host at its other end"""
+    """host at its other end; null if it is not named"""
     manage: bool
-    """whether the run configures it"""
+    """whether the run configures the interface"""
     kind: Optional[str] = None
-    """kind of the link, according to the facts"""
+    """kind of the link, if the inventory sets it"""
 
 
 class ServiceFallback(NamedTuple):
@@ -233,39 +233,39 @@ class ServicePlan(NamedTuple):
     name: Word
     """name in the service manager"""
     kind: Annotated[str, ("worker", "head")]
-    """kind of program that it runs"""
+    """whether it runs a worker or the head's llama-server"""
     temporary: bool
-    """whether it only proves a release"""
+    """whether it only runs for a while, as for a benchmark or a proof, and does not start at boot"""
     description: str
     """description for people"""
     argv: tuple[str, ...]
     """command line for the service manager"""
     process: tuple[str, ...]
-    """command line of the llama.cpp program"""
+    """command line of the llama.cpp program, which a launcher may start"""
     environment: Mapping[str, str]
     """environment of the process"""
     listens: Endpoint
-    """address and port"""
+    """address and port on which it listens"""
     reads: tuple[PathText, ...]
     """files that it reads when it starts"""
     homes: Optional[tuple[str, ...]]
-    """visible paths that lead into home directories; empty: none, null: all"""
+    """paths in home directories that it may see; empty: none, null: all"""
     after: tuple[str, ...]
     """services that must start before it"""
     devices: tuple[str, ...]
     """device files that it may open"""
     credentials: Mapping[str, str]
-    """name → file, passed on by systemd"""
+    """name → file that systemd passes to it under this name"""
     allow: tuple[Annotated[str, Text(f"(localhost|{NETWORK})")], ...]
-    """addresses with which it may exchange packets, for systemd's IPAddressAllow; empty: all"""
+    """networks with which it may exchange packets, for systemd's IPAddressAllow; empty: all"""
     fallbacks: Absent[tuple[ServiceFallback, ...]] = None
-    """command lines of llama-server while workers are absent; missing for a worker"""
+    """command lines of llama-server while a worker is absent; missing for a worker"""
     children: Absent[tuple[tuple[str, ...], ...]] = None
-    """command lines that it starts itself, for several models"""
+    """command lines of the programs that the router starts; missing unless there are several models"""
     protocol: Optional[Protocol] = None
-    """RPC protocol of a worker; null if unknown, and for the head"""
+    """version of a worker's RPC protocol; null if it is unknown, and for the head"""
     definition: Absent[Block] = None
-    """text for the service manager"""
+    """text of its definition for the service manager"""
 
 
 class FilePlan(NamedTuple):
@@ -274,34 +274,34 @@ class FilePlan(NamedTuple):
     path: PathText
     """path on the host"""
     bytes: int
-    """size of the file"""
+    """size of the file in bytes"""
     sha256: Absent[Sha256] = None
     """SHA-256 of its content; missing for the known-answer model"""
     mode: Absent[Mode] = None
-    """mode; missing for the known-answer model, which the head generates"""
+    """permissions in octal digits; missing for the known-answer model, which the head generates"""
     source: Absent[str] = None
-    """file on the controller to copy"""
+    """path on the controller from which it is copied"""
     content: Absent[Block] = None
-    """text to write, instead of source"""
+    """text to write, instead of `source`"""
 
 
 class HostPlan(NamedTuple):
     """The part of the plan for a host."""
 
     scope: Annotated[str, ("system", "user")]
-    """`system` or `user`, see [operating](operating.md)"""
+    """owner of the installation: `system` or `user`, see [operating](operating.md)"""
     prefix: PathText
     """folder of the installation"""
     cache: PathText
-    """folder for files that survive the installation"""
+    """folder for sources and builds, which stays when the installation is removed"""
     state: PathText
     """folder for the launcher's records"""
     python: Optional[str]
-    """Python interpreter of the services"""
+    """Python interpreter that runs the launchers"""
     service_manager: ServiceManager
     """service manager that runs the services"""
     units: PathText
-    """folder of the definitions"""
+    """folder of the services' definitions"""
     account: Optional[Word]
     """account that runs the services; null for the connecting user"""
     accounts: tuple[AccountPlan, ...]
@@ -309,42 +309,42 @@ class HostPlan(NamedTuple):
     folders: tuple[FolderPlan, ...]
     """folders of the installation; folders without an owner are not changed"""
     tuning: KernelTuning
-    """kernel settings"""
+    """parameters of kernel modules"""
     runtime: Optional[str]
-    """folder of the launcher; null if not needed"""
+    """folder of the launcher's program; null if no service needs a launcher"""
     tools: Mapping[str, str]
     """required tool or package → its package"""
     optional_tools: Mapping[str, str]
-    """tool that makes builds faster → its package, which is skipped if it cannot be installed"""
+    """tool that only makes builds faster → its package; if the package cannot be installed, the run continues without it"""
     unused_accelerators: tuple[str, ...]
-    """devices without a toolchain"""
+    """names of accelerators for which `llama_backend: auto` chose no build"""
     builds: tuple[BuildPlan, ...]
-    """builds that are compiled or installed"""
+    """builds that this host compiles or installs"""
     workers: tuple[WorkerPlan, ...]
-    """all declared workers"""
+    """workers of this host, used or not"""
     firewall: tuple[FirewallRule, ...]
     """ports that must be open, and their clients"""
     firewall_manager: Optional[Annotated[str, names.FIREWALLS]]
-    """`firewalld`, `ufw` or `nftables`; null if none is active"""
+    """`firewalld`, `ufw` or `nftables`; null if none is active, or the run may not configure it"""
     unit_closes: bool
     """whether the workers' definitions can close their ports to all hosts except the head"""
     port_probes: tuple[Endpoint, ...]
-    """endpoints that should be closed to this host, to which it tries to connect"""
+    """endpoints to which this host tries to connect, because they should be closed to it"""
     links: tuple[LinkPlan, ...]
     """`llama_links` of the host"""
     services: tuple[ServicePlan, ...]
     """services of the host"""
     build_account: Optional[Word]
-    """account that compiles and tries programs; null for the connecting user, missing in a refused plan"""
+    """account that compiles and tests programs; null for the connecting user"""
     host_settings: bool
-    """whether the run configures links, the firewall and kernel parameters (requires root and systemd); missing in a refused plan"""
+    """whether the run may configure links, the firewall and kernel parameters, which needs root and systemd"""
     metrics: Absent[PathText] = None
-    """folder for metrics; missing without metrics"""
+    """folder to which launchers write metrics; missing if they write none"""
     id: Absent[PlanId] = None
-    """id of the plan; missing in a plan that is not applied"""
+    """id of the plan; missing in a refused plan"""
     files: Annotated[tuple[FilePlan, ...], ABSENT] = ()
     """files that the run writes; missing in a refused plan"""
     tunnel_keys: Absent[tuple[PathText, ...]] = None
-    """key files of tunnels that end here, without content; missing without `llama_transport`"""
+    """paths of the key files of tunnels that end on this host; missing without such tunnels"""
     model: Annotated[tuple[ModelFilePlan, ...], ABSENT] = ()
-    """files of `model.files` that have a URL, on the head only; missing if there is nothing to fetch"""
+    """files in `model.files` that have a URL; missing without such files, and on other hosts than the head"""

@@ -26,16 +26,16 @@ class PatchPlan(NamedTuple):
 
 
 class ReleasePlan(NamedTuple):
-    """A source of llama.cpp."""
+    """A release of llama.cpp or of a fork, and its source."""
 
     source: Annotated[str, ("git", "pypi", "archive", "prebuilt", "binary", "package")]
     """kind of source"""
     ref: str
-    """name of the release, used in ids"""
+    """name of the release, with which its ids begin"""
     build: int
-    """build number of llama.cpp, which decides what the release supports"""
+    """build number in its fork, which decides what the release supports"""
     commit: str
-    """commit; `unknown` for a tag that is yet to be fetched"""
+    """commit; `unknown` if the plan does not know it"""
     protocol: Optional[str]
     """version of the RPC protocol; null if unknown"""
     id: str
@@ -49,7 +49,7 @@ class ReleasePlan(NamedTuple):
     url: Absent[str] = None
     """URL of the archive; for `prebuilt` the folder of all releases, unless it is GitHub's"""
     checksums: Absent[Mapping[str, Annotated[str, Text("sha256:[0-9a-f]{64}")]]] = None
-    """SHA-256 of each archive of `prebuilt` for which the operator has set one"""
+    """archive of `prebuilt` → SHA-256 that the operator has set"""
     why: Absent[str] = None
     """reason why `auto` picked this release"""
     repository: Absent[str] = None
@@ -57,11 +57,11 @@ class ReleasePlan(NamedTuple):
     revision: Absent[str] = None
     """commit, or tag of a build"""
     member: Absent[str] = None
-    """folder of the tree inside the archive"""
+    """folder inside the archive that contains the sources"""
     patches: Annotated[tuple[PatchPlan, ...], ABSENT] = ()
     """patches in the order in which they are applied"""
     fork: Annotated[str, ABSENT] = MAINLINE
-    """`ik_llama.cpp`, whose build number is then in `build`; missing for llama.cpp"""
+    """`ik_llama.cpp`; missing for llama.cpp"""
 
     @property
     def mainline(self) -> bool:
@@ -86,7 +86,7 @@ class ModelPlan(NamedTuple):
     layers: int
     """number of layers"""
     large_tensor_bytes: tuple[int, ...]
-    """distinct sizes of the tensors that workers cache"""
+    """sizes of the tensors that workers cache, each once"""
     known_answer: Optional[host_types.KnownAnswerPlan]
     """size of the known-answer model; null for any other model"""
     source: str
@@ -94,13 +94,13 @@ class ModelPlan(NamedTuple):
     revision: Optional[str]
     """commit of the repository; null without one"""
     files: tuple[host_types.ModelFilePlan, ...]
-    """files, including llama_model_mmproj and llama_model_draft, with parts in order; empty for the known-answer model"""
+    """files of the model, of its projector and of its draft model, with parts in order; empty for the known-answer model"""
     chat_template: Absent[bool] = None
     """whether its file has a chat template; missing if unknown"""
 
 
 class HeadMemory(NamedTuple):
-    """Parts of the model that stay in the memory of the head."""
+    """Layers of the model that stay in the memory of the head."""
 
     layers: int
     """number of layers"""
@@ -116,13 +116,13 @@ class ExternalWorkerPlan(NamedTuple):
     name: str
     """name in `placement`"""
     host: str
-    """name of its host in the inventory; the host is not part of this cluster"""
+    """`host` in `llama_external_workers`, by default its address; not a host of this cluster"""
     endpoint: host_types.Endpoint
     """address and port at which the head reaches it"""
     backend: host_types.Backend
     """declared backend of its device"""
     memory_mib: int
-    """declared memory of its device"""
+    """declared memory of its device that the model may use"""
     protocol: Optional[str]
     """declared version of its RPC protocol, or else the head's version; null if both are unknown"""
     used: bool
@@ -151,17 +151,17 @@ class DevicePlacement(NamedTuple):
     compute_mib: float
     """upper bound of the compute buffers"""
     auxiliary_mib: float
-    """size of the `auxiliary_models` on this device"""
+    """total size of the `auxiliary_models` on this device"""
     total_mib: float
     """sum of these four sizes"""
     capacity_mib: float
-    """memory minus the reserve"""
+    """memory of the device without the reserve, or the size that the operator has set"""
     reason: str
-    """reason for this share, after the rate at which the device reads weights and the source of that rate"""
+    """rate at which the device reads weights, source of this rate, and reason for this share"""
     exact: tuple[Annotated[str, ("weights_mib", "kv_mib")], ...]
-    """sizes that are exact; the others are upper bounds"""
+    """names of the sizes that are exact; the other sizes are upper bounds"""
     without: tuple[str, ...]
-    """auxiliary models that llama-server places itself, and that no size includes"""
+    """items in memory that no size includes, such as auxiliary models that llama-server places itself"""
 
 
 class AuxiliaryModelPlan(NamedTuple):
@@ -172,9 +172,9 @@ class AuxiliaryModelPlan(NamedTuple):
     name: str
     """name for people"""
     host: str
-    """name of the head"""
+    """name of the head's host"""
     device: Optional[str]
-    """device of the head; null for its processor"""
+    """device of the head; null for the head's processor"""
     weights_mib: float
     """size of the tensors"""
     kv_mib: float
@@ -184,7 +184,7 @@ class AuxiliaryModelPlan(NamedTuple):
     total_mib: float
     """sum of these three sizes"""
     in_memory_mib: float
-    """size of the weights that are in the head's memory in addition to the device's memory"""
+    """size of the weights that the head's memory holds in addition to the device's memory"""
     assumed: bool
     """whether compute_mib is assumed, as it is for a projector"""
 
@@ -199,7 +199,7 @@ class UncountedModel(NamedTuple):
 
 
 class SpeedRange(NamedTuple):
-    """Range of tokens per second, with two digits: four of five measurements of other machines fell within their ranges."""
+    """Range of tokens per second, with two significant digits: four of five measurements on other machines fell within their ranges."""
 
     low: float
     """lower end"""
@@ -211,7 +211,7 @@ class SpeedRange(NamedTuple):
 
 
 class FallbackHead(NamedTuple):
-    """llama-server on a fallback."""
+    """llama-server with a fallback's placement."""
 
     argv: tuple[str, ...]
     """command line"""
@@ -221,7 +221,7 @@ class FallbackPlan(NamedTuple):
     """A placement on which the head can serve while a worker, or a host with several workers, is absent."""
 
     without: str
-    """`HOST:WORKER`, or `HOST` if all of its workers are excluded"""
+    """absent worker as `HOST:WORKER`, or absent host as `HOST`"""
     endpoint: host_types.Endpoint
     """endpoint of that worker, or of the first worker of that host"""
     placement: tuple[DevicePlacement, ...]
@@ -229,41 +229,41 @@ class FallbackPlan(NamedTuple):
     head: FallbackHead
     """command line of llama-server"""
     workers: tuple[host_types.Endpoint, ...]
-    """endpoints of the workers that it uses"""
+    """endpoints of the workers that this placement uses"""
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second with an empty context; null for a model that generates no text"""
     generation_range: Optional[SpeedRange]
-    """predicted range"""
+    """predicted range of these tokens per second"""
 
 
 class NoFallback(NamedTuple):
-    """A worker, or a host with several workers, without which nothing can be served."""
+    """A worker, or a host with several workers, in whose absence the head cannot serve."""
 
     without: str
     """name as in `fallbacks`"""
     endpoint: host_types.Endpoint
     """endpoint as in `fallbacks`"""
     missing_mib: Optional[int]
-    """memory that the other devices lack; null if memory is not the reason"""
+    """memory that the other devices lack to hold the model; null if memory is not the reason"""
     reason: str
-    """reason why nothing can be served"""
+    """reason why the head cannot serve"""
 
 
 class DeviceEstimate(NamedTuple):
-    """Rates of a device with layers."""
+    """Speed of a device with layers."""
 
     device: str
     """name in llama-server's log"""
     host: str
     """host of the device"""
     gb_per_s: float
-    """gigabytes (1e9) that it reads per second in generation"""
+    """gigabytes (1e9 bytes) that it reads per second in generation"""
     prompt_gflops: float
-    """gigaflops that it computes per second in prompts"""
+    """gigaflops (1e9 operations per second) that it reaches in prompts"""
     source: Annotated[str, ("table", "assumed")]
-    """`table` (found by name and architecture) or `assumed` for devices of its kind"""
+    """source of these rates: `table` (found by name and architecture) or `assumed` (for devices of its kind)"""
     ms_per_token: float
-    """milliseconds that it needs to compute a token"""
+    """milliseconds that it takes to compute its share of a token"""
 
 
 class SingleHostEstimate(NamedTuple):
@@ -274,23 +274,23 @@ class SingleHostEstimate(NamedTuple):
     fits: bool
     """whether its devices and its processor can hold the model"""
     gpu_layers: Optional[int]
-    """`llama_server_gpu_layers` that it would need; null if all units fit on its devices, or it has no devices"""
+    """`llama_server_gpu_layers` that it would need; null if all layers and the output fit on its devices, or it has no devices"""
     generation_tokens_per_s: Optional[float]
-    """predicted tokens per second of generation, or null"""
+    """predicted tokens per second of generation; null if the model does not fit or generates no text"""
     prompt_tokens_per_s: Optional[float]
-    """predicted tokens per second of prompts, or null"""
+    """predicted tokens per second of a prompt with 512 tokens; null if the model does not fit"""
     generation_range: Optional[SpeedRange]
     """predicted range of generation"""
     prompt_range: Optional[SpeedRange]
     """predicted range of prompts"""
     faster: bool
-    """whether its predicted generation speed for all users exceeds the plan's by more than the uncertainty"""
+    """whether it is predicted to be faster than the plan for all users together, by more than the uncertainty"""
     override_tensor: Absent[str] = None
-    """entry of `llama_server_override_tensor` that it would need; missing unless its processor has to hold experts"""
+    """entry of `llama_server_override_tensor` that it would need, if its processor has to hold experts; missing otherwise"""
 
 
 class LinkEstimate(NamedTuple):
-    """Overhead of a worker with layers, in addition to computing."""
+    """The link to a worker with layers, and the time that the worker takes in addition to computing."""
 
     host: str
     """host of the worker"""
@@ -301,11 +301,11 @@ class LinkEstimate(NamedTuple):
     ]
     """kind of the link"""
     one_way_ms: float
-    """half of the round trip in milliseconds"""
+    """half of the round-trip time in milliseconds"""
     gbit_per_s: float
-    """Gbit/s, measured, or assumed for links of this kind"""
+    """Gbit/s: measured, declared in `llama_hardware`, or assumed for links of this kind"""
     measured: bool
-    """whether the round trip was measured; otherwise it is assumed for links of this kind"""
+    """whether the round-trip time was measured; otherwise it is assumed for links of this kind"""
     ms_per_token: float
     """milliseconds per token that the worker takes in addition to computing"""
 
@@ -322,14 +322,14 @@ class ContextSpeed(NamedTuple):
 
 
 class UsersEstimate(NamedTuple):
-    """Total speed of users who ask at the same time."""
+    """Total speed for users who send requests at the same time."""
 
     users: int
     """number of users: `llama_users`"""
     at_once: int
-    """requests that are computed at the same time, at most `llama_server_parallel` on each server; others wait"""
+    """number of requests that are computed at the same time, at most `llama_server_parallel` on each server; other requests wait"""
     generation_tokens_per_s: Optional[float]
-    """predicted tokens per second of generation, after the planned prompts; null if the model generates no text"""
+    """predicted tokens per second of generation, after the planned prompts if `at_once` is more than 1; null if the model generates no text"""
     generation_range: Optional[SpeedRange]
     """predicted range of generation"""
     prompt_tokens_per_s: float
@@ -342,25 +342,25 @@ class ShapeEstimate(NamedTuple):
     """A way in which the cluster could serve the model."""
 
     kind: Annotated[str, ("host", "replicas", "split")]
-    """`host`: one of these hosts alone. `replicas`: one server on each host. `split`: the model split over the hosts"""
+    """`host`: one of `hosts` alone; `replicas`: a server on each of them; `split`: the model split over all of them"""
     hosts: tuple[str, ...]
-    """names of the hosts; with `host`, these hosts are equivalent"""
+    """names of the hosts; with `host`, hosts that are equivalent"""
     fits: bool
-    """whether they can hold the model"""
+    """whether these hosts can hold the model in this way"""
     chosen: bool
     """whether the plan has this shape"""
     free_mib: int
-    """free memory of the devices with layers in MiB, the minimum of several servers; missing memory if negative"""
+    """free memory of the devices with layers; with several servers, the minimum; negative if memory is missing"""
     generation_tokens_per_s: Optional[float]
-    """predicted tokens per second of generation for one user with an empty context, or null"""
+    """predicted tokens per second of generation for one user with an empty context; null if the model does not fit or generates no text"""
     generation_range: Optional[SpeedRange]
     """predicted range of generation"""
     users: Optional[UsersEstimate]
-    """speed of all users together; null unless it fits"""
+    """speed for all users together; null if the model does not fit"""
     prompt_s: Optional[float]
-    """predicted seconds for a prompt of a quarter of the context; null unless it fits"""
+    """predicted seconds for a prompt of a quarter of the context; null if the model does not fit"""
     settings: tuple[str, ...]
-    """changes to variables that select it"""
+    """changes to the inventory that select this shape, each as an instruction"""
 
 
 class PromptEstimate(NamedTuple):
@@ -373,18 +373,18 @@ class PromptEstimate(NamedTuple):
     speed_range: SpeedRange
     """predicted range"""
     batch: int
-    """number of tokens that llama-server takes at a time"""
+    """number of tokens that llama-server processes at a time"""
     micro_batch: int
     """number of these tokens that a device computes at once"""
     pipelined: bool
-    """whether llama.cpp's pipeline is enabled; workers compute different micro-batches at the same time even without it"""
+    """whether llama.cpp's pipeline is enabled; workers compute different micro-batches at the same time even without a pipeline"""
 
 
 class Correction(NamedTuple):
-    """Factor from the cluster's last measurement with the same devices, which corrects the generation speeds of this estimate."""
+    """Last measurement of the same model on the same devices. Its factor is already included in the generation speeds of this estimate."""
 
     factor: float
-    """measured tokens per second of generation, divided by the planned value"""
+    """measured tokens per second of generation, divided by the tokens per second that were predicted without a correction"""
     date: str
     """date of the measurement"""
     model: str
@@ -394,12 +394,12 @@ class Correction(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """Predicted speed of the plan; null if the model does not fit."""
+    """Predicted speed of the plan. If the model does not fit, speeds are null."""
 
     generation_tokens_per_s: Optional[float]
-    """predicted tokens per second with an empty context"""
+    """predicted tokens per second of generation for one user with an empty context; null if the model generates no text"""
     prompt_tokens_per_s: Optional[float]
-    """predicted tokens per second of a prompt with 512 tokens; less certain than generation"""
+    """predicted tokens per second of a prompt with 512 tokens; less certain than the speed of generation"""
     generation_range: Optional[SpeedRange]
     """predicted range of generation"""
     prompt_range: Optional[SpeedRange]
@@ -407,61 +407,61 @@ class Estimate(NamedTuple):
     load_s: Optional[float]
     """predicted seconds until all weights are on their devices, if no worker has cached them"""
     limited_by: Optional[str]
-    """largest share of a token's time, such as `memory of HOST`, `steps of the graph on HOST` or `link to HOST`"""
+    """what takes the largest share of a token's time, such as `memory of HOST`, `steps of the graph on HOST` or `link to HOST`"""
     prompt_limited_by: Optional[str]
-    """largest share of a prompt's time, such as `memory of HOST`, `computing on HOST` or `link to HOST`"""
+    """what takes the largest share of a prompt's time, such as `memory of HOST`, `computing on HOST` or `link to HOST`"""
     load_limited_by: Optional[str]
-    """largest share of the loading time, such as `disk of HOST` or `link to HOST`"""
+    """what takes the largest share of the loading time, such as `disk of HOST` or `link to HOST`"""
     rates: Optional[Annotated[str, ("table", "assumed")]]
-    """least certain source among the rates of devices with layers"""
+    """`assumed` if the rates of a device with layers are assumed, otherwise `table`; null if the model does not fit"""
     devices: tuple[DeviceEstimate, ...]
-    """rates of the devices with layers"""
+    """speeds of the devices with layers"""
     best_single_host: SingleHostEstimate
     """host that would run the model fastest alone; the host with the most memory if no host can hold the model"""
     network_ms_per_token: float
     """milliseconds per token that the workers take in addition to computing: the sum of `links[].ms_per_token`"""
     links: tuple[LinkEstimate, ...]
-    """overhead of each worker with layers"""
+    """link to each worker with layers"""
     at_context: tuple[ContextSpeed, ...] = ()
-    """speeds at the end of a request's context; empty if the model does not fit"""
+    """speeds at the end of a request's context; empty if the model does not fit or generates no text"""
     prompt: Optional[PromptEstimate] = None
     """speed of a prompt of a quarter of the context; null if the model does not fit"""
     users: Optional[UsersEstimate] = None
-    """speed of all users together; null if the model does not fit"""
+    """speed for all users together; null if the model does not fit"""
     shapes: tuple[ShapeEstimate, ...] = ()
-    """ways in which the cluster could serve the model; empty if it does not fit"""
+    """ways in which the cluster could serve the model; empty if it does not fit, and for the known-answer model"""
     correction: Absent[Correction] = None
-    """factor from the cluster's last measurement; missing if these devices were never measured"""
+    """correction by the last measurement; missing if this model was not measured on these devices"""
 
 
 class ProvenDevice(NamedTuple):
     """A device that a proof tests."""
 
     id: host_types.PlanId
-    """hash of everything that affects its result"""
+    """hash of everything that affects the verdict"""
     name: str
-    """host and worker or device"""
+    """name of its host, and of its worker or itself"""
 
 
 class ProofPlan(NamedTuple):
-    """Some layers of the model as a small model, which each device and the head's processor compute before the server starts."""
+    """A proof: each device and the head's processor compute a small model of some layers before the server starts."""
 
     layers: tuple[int, ...]
     """numbers of these layers; empty if there is no proof"""
     bytes: int
-    """size of a file with these layers, which the head stores during the proof"""
+    """size of the small model's file, which the head stores during the proof"""
     every_kind: bool
-    """whether the layers include every kind in the model"""
+    """whether these layers include every kind of layer in the model"""
     experts: bool
-    """whether a layer has experts, or the model has none"""
+    """whether one of these layers has experts, or the model has no experts"""
     context: int
-    """tokens of the longest prompt and its answer"""
+    """number of tokens in the longest prompt and its answer together"""
     seconds: int
-    """predicted seconds of the head's processor, before the server stops if memory allows"""
+    """predicted seconds for which the head's processor computes; if memory allows, before the server stops"""
     outage_s: int = 0
-    """predicted seconds of the devices, during which the server does not answer"""
+    """predicted seconds for which the devices compute, while the server is stopped"""
     devices: tuple[ProvenDevice, ...] = ()
-    """devices that are tested one by one"""
+    """devices that the proof tests, each alone"""
     reason: Absent[str] = None
     """why there is no proof, as the end of a sentence"""
 
@@ -475,7 +475,7 @@ class ProofPlan(NamedTuple):
 
 
 class ServedModel(NamedTuple):
-    """One of several models, as if it were the only model, with keys of the head and of the plan."""
+    """One of several models. Keys that `head` or the plan has too describe the plan in which it is the only model."""
 
     name: str
     """name by which clients request it"""
@@ -484,7 +484,7 @@ class ServedModel(NamedTuple):
     model: ModelPlan
     """the model and its files"""
     argv: tuple[str, ...]
-    """command line of its llama-server, to which the router adds options"""
+    """command line of its own llama-server; the router adds options"""
     context: int
     """number of tokens"""
     context_per_request: int
@@ -494,15 +494,15 @@ class ServedModel(NamedTuple):
     devices: tuple[str, ...]
     """devices of the head, without RPC"""
     cpu: HeadMemory
-    """parts that stay in the memory of the head"""
+    """layers that stay in the memory of the head"""
     prompt_cache_mib: int
-    """memory of the head for conversations"""
+    """memory of the head for conversations that have lost their slot; 0 if none are cached"""
     checkpoints_mib: int
-    """memory of the head for checkpoints"""
+    """memory of the head for checkpoints, for all slots together"""
     placement: tuple[DevicePlacement, ...]
     """share of each device while this model is loaded"""
     auxiliary_models: tuple[AuxiliaryModelPlan, ...]
-    """its projector and draft model"""
+    """its projector and draft model, if their sizes are known"""
     auxiliary_uncounted: tuple[UncountedModel, ...]
     """auxiliary models whose size is unknown"""
     estimate: Estimate
@@ -519,22 +519,22 @@ class ConversationsPlan(NamedTuple):
     """Conversations that survive a restart in files on the head's disk."""
 
     limit_mib: int
-    """size of all files"""
+    """size limit of all files together"""
     file_mib: int
-    """size of a file whose context is full"""
+    """size of the file of a conversation whose context is full"""
     move_s: float
     """predicted seconds to save or restore a full context, over the links and the disk"""
     computing_s: float
-    """predicted seconds to compute a full context"""
+    """predicted seconds to compute a full context again"""
     timeout_s: host_types.Seconds
-    """seconds without progress after which a save or restore counts as hung"""
+    """seconds without progress after which saving or restoring counts as hung"""
 
 
 class HeadPlan(NamedTuple):
-    """llama-server."""
+    """llama-server on the head."""
 
     host: str
-    """name of the host"""
+    """name of its host"""
     service: str
     """name of its service"""
     argv: tuple[str, ...]
@@ -548,13 +548,13 @@ class HeadPlan(NamedTuple):
     url: str
     """URL for clients"""
     own_url: Annotated[str, Text(r"https?://[0-9.]+:[0-9]+")]
-    """URL with which the head itself reaches the server"""
+    """URL at which the head itself reaches the server"""
     address: str
-    """address to which it binds"""
+    """address on which it listens"""
     port: host_types.Port
-    """number of the port"""
+    """port on which it listens"""
     allowed: tuple[str, ...]
-    """networks of `llama_server_allowed`"""
+    """networks in `llama_server_allowed`"""
     api_key_file: Optional[host_types.PathText]
     """file with API keys"""
     tls_certificate_file: Optional[host_types.PathText]
@@ -562,7 +562,7 @@ class HeadPlan(NamedTuple):
     tls_key_file: Optional[host_types.PathText]
     """file with the certificate's key"""
     start_timeout: host_types.Seconds
-    """seconds until it must answer; five times the predicted loading time unless the inventory sets it"""
+    """seconds in which it must become healthy after its start: `llama_server_start_timeout` or its default"""
     fallback_after: Optional[host_types.Seconds]
     """seconds that a worker must be absent before the head serves without it; null if the head always waits"""
     context: int
@@ -572,44 +572,44 @@ class HeadPlan(NamedTuple):
     load_mode: Optional[Annotated[str, ("mmap", "none", "dio", "mlock", "mmap+mlock", "auto")]]
     """how the model is read; null for llama-server's default"""
     devices: tuple[str, ...]
-    """devices of the head that llama-server uses, without RPC"""
+    """devices of the head that llama-server drives itself, without workers"""
     backends: tuple[str, ...]
     """backends of these devices"""
     cpu: HeadMemory
-    """parts of the model that stay in the memory of the head"""
+    """layers of the model that stay in the memory of the head"""
     prompt_cache_mib: int = 0
-    """memory of the head for conversations that have left their slot; 0 if none are cached"""
+    """memory of the head for conversations that lost their slot; 0 if none are cached"""
     checkpoints_mib: int = 0
     """memory of the head for checkpoints of windows and states, for all slots together"""
     idle_seconds: Absent[host_types.Seconds] = None
-    """seconds without a request after which it unloads its model; missing if it never does"""
+    """seconds without a request after which it unloads its model; missing if it never unloads the model"""
     conversations: Absent[ConversationsPlan] = None
     """conversations on its disk; missing if they do not survive a restart"""
     page_port: Absent[host_types.Port] = None
-    """value of `llama_server_page_port`; missing without a page"""
+    """port of the status page, `llama_server_page_port`; missing without a page"""
     proof: Absent[ProofPlan] = None
-    """how `llama_proof` proves the devices; missing for the known-answer model, for a model that generates no text, and without devices"""
+    """how the run proves the devices; missing for the known-answer model, for a model that generates no text, and without devices"""
     reading: Absent[host_types.PlanId] = None
     """key under which the head records how well the model reads plain text; missing if the model generates no text"""
     models: Absent[tuple[ServedModel, ...]] = None
-    """models of `llama_models`: then `argv` belongs to the router, and other keys describe the first model; missing with a single model"""
+    """models of `llama_models`; missing with a single model. With several models, `argv` is the router's, and other keys describe the first model"""
 
 
 class AdvisoryPlan(NamedTuple):
     """A known problem that affects the plan."""
 
     id: Annotated[str, Text("[a-z0-9-]+")]
-    """name for `llama_accept_advisories`"""
+    """ID for `llama_accept_advisories`"""
     severity: Annotated[str, ("error", "warning")]
-    """severity; an error that is not accepted refuses the plan"""
+    """severity; the plan is refused if an error is not accepted"""
     host: Optional[str]
-    """affected host; null for the cluster, or if `hosts` has several"""
+    """affected host; null if the advisory concerns the cluster or several hosts"""
     hosts: tuple[str, ...]
-    """all affected hosts; empty for the cluster"""
+    """all affected hosts; empty if the advisory concerns the cluster"""
     message: str
-    """effect, and affected hosts"""
+    """effect of the problem, and affected hosts"""
     remedy: str
-    """variable to set, or action to take"""
+    """remedies: variables to set or actions to take"""
     reference: str
     """issue or page that describes the problem"""
     accepted: bool
@@ -617,10 +617,10 @@ class AdvisoryPlan(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The whole intended state."""
+    """The whole intended state of the cluster."""
 
     schema: Annotated[int, Number(1, 1)]
-    """1; while it does not change, keys may be added, but are never renamed"""
+    """version of the format, 1; keys may be added to it, but are never renamed"""
     cluster: str
     """name of the group"""
     refused: bool
@@ -628,37 +628,37 @@ class Plan(NamedTuple):
     reasons: tuple[str, ...]
     """reasons for the refusal: a sentence each, with variable, value and remedy"""
     fits: bool
-    """whether the model fits on the devices"""
+    """whether the model fits into the memory of the devices and the head"""
     release: ReleasePlan
-    """release that serves"""
+    """release of the head's llama-server"""
     releases: Mapping[str, ReleasePlan]
     """id → release, for all releases of which hosts have builds"""
     model: ModelPlan
-    """model that is served"""
+    """model that is served; the first of several models"""
     hosts: Mapping[str, host_types.HostPlan]
     """host → its part of the plan"""
     head: HeadPlan
-    """command line and settings of llama-server"""
+    """llama-server on the head"""
     external_workers: tuple[ExternalWorkerPlan, ...]
     """workers that others run, which the collection never changes"""
     placement: tuple[DevicePlacement, ...]
     """share of each device, in llama-server's order"""
     auxiliary_models: tuple[AuxiliaryModelPlan, ...]
-    """llama_model_mmproj and llama_model_draft with their devices, if their sizes are known"""
+    """projector and draft model with their devices, if their sizes are known"""
     auxiliary_uncounted: tuple[UncountedModel, ...]
     """auxiliary models whose size is unknown"""
     links: tuple[str, ...]
     """names of the hosts whose links to the head can be measured"""
     fallbacks: tuple[FallbackPlan, ...]
-    """placements without a used worker, or a host with several workers, if the model fits on the other devices; enabled by `llama_server_fallback`"""
+    """placements for the absence of a used worker, or of a host with several, if the rest can serve; only used if `llama_server_fallback` is true"""
     no_fallback: tuple[NoFallback, ...]
-    """used workers, and hosts with several of them, without which nothing can be served"""
+    """used workers, and hosts with several of them, in whose absence the head cannot serve"""
     estimate: Estimate
-    """predicted speed, from the rates of devices and links; null if the model does not fit"""
+    """predicted speed, from the rates of devices and links"""
     advisories: tuple[AdvisoryPlan, ...]
     """known problems that affect the plan"""
     id: Absent[host_types.PlanId] = None
-    """hash under which hosts keep their parts; missing in a plan that is not applied"""
+    """hash under which hosts keep their parts of the plan; missing in a refused plan"""
 
     @property
     def head_host(self) -> host_types.HostPlan:
@@ -688,8 +688,8 @@ class Refused(NamedTuple):
     cluster: str
     """name of the group"""
     refused: Annotated[bool, (True,)]
-    """true"""
+    """true: there is no plan to apply"""
     fits: Annotated[bool, (False,)]
-    """false"""
+    """false: no placement was found"""
     reasons: tuple[str, ...]
     """a sentence for each reason, with variable, value and remedy"""
