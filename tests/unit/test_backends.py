@@ -70,7 +70,7 @@ def test_every_backend_can_have_a_release_and_is_offered():
 
 
 def test_a_device_of_an_unknown_backend_is_not_declared():
-    with pytest.raises(Refusal, match="has a device with the backend 'cpu': use vulkan,"):
+    with pytest.raises(Refusal, match="has a device with the backend 'cpu': use one of vulkan,"):
         cluster_inputs.merge_hardware("here", None, {"accelerators": [{"backend": "cpu", "memory_mib": 1000}]})
 
 

@@ -76,8 +76,8 @@ def loads_of(found, **variables):
 @pytest.mark.parametrize(
     "name, value, message",
     [
-        ("prompts", [512, 0], "llama_benchmark_depths contains 0: use larger numbers"),
-        ("depths", [-1], "llama_benchmark_depths contains -1: use larger numbers"),
+        ("prompts", [512, 0], "llama_benchmark_depths contains 0: use 1 or more"),
+        ("depths", [-1], "llama_benchmark_depths contains -1: use 1 or more"),
         ("depths", [], "llama_benchmark_depths is empty"),
         ("hosts", [4], r"llama_benchmark_hosts contains 4, but the cluster has fewer hosts with devices"),
     ],

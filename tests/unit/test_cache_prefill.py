@@ -93,7 +93,7 @@ def test_the_operator_has_the_last_word(large, wanted):
     large.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"cache": wanted}]
     worker = workers(large.plan())["worker1"]
     assert (worker["cache"], bool(worker["prefill"])) == (wanted, wanted)
-    assert worker["cache_why"] == "requested in llama_worker_endpoints"
+    assert worker["cache_why"] == "cache is set in llama_worker_endpoints"
 
 
 def names_of(prefill):
@@ -178,7 +178,7 @@ def test_a_model_that_cannot_be_read(tmp_path):
     [
         ({"FAILS": "1"}, r"program on port \d+ did not start: "),
         ({"VERSION": "9"}, r"uses protocol 9\.0\.0, which is unknown"),
-        ({"MEMORY": "1000"}, r"program on port \d+ does not have enough memory for its largest tensor \(10 MiB\)"),
+        ({"MEMORY": "1000"}, r"program on port \d+ does not have enough memory for the largest tensor \(10 MiB\)"),
         ({"argv": ["/nowhere"]}, "/nowhere does not run: No such file"),
     ],
 )

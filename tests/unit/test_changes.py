@@ -13,7 +13,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "restarts": {"here": []},
         "outdated_hosts": [],
         "unreached_hosts": [],
-        "absence_notes": {"here": "This head does not answer until it is back."},
+        "absence_notes": {"here": "The cluster does not answer until this head is back."},
         "builders": [],
         "shared_builders": {},
         "builds_to_fetch": [],

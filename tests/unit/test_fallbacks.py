@@ -101,7 +101,7 @@ def test_a_worker_that_an_override_names_cannot_be_spared(pair):
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = [f"blk.1.ffn.*={device}"]
     plan = pair.plan()
     assert [entry["reason"] for entry in plan["no_fallback"]] == [
-        "llama_server_override_tensor places tensors on this worker"
+        "llama_server_override_tensor places tensors on absent devices"
     ]
     assert [entry["without"] for entry in plan["fallbacks"]] == ["worker2:cpu"]
     pair.hosts["head"]["variables"]["llama_server_override_tensor"] = ["blk.1.ffn.*=CPU"]

@@ -344,7 +344,7 @@ WHOLE = files.model()
     "name, data, said",
     [
         *(
-            (name, data, "is a part of a split file: join all parts in order with cat, and use the")
+            (name, data, "is a part of a split file: join all parts in order with cat and use the")
             for name in ("m.gguf.part1of2", "m.gguf-split-a", "m.gguf.partaa", "m.Q8_0.part-2.gguf", "m.gguf.002")
             for data in (WHOLE[:-1], b"?" * 30)
         ),

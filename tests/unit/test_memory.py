@@ -69,10 +69,10 @@ def test_the_operator_says_what_devices_of_the_head_hold(variables, expected):
     "variables, said",
     [
         ({"llama_server_memory_mib": {"CUDA2": 1}}, "llama_server_memory_mib has CUDA2, .* use one of CUDA0, CUDA1"),
-        ({"llama_server_memory_mib": {"CUDA0": 24577}}, "gives CUDA0 24577 MiB: use 1 to 24576"),
-        ({"llama_server_memory_mib": {"CUDA0": 0}}, "gives CUDA0 0 MiB: use 1 to 24576"),
-        ({"llama_server_memory_mib": {"CUDA0": "all"}}, "sets CUDA0 to 'all': use a number of MiB"),
-        ({"llama_server_memory_mib": {"CUDA0": True}}, "sets CUDA0 to True: use a number of MiB"),
+        ({"llama_server_memory_mib": {"CUDA0": 24577}}, "sets CUDA0 to 24577: use 1 to 24576"),
+        ({"llama_server_memory_mib": {"CUDA0": 0}}, "sets CUDA0 to 0: use 1 to 24576"),
+        ({"llama_server_memory_mib": {"CUDA0": "all"}}, "sets CUDA0 to 'all': use a whole number of MiB"),
+        ({"llama_server_memory_mib": {"CUDA0": True}}, "sets CUDA0 to True: use a whole number of MiB"),
         ({"llama_server_reserve_mib": -1}, "llama_server_reserve_mib is -1: use a number of MiB, 0 or more"),
     ],
 )
@@ -83,7 +83,7 @@ def test_what_devices_of_the_head_cannot_hold_is_refused(variables, said):
 
 def test_a_head_without_devices_of_its_own_has_the_memory_of_its_workers():
     said = cards_of(10, llama_server_memory_mib={"CUDA0": 1000}).reason()
-    assert "it drives no device itself; set memory_mib in llama_worker_endpoints" in said
+    assert "set memory_mib in llama_worker_endpoints instead" in said
 
 
 def test_one_strix_halo_holds_87_gib_by_vulkan():

@@ -44,7 +44,7 @@ from support.rollbacks import completed
         ),
         ({"path": "/m.gguf", "alias": "a,b"}, "llama_model_alias is 'a,b': use at most 128 letters, digits and . _ /"),
         ({"ollama": "a b"}, "llama_model_ollama is 'a b': use [HOST/NAMESPACE/]NAME:TAG"),
-        ({"ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: set llama_model_huggingface"),
+        ({"ollama": "hf.co/a/b:Q4"}, "a repository on Hugging Face: use OWNER/NAME:QUANTISATION"),
         ({"path": "/m.gguf", "draft": "d.gguf"}, "llama_model_draft is 'd.gguf': use /PATH on the head, http://"),
         ({"path": "/m.gguf", "mmproj": "a/b:-x"}, "llama_model_mmproj sets quantisation to '-x'"),
     ],

@@ -72,7 +72,7 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
 
 
 LACKING = "worker1 needs the changes of --tags build (folder, model) before its services can change"
-AWAY = "were not reached, or failed above: worker2. No service was touched, because the plan changes worker1"
+AWAY = "were not reached, or failed above: worker2. The plan changes worker1 only together with them"
 UFW = "worker1 uses ufw, which needs the collection community.general"
 
 

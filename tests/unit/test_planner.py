@@ -67,7 +67,7 @@ def test_amx_is_left_out_where_programs_cannot_use_it(pair, release, given, adde
 @pytest.mark.parametrize("split", [[1], [1, 1, 1], [1, -1], [0, 0]])
 def test_a_split_needs_a_share_for_each_device(pair, split):
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = split
-    assert "each of the 2 devices, in this order: 192.0.2.11:50052 (worker1)" in pair.reason()
+    assert "these 2 devices in this order: 192.0.2.11:50052 (worker1)" in pair.reason()
 
 
 def test_layers_on_the_head_need_room_there(pair, big_model):
@@ -83,11 +83,11 @@ def test_layers_on_the_head_need_room_there(pair, big_model):
 @pytest.mark.parametrize(
     "entry, told",
     [
-        ("ffn", "then = and one of CPU, RPC0[192.0.2.11:50052], RPC0[192.0.2.12:50052]"),
+        ("ffn", "these devices: CPU, RPC0[192.0.2.11:50052], RPC0[192.0.2.12:50052]"),
         ("=CPU", "'=CPU'"),
-        ("a,b=CPU", "without , and ="),
-        ("ffn=CUDA0", "one of CPU"),
-        ("(=CPU", "whose expression is not valid: missing )"),
+        ("a,b=CPU", "no comma or ="),
+        ("ffn=CUDA0", "one of these devices: CPU"),
+        ("(=CPU", "not a valid regular expression (missing )"),
     ],
 )
 def test_an_override_that_cannot_be(pair, entry, told):
@@ -235,8 +235,8 @@ GIT = {"source": "git", "ref": "b11434"}
 BINARY = {**TREE, "source": "binary", "build": 11434}
 BAD_RELEASES = [
     ("latest", ["llama_release", "'latest'", "use a build like b11434"]),
-    ("{source: auto}", ["'{source: auto}'", "an INI inventory needs quotes"]),
-    ("b1274", ["build 1274 of llama.cpp, but the oldest supported build is 11063", "Lemonade", "add build"]),
+    ("{source: auto}", ["'{source: auto}'", "quotes in an INI inventory"]),
+    ("b1274", ["build 1274 of llama.cpp, but the oldest supported build is 11063", "Lemonade", "set build to"]),
     ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that build or newer"]),
     ("v0.4.1", ["asks for 'v0.4.1'", "was not looked up", "add commit"]),
     ({"source": ["git"]}, ["llama_release is {'source': ['git']}", "use a build"]),
@@ -246,12 +246,12 @@ BAD_RELEASES = [
     ({"source": "git", "ref": "main"}, ["asks for 'main'", "was not looked up", "add commit"]),
     (
         {"source": "git", "ref": "main", "commit": "1" * 40},
-        ["has no build: add the llama.cpp build number of git-1111"],
+        ["has no build: set build to the llama.cpp build number of git-1111"],
     ),
-    ({**GIT, None: 2}, ["llama_release has the name 'None': use letters"]),
-    ({**GIT, "commit": "abc"}, ["sets commit to 'abc'", "all 40 digits"]),
+    ({**GIT, None: 2}, ["llama_release has the key 'None': use letters"]),
+    ({**GIT, "commit": "abc"}, ["sets commit to 'abc'", "all digits of the commit's hash"]),
     ({**GIT, "fork": "other.cpp"}, ["sets fork to 'other.cpp'", "set fork to one of llama.cpp, ik_llama.cpp"]),
-    ({**GIT, "repository": "--upload-pack=x"}, ["sets repository to '--upload-pack=x'", "repository to a URL for git"]),
+    ({**GIT, "repository": "--upload-pack=x"}, ["sets repository to '--upload-pack=x'", "repository to a git URL"]),
     ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or token", "credential store"]),
     ({**RELEASE, "fork": "ik_llama.cpp"}, ["fork", "source: pypi does not accept"]),
     ({**RELEASE, "commit": 4227912}, ["sets commit to 4227912", "in quotes"]),
@@ -260,13 +260,10 @@ BAD_RELEASES = [
     ({**RELEASE, "checksum": "md5:1"}, ["llama_release", "'md5:1'", "64 hexadecimal digits"]),
     ({**RELEASE, "colour": 1}, ["llama_release", "colour", "use "]),
     ({**RELEASE, "version": "newest; rm"}, ["llama_release", "'newest; rm'", "like 0.3.36"]),
-    ({**RELEASE, "version": "0.3.20"}, ["add the llama.cpp build number of pypi-0.3.20"]),
+    ({**RELEASE, "version": "0.3.20"}, ["set build to the llama.cpp build number of pypi-0.3.20"]),
     ({"source": "binary", "url": "https://host/x"}, ["has no checksum", "64 hexadecimal"]),
-    (
-        {**BINARY, "url": "https://host/x"},
-        ["source: binary", "set either path (a file on the controller) or url", "or url"],
-    ),
-    ({**BINARY, "build": None}, ["has no build: add the llama.cpp build number of", "binary-bbbbbbbb"]),
+    ({**BINARY, "url": "https://host/x"}, ["set either path (a file on the controller) or url", "or url"]),
+    ({**BINARY, "build": None}, ["has no build: set build to the llama.cpp build number of", "binary-bbbbbbbb"]),
     (
         {**BINARY, "source": "archive", "url": "https://host/x.zip"},
         ["x.zip': set url to the http:// or https:// address of a tar archive (repack a .zip as tar, and set path"],
@@ -279,7 +276,7 @@ BAD_ENDPOINTS = [
     ([{"port": 50052}, {"port": 50052}], ["50052", "its own"]),
     ([{"memory_mib": -5}], ["sets memory_mib to -5: use 1 or more"]),
     ([{"device": "CUDA0"}], ["'CUDA0'", "CPU"]),
-    ([{"backend": "hip"}], ["'hip', but no such device is free", "offer CPU", "llama_backend"]),
+    ([{"backend": "hip"}], ["'hip', but no such device is free", "offer only CPU", "llama_backend"]),
     ([{"backend": "hip", "device": "CPU"}], ["'hip'", "device CPU", "remove one of the two"]),
     ([{"name": "a b"}], ["'a b'", "a-z"]),
     ([{"name": "a"}, {"name": "a"}], ["'a'"]),
@@ -313,7 +310,7 @@ BAD_MODELS = [
         ({"llama_server_cache_type_k": "q9"}, ["llama_server_cache_type_k is 'q9'", "q8_0"]),
         ({"llama_server_api_key_file": "keys"}, ["llama_server_api_key_file is 'keys'", "absolute path on the head"]),
         ({"llama_model_known_answer": None, "llama_model_path": "/m.gguf"}, ["/m.gguf", "reachable"]),
-        ({"llama_build_cmake_options": {"GGML_NATIVE": ["a"]}}, ["llama_build_cmake_options for here has"]),
+        ({"llama_build_cmake_options": {"GGML_NATIVE": ["a"]}}, ["llama_build_cmake_options for here sets"]),
     ],
 )
 def test_bad_input_is_one_sentence_with_variable_value_and_remedy(local, variables, said):
@@ -376,7 +373,7 @@ def test_two_heads_and_none(pair):
 @pytest.mark.parametrize(
     "endpoints, said",
     [
-        ([{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}], ["CUDA0 a second time"]),
+        ([{"device": "CUDA0", "name": "a"}, {"device": "CUDA0", "name": "b"}], ["another entry already lends"]),
         (
             [{"backend": "cuda"}] * 3,
             ["endpoints[2] for here sets backend to 'cuda', but no such device is free", "CUDA0, CUDA1"],
@@ -450,7 +447,7 @@ def test_what_stands_in_for_facts_never_replaces_them():
     [
         ({"service_manager": "launchd"}, "auto", ["sets service_manager to launchd", "use systemd or supervisor"]),
         ({"service_manager": "systemd", "home": "/h"}, "user", ["llama_host_scope user", "use systemd_user"]),
-        ({"toolchain": {"cmake": 3.28}}, "auto", ["cmake: 3.28 in toolchain: put the version in quotes"]),
+        ({"toolchain": {"cmake": 3.28}}, "auto", ["toolchain.cmake to 3.28: put the version in quotes"]),
     ],
 )
 def test_declared_hardware_that_cannot_be(hardware, scope, said):
@@ -489,7 +486,7 @@ def test_a_distributions_package_needs_no_toolchain(pair):
 def test_a_packaged_version_that_is_not_known_needs_its_build(pair):
     assert packaged(pair).plan()["placement"][0]["exact"] == ["weights_mib", "kv_mib"]
     newer = packaged(pair, packaged={"version": "0.9.1", "installed": []})
-    newer.reason("llama_release has no build: add the llama.cpp build number of package-0.9.1")
+    newer.reason("llama_release has no build: set build to the llama.cpp build number of package-0.9.1")
     for host in newer.hosts.values():
         host["variables"]["llama_release"] = {"source": "package", "build": 12345}
     assert newer.plan()["release"]["build"] == 12345
@@ -527,8 +524,8 @@ def test_a_summary_of_the_inventory_stands_in_for_the_file_until_it_is_read(loca
 @pytest.mark.parametrize(
     "change, said",
     [
-        ({"heads": 0}, "heads is 0: set it to the summary that model_info returns"),
-        ({"vocabulary": None}, "vocabulary is None: set it"),
+        ({"heads": 0}, "heads is 0: set llama_model_gguf_summary to a summary from model_info"),
+        ({"vocabulary": None}, "vocabulary is None: set llama_model"),
         ({"layer_bytes": [1] * 79}, "layer_bytes has the sizes of 79 layers, not 80"),
     ],
 )
@@ -539,7 +536,7 @@ def test_a_summary_that_cannot_be_right(local, big_model, change, said):
     reason = local.reason()
     assert reason.startswith("llama_model_gguf_summary.")
     assert said in reason
-    assert reason.endswith(": set it to the summary that model_info returns")
+    assert reason.endswith(": set llama_model_gguf_summary to a summary from model_info")
 
 
 @pytest.mark.parametrize(
@@ -656,7 +653,7 @@ def test_graphics_are_planned_with_what_the_kernel_lends_them_after_the_reboot(p
         (lambda worker: worker["facts"].update(service_manager="supervisor"), "needs systemd"),
         (
             lambda worker: worker["variables"].update(llama_host_tuning_gtt_mib=130000),
-            "llama_host_tuning_gtt_mib for worker1",
+            "llama_host_tuning for worker1 would let the integrated GPU use 130000 of",
         ),
     ],
 )
@@ -720,8 +717,8 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
     "name, variable, value, said",
     [
         ("worker1", "llama_backend", [], "llama_backend for worker1 is []"),
-        ("worker1", "llama_backend", ["auto", "hip"], "names each backend once"),
-        ("worker1", "llama_backend", ["hip", "hip"], "names each backend once"),
+        ("worker1", "llama_backend", ["auto", "hip"], "a list of different backends without auto"),
+        ("worker1", "llama_backend", ["hip", "hip"], "a list of different backends without auto"),
         ("worker1", "llama_backend", ["hip", "rocm"], "llama_backend for worker1 is 'rocm'"),
         ("worker1", "llama_backend", {"hip": 1}, "llama_backend for worker1 is {'hip': 1}"),
         ("head", "llama_server_backend", "cuda", "'cuda', which no host of this cluster has: use one of hip, vulkan"),
@@ -826,10 +823,10 @@ def test_values_of_an_environment_become_text_as_programs_read_it(local):
 @pytest.mark.parametrize("value", [None, {"a": 1}, ["a"]])
 def test_what_is_no_value_of_an_environment(local, value):
     local.hosts["here"]["variables"]["llama_server_environment"] = {"NAME": value}
-    assert f"llama_server_environment has NAME: {value!r}: use text" in local.reason()
+    assert f"llama_server_environment sets NAME to {value!r}: use text" in local.reason()
     local.hosts["here"]["variables"]["llama_server_environment"] = {}
     local.hosts["here"]["variables"]["llama_worker_endpoints"][1]["environment"] = {"NAME": value}
-    assert "environment in llama_worker_endpoints[1] for here has NAME" in local.reason()
+    assert "environment in llama_worker_endpoints[1] for here sets NAME" in local.reason()
 
 
 @pytest.mark.parametrize("folder", ["", "cache", "~/cache"])
@@ -842,7 +839,7 @@ def test_a_cache_has_a_whole_path_since_its_files_are_removed(local, folder):
 def test_names_that_no_environment_can_have(local):
     for name in ("A\nUser=root", "MY-VAR", "A B", "1A", 'A"B', "", "LLAMA_ARG_SPLIT_MODE=row", 1):
         local.hosts["here"]["variables"]["llama_server_environment"] = {name: "x"}
-        assert f"llama_server_environment has the name {str(name)!r}: use letters" in local.reason()
+        assert f"llama_server_environment has the key {str(name)!r}: use letters" in local.reason()
 
 
 def mla(cluster, **cpu):

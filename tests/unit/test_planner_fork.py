@@ -56,7 +56,7 @@ def test_the_repository_tells_the_fork_unless_it_is_said(local, repository, told
         ),
         (
             {"llama_server_extra_args": ["-kvu", "-lzm", "on"]},
-            ["has -kvu, -lzm, which only llama.cpp supports", "git-8337e4cd is a release of ik_llama.cpp: remove it"],
+            ["has -kvu, -lzm, which only llama.cpp supports", "git-8337e4cd is a release of ik_llama.cpp: remove them"],
         ),
         (
             {"llama_accept_advisories": []},

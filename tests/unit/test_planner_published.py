@@ -71,7 +71,7 @@ def test_a_cache_that_stays_on_the_head_is_on_no_device():
     assert {entry["kv_mib"] for entry in plan["placement"]} == {0}
     assert plan["head"]["cpu"]["kv_mib"] == cached[0] > 0
     cluster.hosts["head"]["facts"]["memory_mib"] = 2048 + int(cached[0]) // 2
-    assert f"{int(cached[0])} MiB of KV cache because of --no-kv-offload" in cluster.reason()
+    assert f"{int(cached[0])} MiB of KV cache (--no-kv-offload)" in cluster.reason()
 
 
 def test_tables_and_devices_share_the_memory_of_the_head():

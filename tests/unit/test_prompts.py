@@ -120,10 +120,10 @@ def test_conversations_survive_a_restart_if_that_is_asked_for():
 @pytest.mark.parametrize(
     "variables, reason",
     [
-        ({"summary": WINDOWS}, "sliding windows or recurrent layers, which need build 11669"),
+        ({"summary": WINDOWS}, "sliding windows or recurrent layers, whose checkpoints only build 11669"),
         ({"llama_server_extra_args": ["--spec-type", "draft-mtp"]}, "does not save the context of a draft model"),
         ({"llama_server_extra_args": ["--embedding"]}, "the model generates no text"),
-        ({"llama_release": FORK}, "this has not been tested with ik_llama.cpp"),
+        ({"llama_release": FORK}, "restoring conversations has not been tested with ik_llama.cpp"),
     ],
 )
 def test_the_plan_says_where_conversations_do_not_survive(variables, reason):

@@ -408,7 +408,7 @@ def test_the_plan_predicts_what_the_proof_takes(served):
 def test_a_context_without_room_for_a_prompt_is_not_proven(served):
     summary = served.hosts["head"]["variables"]["llama_model_gguf_summary"]
     served.set("head", llama_model_gguf_summary={**summary, "context": 2})
-    assert typed(served.accepted()).head.proof.reason == "a context of 2 tokens is too short for a prompt"
+    assert typed(served.accepted()).head.proof.reason == "a context of 2 tokens is too short for the proof's prompts"
 
 
 @pytest.mark.parametrize("limit, layers", [(20 << 20, 19), (10, 0)])

@@ -75,7 +75,7 @@ def test_it_says_before_what_serves_meanwhile(tmp_path):
     assert "one is about to reboot. After a while, the head serves without one:cpu" in said
     assert "two is about to reboot. The head does not answer until this host is back" in said
     assert "spare is about to reboot. The cluster does not use this host." in said
-    assert "This head does not answer until it is back." in said
+    assert "The cluster does not answer until this head is back." in said
 
 
 def test_a_run_that_waits_for_a_host_shows_progress(monkeypatch):

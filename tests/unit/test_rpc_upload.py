@@ -50,7 +50,7 @@ def test_a_tensor_of_any_size_has_rows_that_32_bits_count_and_is_no_smaller(size
 @pytest.mark.parametrize(
     "script, said",
     [
-        (CacheWorker((8, 0, 0), memory=1000).script, "does not have enough memory for its largest tensor"),
+        (CacheWorker((8, 0, 0), memory=1000).script, "does not have enough memory for the largest tensor"),
         (CacheWorker((3, 0, 0)).script, "closed the connection"),
         (lambda client: client.sendall(b"HTTP/1.1 400 Bad Request\r\n"), "did not give a valid answer"),
         (lambda _client: None, "did not give a valid answer: timed out"),

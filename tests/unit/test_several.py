@@ -277,9 +277,9 @@ def test_entries_that_cannot_be(pair, entries, reason):
     "given, reason",
     [
         (["--temp 1"], "extra_args has '--temp 1' as one"),
-        (["--lora", "/a;b"], "llama-server gets '--lora /a;b' with ; or #, which its presets cannot express"),
-        (["--lora", "a", "--lora", "b"], "llama-server gets '--lora b' a second time, after --lora, which its presets"),
-        (["--seed", "2", "-s", "1"], "llama-server gets '-s 1' a second time, after --seed, which its presets"),
+        (["--lora", "/a;b"], "llama-server gets '--lora /a;b' with ; or #, which a preset cannot express"),
+        (["--lora", "a", "--lora", "b"], "llama-server gets '--lora b' a second time, after --lora, which a preset"),
+        (["--seed", "2", "-s", "1"], "llama-server gets '-s 1' a second time, after --seed, which a preset"),
         (
             ["--temp", "1", "--temperature", "2"],
             "llama-server gets '--temperature 2' a second time, after --temp, which",
@@ -293,7 +293,7 @@ def test_entries_that_cannot_be(pair, entries, reason):
         (["--port", "1"], "extra_args has --port, which cannot be set there: set llama_server_port instead"),
         (["--host", "::"], "extra_args has --host, which cannot be set there"),
         (["--api-key", "x"], "extra_args has --api-key, which cannot be set there"),
-        (["--threads_http", "4"], "llama-server gets --threads_http, but clients connect to the router: remove it"),
+        (["--threads_http", "4"], "llama-server gets --threads_http, but clients connect to the router: remove -"),
     ],
 )
 def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):

@@ -240,15 +240,15 @@ REFUSALS = [
         *("llama_hardware", "set llama_backend"),
     ),
     refusal(
-        *(WITHOUT_TOOLS, "llama_worker_endpoints[0] for here lends CUDA0, NVIDIA GeForce RTX 3090, whose"),
-        "RTX 3090, whose memory size is unknown",
+        *(WITHOUT_TOOLS, "llama_worker_endpoints[0] for here lends CUDA0 (NVIDIA GeForce RTX 3090), whose"),
+        "RTX 3090), whose memory size is unknown",
         change=with_architecture("8.6"),
     ),
     refusal(
         *(GTX, "llama_hardware for here gives a cuda device the architecture 'sm_86'", "like 8.6"),
         change=with_architecture("sm_86"),
     ),
-    refusal("constructed/intel_arc", "lends Vulkan0, Intel graphics 8086:e20b", "memory_mib"),
+    refusal("constructed/intel_arc", "lends Vulkan0 (Intel graphics 8086:e20b)", "memory_mib"),
     refusal(*("constructed/bare_cpu", "here has the C++ compiler 8.5.0", "GCC 9", "llama_build_toolchain")),
     refusal(
         *(STRIX, "here has ROCm 7.2.0 in /opt/rocm-7.2.0 without hipblas, rocblas: install", "llama_build_toolchain"),

@@ -124,7 +124,7 @@ def test_a_secret_in_a_url_is_refused_and_not_repeated(local, variable, value):
 def test_names_of_secrets():
     secrets = "HF_TOKEN2 API_KEY_1 OPENAI_KEY MY_PASS PASSPHRASE MYSQL_PWD GITHUB_PAT PROXY_AUTH SECRET_KEY_BASE"
     for name in secrets.split():
-        with pytest.raises(Refusal, match=f"has the secret {name}"):
+        with pytest.raises(Refusal, match=f"sets {name}, a secret"):
             cluster_inputs.read_environment("environment", {name: "S"})
     others = "PATH TOKENIZERS_PARALLELISM GGML_VK_DISABLE_COOPMAT COMPASS KEYBOARD BYPASS"
     given = dict.fromkeys(others.split(), "S")
@@ -139,7 +139,7 @@ def test_a_misspelt_variable_with_a_control_character_is_not_shown(local):
 def test_a_proxy_with_a_password(local):
     for name, value in (("http_proxy", "me:SECRET@proxy"), ("ALL_PROXY", "SECRET@proxy:3128")):
         local.hosts["here"]["variables"]["llama_server_environment"] = {name: value}
-        assert f"llama_server_environment has the secret {name}" in local.reason()
+        assert f"llama_server_environment sets {name}, a secret" in local.reason()
         assert "SECRET" not in local.reason()
     local.hosts["here"]["variables"]["llama_server_environment"] = {"http_proxy": "http://proxy:3128"}
     local.plan()
@@ -171,11 +171,11 @@ def test_a_secret_in_an_environment(local):
     for name in ("LLAMA_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "db_password"):
         variables["llama_worker_endpoints"], variables["llama_server_environment"] = [], {name: "SECRET"}
         reason = local.reason()
-        assert f"llama_server_environment has the secret {name}, " in reason
+        assert f"llama_server_environment sets {name}, a secret " in reason
         variables["llama_server_environment"] = {}
         variables["llama_worker_endpoints"] = [{"name": "one", "environment": {name: "SECRET"}}]
         reason += local.reason()
-        assert f"environment in llama_worker_endpoints[0] for here has the secret {name}, " in reason
+        assert f"environment in llama_worker_endpoints[0] for here sets {name}, a secret " in reason
         assert "SECRET" not in reason.replace(name, "")
 
 
@@ -215,9 +215,9 @@ def test_words_that_belong_to_options(local):
         ),
         ({"llama_hardware": {"memory_mib": -1}}, "llama_hardware.memory_mib for here is -1: correct it"),
         ({"llama_hardware": {"memory_mib": 1 << 50}}, f"llama_hardware.memory_mib for here is {1 << 50}: correct it"),
-        ({"llama_server_environment": {"A\x1b": 1}}, r"llama_server_environment has the name 'A\x1b': use letters"),
-        ({"llama_build_cmake_options": {"A\r": 1}}, r"llama_build_cmake_options has the name 'A\r': use letters"),
-        ({"llama_build_cmake_options": {1: 2}}, "llama_build_cmake_options has the name '1': use letters"),
+        ({"llama_server_environment": {"A\x1b": 1}}, r"llama_server_environment has the key 'A\x1b': use letters"),
+        ({"llama_build_cmake_options": {"A\r": 1}}, r"llama_build_cmake_options has the key 'A\r': use letters"),
+        ({"llama_build_cmake_options": {1: 2}}, "llama_build_cmake_options has the key '1': use letters"),
         ({"llama_release": {"source": "pypi", "version": datetime.date(2026, 1, 2)}}, "release.version is a date"),
         ({"llama_model_gguf_summary": {"context": 10**5000}}, "llama_model_gguf_summary.context is a 16610-bit number"),
         ({"llama_server_extra_args": ["x" * 70000]}, "llama_server_extra_args[0] has 70000 characters: use 65536"),
@@ -292,7 +292,7 @@ def test_answers_and_facts_of_another_shape(pair, junk):
 def test_a_number_as_the_name_of_a_setting():
     """Ansible's own validation fails with a TypeError there."""
     own = {"llama_links": {0: "x"}}
-    with pytest.raises(Refusal, match="llama_links has the name '0': use letters"):
+    with pytest.raises(Refusal, match="llama_links has the key '0': use letters"):
         inventory.cluster_hosts({"groups": ALONE, "hostvars": {"a": own}})
 
 

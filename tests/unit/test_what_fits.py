@@ -163,7 +163,7 @@ def test_an_operator_adds_models_by_their_headers():
 
 @pytest.mark.parametrize("given, what", [({"summary": 3}, "3"), ({"name": "mine"}, "None")])
 def test_a_model_without_a_header_is_refused_by_its_place(given, what):
-    with pytest.raises(Refusal, match=rf"summary in models\[0\] of llama_what_fits is {what}: set it to the summary"):
+    with pytest.raises(Refusal, match=rf"summary in models\[0\] of llama_what_fits is {what}: set summary in models"):
         what_fits.offers_of([], [given])
 
 
@@ -186,7 +186,7 @@ def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
     "given, why",
     [
         ({"context": "many"}, "llama_what_fits.context is 'many': correct it"),
-        ({"change": {}, 5: 1}, "llama_what_fits has unknown keys .5, change.: use context, speed"),
+        ({"change": {}, 5: 1}, "llama_what_fits has unknown keys .5, change.: use only these: context, speed"),
         ("false", "llama_what_fits is 'false': correct it"),
         (["Qwen3 32B"], "llama_what_fits is"),
     ],

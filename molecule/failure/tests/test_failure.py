@@ -277,7 +277,7 @@ def test_hosts_reboot_one_at_a_time_and_the_head_serves_without_each(measured):
     for name in WORKERS:
         assert f"{name} is about to reboot. After a while, the head serves without {name}:" in done.stdout
         assert any(f"starting llama-server without {name}:" in line for line in log_lines), log_lines
-    assert f"{HEAD} is about to reboot. This head does not answer until it" in done.stdout
+    assert f"{HEAD} is about to reboot. The cluster does not answer until this head" in done.stdout
     assert ask().right
 
 

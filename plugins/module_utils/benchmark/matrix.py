@@ -40,7 +40,7 @@ def request_of(variables: Mapping[str, Any]) -> Request:
     invalid_numbers += [count for count in request.depths if count < 0]
     if invalid_numbers or not request.prompts or not request.depths:
         raise Refusal(
-            f"llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths contains {invalid_numbers[0]}: use larger numbers"
+            f"llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths contains {invalid_numbers[0]}: use 1 or more (depths: 0 or more)"
             if invalid_numbers
             else "llama_benchmark_prompts or llama_benchmark_depths is empty: set at least one number of tokens"
         )

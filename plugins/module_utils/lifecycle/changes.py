@@ -127,9 +127,9 @@ def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> Non
     unreached_hosts, pending_hosts = ", ".join(decision.unreached_hosts), ", ".join(decision.outdated_hosts)
     if parts and unreached_hosts and pending_hosts:
         raise Refusal(
-            f"These hosts were not reached, or failed above: {unreached_hosts}. No service was touched, because the plan changes {pending_hosts}. Fix the "
-            "failure (if sudo failed, use --ask-become-pass) or bring the host back, then run the playbook again. Otherwise move the host to the group "
-            f"{retired_group(cluster)}"
+            f"These hosts were not reached, or failed above: {unreached_hosts}. The plan changes {pending_hosts} only together with them, so no service was "
+            "touched. Fix the failure (if sudo failed, use --ask-become-pass) or start the host, then run the playbook again. If a host does not come back, "
+            f"move it to the group {retired_group(cluster)}"
         )
     for name, kinds in decision.kinds.items() if [*parts] == ["services"] else ():
         if pending_kinds := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
@@ -155,7 +155,7 @@ def _fallback_key(plan: Plan, name: str) -> str:
 def absence_note(plan: Plan, name: str) -> str:
     """Return a sentence about how the cluster serves while a host of the plan is absent."""
     if name == plan.head.host:
-        return "This head does not answer until it is back."
+        return "The cluster does not answer until this head is back."
     has_fallback = tolerated_absences(plan).get(name)
     if has_fallback is None and plan.head.models:
         models = [model.name for model in plan.head.models if name in {device.host for device in model.placement}]
@@ -163,7 +163,7 @@ def absence_note(plan: Plan, name: str) -> str:
     if has_fallback is None:
         return "The head does not answer until this host is back: no fallback is planned for its absence (llama_server_fallback)."
     if has_fallback:
-        return f"After a while, the head serves without {_fallback_key(plan, name)}, until this host is back."
+        return f"After a while, the head serves without {_fallback_key(plan, name)} until this host is back."
     return "The cluster does not use this host."
 
 

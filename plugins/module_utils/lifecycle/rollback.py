@@ -76,7 +76,7 @@ def choose_target(
         raise Refusal("no earlier plan has served on this cluster, so there is nothing to return to")
     if head is None:
         raise Refusal(
-            "No head answered with a kept plan that has served: start the head, or set llama_release and run site.yml. "
+            "No head answered with a kept plan that has served: start the head, or set llama_release to the release you want and run site.yml. "
             f"{NO_CHANGE_NOTE}."
         )
     current_plan = _plan_of(hosts[head].now)
@@ -95,7 +95,7 @@ def choose_target(
     ]
     if not former_heads:
         raise Refusal(
-            f"No plan served before plan {current_plan.id}: set llama_release and run site.yml. {NO_CHANGE_NOTE}."
+            f"No plan served before plan {current_plan.id}: set llama_release to the release you want and run site.yml. {NO_CHANGE_NOTE}."
         )
     return former_heads[0], _plan_of(hosts[former_heads[0]].find(_plan_of(plan_before).id))
 

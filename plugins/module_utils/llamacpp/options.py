@@ -161,8 +161,8 @@ TABLE: tuple[Option, ...] = (
     Option(
         "split-mode",
         _shared("--split-mode -sm", is_written=False),
-        remedy="remove it: the plan places whole layers, which is llama-server's default. With --split-mode tensor over RPC (#26610, b11450), two workers of "
-        "the same kind connect to each other at their port + 1000. The firewall blocks that port, so loading would hang",
+        remedy="remove it, because the plan places whole layers, llama-server's default. With --split-mode tensor over RPC (#26610, b11450), two workers of "
+        "the same kind connect to each other at the other worker's port + 1000. The firewall blocks these ports, so loading would hang",
     ),
     Option("context", _shared("--ctx-size -c"), "llama_server_context"),
     Option("parallel", _shared("--parallel -np"), "llama_server_parallel"),
@@ -183,7 +183,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "context-checkpoints",
         (_llama("--ctx-checkpoints -ctxcp --swa-checkpoints"), _ik("--ctx-checkpoints -ctx-ckpt")),
-        remedy="remove it: the plan sets the largest number that fits into the head's memory",
+        remedy="remove it, because the plan sets the largest number that fits into the head's memory",
         optional_min=32,
     ),
     Option(
@@ -203,7 +203,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "registry-token",
         _shared("--hf-token -hft", is_written=False),
-        remedy="remove it: every account on the host could read the token, and llama-server reads the model from the head's disk",
+        remedy="remove it, because every account on the host could read the token, and llama-server does not need it",
         is_secret=True,
     ),
     Option(
@@ -222,7 +222,7 @@ TABLE: tuple[Option, ...] = (
         "fit",
         (_llama("--fit -fit"), _ik("--fit", form=SWITCH, is_written=False)),
         implied=("off",),
-        remedy="remove it: llama-server would move layers that the plan has placed",
+        remedy="remove it, because llama-server would move layers that the plan has placed",
         optional_min=0,
     ),
     Option(
@@ -241,13 +241,13 @@ TABLE: tuple[Option, ...] = (
     Option(
         "prefix",
         (_llama("--api-prefix", is_written=False),),
-        remedy="remove it: the collection queries /health without a prefix",
+        remedy="remove it, because the collection queries /health without a prefix",
     ),
     Option(
         "log-verbosity",
         (_llama("--log-verbosity -lv --verbosity"), _ik("--verbosity", is_written=False)),
         implied=("4",),
-        remedy="remove it, because verify reads buffer sizes from the log, or use --verbose, which logs everything",
+        remedy="remove it, or use --verbose instead, because verify reads buffer sizes from the log",
         optional_min=0,
     ),
     Option(
@@ -281,14 +281,14 @@ TABLE: tuple[Option, ...] = (
     Option(
         "cpu-experts",
         (*_shared("--cpu-moe -cmoe", form=SWITCH), *_shared("--n-cpu-moe -ncmoe")),
-        remedy=r"set llama_server_override_tensor instead, to ['ffn_.*_exps=CPU'] for the experts of all layers, or to ['blk\.[0-9]\.ffn_.*_exps=CPU'] for "
-        r"the first ten layers: the plan then accounts for them",
+        remedy=r"set llama_server_override_tensor instead, which the plan takes into account: ['ffn_.*_exps=CPU'] moves the experts of all layers, "
+        r"['blk\.[0-9]\.ffn_.*_exps=CPU'] those of the first ten",
     ),
     Option(
         "cpu-feed-forward",
         (_llama("--n-cpu-ffn -ncffn"),),
-        remedy=r"set llama_server_override_tensor instead, to ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] for the first ten layers: "
-        r"the plan then accounts for them",
+        remedy=r"set llama_server_override_tensor instead, which the plan takes into account: ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] moves the "
+        r"feed-forward tensors of the first ten layers",
     ),
     Option(
         "kv-offload",
@@ -299,7 +299,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "experts-cache",
         (_llama("--moe-cache-mib", is_written=False)._replace(first_build=11549),),
-        remedy="remove it: llama-server would copy the processor's experts to device memory that the plan does not reserve",
+        remedy="remove it, because llama-server would copy experts from the head's memory to device memory that the plan does not reserve",
     ),
     Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=EXTRA_MEMORY),
     Option("adapter", (*_shared("--lora"), *_shared("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),

@@ -101,7 +101,7 @@ class Connection:
 def _request_devices(connection: Connection) -> tuple[WorkerDevice, ...]:
     (count,) = struct.unpack("<I", connection.ask(DEVICE_COUNT, b"", (4,)))
     if count > MAX_DEVICES:
-        raise InvalidReply(f"it reports {count} devices")
+        raise InvalidReply(f"it reports {count} devices, more than {MAX_DEVICES}")
     devices = []
     for index in range(count):
         free, total = struct.unpack("<QQ", connection.ask(GET_DEVICE_MEMORY, struct.pack("<I", index), (16,)))

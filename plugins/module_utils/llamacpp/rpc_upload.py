@@ -104,7 +104,7 @@ class UploadConnection:
         request = FIRST_DEVICE + struct.pack("<Q", largest_size + count_rows(largest_size))
         self.buffer, size = struct.unpack("<QQ", self.connection.ask(ALLOC_BUFFER, request, (16,)))
         if not self.buffer or size < largest_size:
-            raise TransferError(f"does not have enough memory for its largest tensor ({largest_size // rpc.MIB} MiB)")
+            raise TransferError(f"does not have enough memory for the largest tensor ({largest_size // rpc.MIB} MiB)")
         (self.base,) = struct.unpack("<Q", self.connection.ask(BUFFER_GET_BASE, struct.pack("<Q", self.buffer), (8,)))
 
     def __enter__(self) -> UploadConnection:

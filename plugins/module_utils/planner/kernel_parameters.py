@@ -21,8 +21,8 @@ def graphics_parameters(memory_mib: int, gtt_mib: int | None = None) -> dict[str
     size = memory_mib - RESERVED_MIB if gtt_mib is None else gtt_mib
     if not MIN_GTT_MIB <= size <= memory_mib - MIN_RESERVED_MIB:
         raise ValueError(
-            f"the integrated GPU cannot use {size} of {memory_mib} MiB: set llama_host_tuning_gtt_mib to a value from {MIN_GTT_MIB} to "
-            f"{memory_mib - MIN_RESERVED_MIB}."
+            f"would let the integrated GPU use {size} of {memory_mib} MiB: set llama_host_tuning_gtt_mib to a value from {MIN_GTT_MIB} to "
+            f"{memory_mib - MIN_RESERVED_MIB}"
         )
     return {f"{DRIVER}.gttsize": str(size), "ttm.pages_limit": str(size * 1024 // PAGE_KIB)}
 

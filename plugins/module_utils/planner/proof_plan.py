@@ -84,7 +84,7 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> 
     context = min(PROCESSOR_CONTEXT if uses_processors else questions.CONTEXT_TOKENS, workload.context_per_request)
     prompts = questions.list_questions(context)
     if not prompts:
-        reason = f"a context of {context} tokens is too short for a prompt"
+        reason = f"a context of {context} tokens is too short for the proof's prompts"
         return types.ProofPlan((), 0, False, False, 0, 0, reason=reason)
     variants = questions.variant_questions(prompts) * (1 + (workload.cache.type_v == "f16"))
     rate = site.rates[device_load.CPU]

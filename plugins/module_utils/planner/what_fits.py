@@ -114,7 +114,7 @@ def parse_query(place: str, value: Any) -> FitQuery:
     fields = [field.name for field in typed_json.fields(FitQuery)]
     unknown_keys = sorted(map(str, {*data} - {*fields}))
     if unknown_keys:
-        raise Refusal(f"{place} has unknown keys ({', '.join(unknown_keys)}): use {', '.join(fields)}")
+        raise Refusal(f"{place} has unknown keys ({', '.join(unknown_keys)}): use only these: {', '.join(fields)}")
     return query
 
 
@@ -152,8 +152,8 @@ def fit_models(
 
 
 ORDER_TEXT = (
-    "The order is: models that generate at least {:g} tokens/s, the largest first; slower models; models that do not fit. Each is shown with its largest "
-    f"quantisation that is fast enough; none below {SMALLEST_FOR_SPEED} is chosen for speed alone."
+    "The order is: models that generate at least {:g} tokens/s, the largest first; slower models, the fastest first; models that do not fit. Each is shown "
+    f"with its largest quantisation that is fast enough, or else that fits; none below {SMALLEST_FOR_SPEED} is chosen for speed alone."
 )
 
 

@@ -230,7 +230,7 @@ def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dic
     for role in filter(model.path_of, model_source.AUXILIARY_OPTIONS):
         argument = next(filter(None, map(server.argument, PLACEMENT_OPTIONS[role])), None)
         if not release.mainline:
-            reasons[role] = f"the rules by which {release.fork} chooses its device are unknown"
+            reasons[role] = f"the rules by which {release.fork} chooses a device for it are unknown"
         elif header_of(model, role) is None:
             reasons[role] = "its header was not read"
         elif argument:

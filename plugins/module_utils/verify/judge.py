@@ -153,10 +153,10 @@ def advice(subject: types.Subject, evidence: types.Evidence) -> str:
     )
     if len(external_workers) < len(waits_for):
         texts.append(
-            f"The controller got no answer from {', '.join(subject.unreachable_hosts)} either: check power and network there."
+            f"The controller got no answer from {', '.join(subject.unreachable_hosts)} either: check their power and network."
             if subject.unreachable_hosts
-            else "If the worker's host answers and the worker is running, the network blocks its port, or another head uses it. Check firewalls and routes "
-            "between head and worker."
+            else "If the worker's host answers and the worker is running, the network blocks the worker's port, or another head uses the worker. Check "
+            "firewalls and routes between head and worker."
         )
     return " ".join(texts)
 
@@ -192,7 +192,7 @@ def _check_fallback(plan: Plan, evidence: types.Evidence) -> types.Check:
     fallback = evidence.fallback
     if not fallback:
         absence_text = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} possible absences"
-        return _check("fallback", plan.head.url, True, f"not needed; planned for {absence_text}")
+        return _check("fallback", plan.head.url, True, f"not needed; fallbacks are planned for {absence_text}")
     since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
     text = f"the head has served without {fallback.name} since {since} UTC, and will return to all workers when {fallback.name} answers"
     return _check("fallback", plan.head.url, False, text)
@@ -470,9 +470,9 @@ def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -
         (index for index, (expected, word) in enumerate(zip(expected_words, words)) if expected != word),
         min(len(expected_words), len(words)),
     )
-    actual_word, expected_word = (" ".join(text[position : position + 1]) for text in (words, expected_words))
+    actual_word, expected_word = (" ".join(map(repr, text[position:][:1])) for text in (words, expected_words))
     text = (
-        f"word {position + 1} is {actual_word or 'missing'!r} instead of {expected_word or 'the end'!r}: at least one layer computes incorrectly. "
+        f"word {position + 1} is {actual_word or 'missing'} instead of {expected_word or 'the end'}: at least one layer computes incorrectly. "
         f"The answer is {completion.text[:300]!r}"
     )
     return False, text

@@ -47,7 +47,7 @@ FOREIGN_FORMATS = {
     b'{"error"': _ERROR_PAGE,
     b"access to model": _ERROR_PAGE,
     b"<?xml": _ERROR_PAGE,
-    **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it, and use the GGUF file inside"),
+    **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it and use the GGUF file inside"),
     b"<!doctype html": _WEB_PAGE,
     b"<html": _WEB_PAGE,
     b"version https://git-lfs": "is a Git LFS pointer, not a GGUF file: download the file with git lfs pull",
@@ -55,7 +55,7 @@ FOREIGN_FORMATS = {
 """Beginning of a file in lower case → error message, for files that are often mistaken for a model."""
 
 TRUNCATION_REMEDY = "download the whole file, or if it was split, join all parts with cat"
-RAW_PART_MESSAGE = "is a part of a split file: join all parts in order with cat, and use the joined file"
+RAW_PART_MESSAGE = "is a part of a split file: join all parts in order with cat and use the joined file"
 
 STRING, ARRAY = 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -146,7 +146,7 @@ class _Reader:
             return
         if self.limit < self.source.size:
             raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
-        raise GGUFError(f"is truncated: its header does not fit into the file's {self.source.size} bytes")
+        raise GGUFError(f"is truncated: its header exceeds the file's {self.source.size} bytes: {TRUNCATION_REMEDY}")
 
     def require(self, count: int) -> None:
         """Load the next ``count`` bytes into the window."""

@@ -228,9 +228,7 @@ def parse(data: Any) -> ModelSummary:
     if any(layer >= layers for row in summary.named_tensors for layer in row.layers or ()):
         raise Mismatch(f"contains a layer beyond the {layers} layers", ".tensors")
     if _has_experts(summary) and not keys.get("expert_count"):
-        raise Mismatch(
-            "is missing, so all experts would count for each token: run model_info again", ".keys.expert_count"
-        )
+        raise Mismatch("is missing, so all experts would count for each token", ".keys.expert_count")
     return summary
 
 

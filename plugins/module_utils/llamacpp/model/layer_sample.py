@@ -55,7 +55,7 @@ def choose_layers(summary: ModelSummary, max_bytes: int, max_layers: int) -> Lay
     :returns: a sample, or the reason why none is possible, as the end of a sentence.
     """
     if not summary.tensors:
-        return "the names of the model's tensors are unknown: read its header with model_info"
+        return "the names of the model's tensors are unknown: read the model's header with model_info"
     if any(group.name.startswith("per_layer_") for group in summary.tensors):
         return "tensors outside the layers contain data of each layer"
     kinds = _layer_kinds(summary)

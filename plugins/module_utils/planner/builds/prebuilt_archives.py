@@ -88,9 +88,9 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
     system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
     if version is not None and parse(version) < parse(asset.oldest_system):
         library = f"{system_library} {version}" if version else "a C library other than glibc"
-        yield f"has {library}, but {archive} needs {system_library} {asset.oldest_system}: use a newer system on that host, or compile with source: git"
+        yield f"has {library}, but {archive} needs {system_library} {asset.oldest_system} or newer: use such a system on that host, or compile with source: git"
     if asset.cuda and facts.newest_cuda is not None and parse(facts.newest_cuda) < parse(asset.cuda):
-        yield f"has an NVIDIA driver for CUDA {facts.newest_cuda}, but {archive} needs CUDA {asset.cuda}: update the driver, or {prebuilt.REMEDY}"
+        yield f"has an NVIDIA driver for CUDA {facts.newest_cuda}, but {archive} needs CUDA {asset.cuda} or newer: update the driver, or {prebuilt.REMEDY}"
     old_devices = [device for device in devices if device and parse(device) < parse(asset.min_capability)]
     if old_devices:
         yield f"has a device with compute capability {old_devices[0]}, but {archive} needs {asset.min_capability} or newer: {prebuilt.REMEDY}"

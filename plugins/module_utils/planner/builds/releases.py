@@ -67,12 +67,12 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
     commit = request.commit or tree.get("commit", "unknown")
     if build is None or build < 1:
         build_text = "has no build" if build is None else f"sets build to {build}"
-        raise Refusal(f"llama_release {build_text}: add the {fork} build number of {ref}")
+        raise Refusal(f"llama_release {build_text}: set build to the {fork} build number of {ref}")
     if build < capabilities.OLDEST_BUILDS[fork]:
         raise Refusal(
             f"llama_release is build {build} of {fork}, but the oldest supported build is {capabilities.OLDEST_BUILDS[fork]}: use that build or newer"
             + (
-                "; if the number comes from another project (like Lemonade), add build with llama.cpp's number"
+                f"; if {build} is the number of another project (like Lemonade), set build to llama.cpp's number"
                 if fork == MAINLINE
                 else ""
             )
@@ -155,7 +155,7 @@ def sources_of(requests: Requests) -> dict[str, str]:
         sources[backend] = requested_release(variable, requests).source
         if sources[backend] in ("package", "auto") and variable != "llama_release":
             raise Refusal(
-                f"{variable} has source: {sources[backend]}, which applies to all backends: set it in llama_release"
+                f"{variable} has source: {sources[backend]}, which applies to all backends: use this source only in llama_release"
             )
     return sources
 
@@ -192,7 +192,7 @@ def _check_release(backend: str, release: ReleasePlan, architectures: Mapping[st
     if architectures and release.fork == IK_LLAMA and backend not in backends.IK_LLAMA_BACKENDS:
         raise Refusal(
             f"llama_release is a release of {IK_LLAMA}, which the collection cannot build for {backend} ({', '.join(architectures)}): set llama_backend to "
-            "cpu or vulkan for those hosts, or llama_release to llama.cpp"
+            "cpu or vulkan for those hosts, or llama_release to a release of llama.cpp"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:
         kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
@@ -207,7 +207,7 @@ def _package_version(package_versions: Mapping[str, str | None]) -> str:
         offers = ", ".join(f"{name} {version or 'none'}" for name, version in sorted(package_versions.items()))
         raise Refusal(
             f"llama_release has source: package, but the hosts have no common llama.cpp package ({offers}): "
-            "run apt update, upgrade to Debian forky or newer, or use source: pypi"
+            "run apt update on the hosts, upgrade them to Debian forky or newer, or use source: pypi"
         )
     return str(versions.pop())
 

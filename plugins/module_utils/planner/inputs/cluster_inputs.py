@@ -156,7 +156,7 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> types.
     facts = entry["facts"]
     if facts is None:
         raise Refusal(
-            f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: bring the host up, or declare its hardware"
+            f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: let this run reach it, or declare its hardware"
         )
     tuning = types.Tuning(
         bool(variables["llama_host_tuning"]),
@@ -200,7 +200,7 @@ def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
     folder = str(variables["llama_metrics_folder"])
     if not re.fullmatch(UNQUOTED_PATH, folder):
         raise Refusal(
-            f"llama_metrics_folder for {name} is {folder!r}: use an absolute path with only letters, digits and . _ @ + -"
+            f"llama_metrics_folder for {name} is {folder!r}: use an absolute path with only letters, digits and / . _ @ + -"
         )
     return folder if variables["llama_metrics"] == "textfile" else None
 
@@ -226,7 +226,7 @@ def _backends(name: str, value: Any) -> tuple[str, ...]:
     choices = value if isinstance(value, list) else [value]
     if not choices or len(set(map(str, choices))) < len(choices) or (len(choices) > 1 and "auto" in choices):
         raise Refusal(
-            f"llama_backend for {name} is {value!r}: use auto, a backend, or a list that names each backend once"
+            f"llama_backend for {name} is {value!r}: use auto, a backend, or a list of different backends without auto"
         )
     return tuple(choices)
 
@@ -253,7 +253,7 @@ def _link(place: str, host: str, values: Mapping[str, Any]) -> LinkPlan:
         ) from None
     if values.get("kind") == names.WIREGUARD and values.get("manage"):
         raise Refusal(
-            f"{place} for {host} is a WireGuard link with manage: true: set up the VPN yourself, and set manage: false"
+            f"{place} for {host} is a WireGuard link, which the collection cannot manage: set up the VPN yourself and set manage: false"
         )
     fields: dict[str, Any] = {field: values.get(field) for field in LinkPlan._fields}
     return LinkPlan(**{**fields, "address": address, "manage": bool(fields["manage"])})
@@ -273,9 +273,9 @@ def read_environment(place: str, variables: Mapping[str, Any] | None) -> dict[st
     values = {}
     for name, value in (variables or {}).items():
         if not re.fullmatch(VARIABLE_NAME, str(name), re.ASCII):
-            raise Refusal(f"{place} has the name {str(name)!r}: use letters, digits and _, with no digit first")
+            raise Refusal(f"{place} has the key {str(name)!r}: use letters, digits and _, with no digit first")
         if value is None or isinstance(value, (dict, list)):
-            raise Refusal(f"{place} has {name}: {value!r}: use text, a number, true or false, or remove it")
+            raise Refusal(f"{place} sets {name} to {value!r}: use text, a number, true or false, or remove it")
         _refuse_secret(place, str(name), str(value))
         values[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     return values
@@ -295,7 +295,7 @@ def _networks(place: str, values: Sequence[str] | None) -> tuple[str, ...]:
 def _refuse_secret(place: str, name: str, value: str) -> None:
     """Refuse an environment variable with a secret: service managers show it, and every account may read service definitions."""
     if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
-        raise Refusal(f"{place} has the secret {name}, which would be visible to every account on the host: remove it")
+        raise Refusal(f"{place} sets {name}, a secret that would be visible to every account on the host: remove it")
 
 
 def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, str]:
@@ -303,7 +303,7 @@ def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, st
     values = {}
     for option, value in (options or {}).items():
         if not re.fullmatch(VARIABLE_NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
-            raise Refusal(f"{place} has {option!r}: {value!r}: use the name of a CMake option and a text value")
+            raise Refusal(f"{place} sets {option!r} to {value!r}: use the name of a CMake option and a text value")
         values[str(option)] = str(value)
     return values
 
@@ -324,7 +324,7 @@ def server_of(variables: Mapping[str, Any]) -> types.Server:
 def _memory_sizes(variable: str, entries: Mapping[str, Any]) -> dict[str, int]:
     for name, mib in entries.items():
         if isinstance(mib, bool) or not re.fullmatch("[0-9]{1,9}", str(mib)):
-            raise Refusal(f"{variable} sets {name} to {mib!r}: use a number of MiB")
+            raise Refusal(f"{variable} sets {name} to {mib!r}: use a whole number of MiB")
     return {str(name): int(mib) for name, mib in entries.items()}
 
 
@@ -360,12 +360,12 @@ def merge_hardware(
     for tool, version in (declared_values.get("toolchain") or {}).items():
         if version is not None and not isinstance(version, str):
             raise Refusal(
-                f"llama_hardware for {name} has {tool}: {version} in toolchain: put the version in quotes, because 3.30 would be read as 3.3"
+                f"llama_hardware for {name} sets toolchain.{tool} to {version}: put the version in quotes, because YAML reads 3.30 as 3.3"
             )
     for accelerator in declared_values.get("accelerators") or []:
         if accelerator["backend"] not in backends.PREFERRED_ORDER:
             raise Refusal(
-                f"llama_hardware for {name} has a device with the backend {accelerator['backend']!r}: use {', '.join(BACKENDS[1:])}"
+                f"llama_hardware for {name} has a device with the backend {accelerator['backend']!r}: use one of {', '.join(BACKENDS[1:])}"
             )
     if not facts:
         facts = _declared_facts(name, declared_values, "user" if scope == "user" else "system")

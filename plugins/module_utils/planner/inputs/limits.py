@@ -37,11 +37,11 @@ def find_problem(variable: str, value: Any, depth: int = 0) -> ValueProblem | No
 def _key_problem(key: Any) -> str:
     """Return the problem of a key in a mapping; empty for a valid key."""
     if isinstance(key, str) and len(key) > validation.NAME_LIMIT:
-        return f"has a name of {len(key)} characters: use {validation.NAME_LIMIT} or fewer"
+        return f"has a key of {len(key)} characters: use {validation.NAME_LIMIT} or fewer"
     if isinstance(key, str) and not _value_problem(key):
         return ""
     text = validation.quote(key) if isinstance(key, str) else repr(validation.quote(key))
-    return f"has the name {text}: use letters, digits and _, and quotes around a number"
+    return f"has the key {text}: use letters, digits and _, and put a number in quotes"
 
 
 def _value_problem(value: Any) -> str:
@@ -54,15 +54,15 @@ def _value_problem(value: Any) -> str:
         if redaction.has_secret(value):
             return (
                 "has a password or token in a URL, which plans and logs would show: remove it. For git, use the credential store on the controller; "
-                "download any other file yourself, and set its path"
+                "download any other file yourself and set its path"
             )
         return ""
     if isinstance(value, (int, float)):
         return (
             ""
             if -validation.MAX_INT <= value <= validation.MAX_INT
-            else f"is {validation.quote(value)}: use a finite number up to {validation.MAX_INT}"
+            else f"is {validation.quote(value)}: use a finite number from -{validation.MAX_INT} to {validation.MAX_INT}"
         )
     if value is None or isinstance(value, (Mapping, list, tuple)):
         return ""
-    return f"is {validation.quote(value)}: write it as text in quotes"
+    return f"is {validation.quote(value)}: put it in quotes"

@@ -87,7 +87,7 @@ def summary_of(place: str, header: Any) -> ModelSummary:
     try:
         return header_summary.parse(header)
     except typed_json.Mismatch as error:
-        raise Refusal(f"{place}{error.path} {error.reason}: set it to the summary that model_info returns") from None
+        raise Refusal(f"{place}{error.path} {error.reason}: set {place} to a summary from model_info") from None
 
 
 @functools.lru_cache(maxsize=16)
@@ -153,20 +153,20 @@ def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
     repo, files = str(settings["repo"]), tuple(settings.get("files") or ())
     if not re.fullmatch(REPOSITORY_FORM, repo):
         raise Refusal(
-            f"{variable} sets repo to {validation.quote(repo)}: use OWNER/NAME, as in the address of its page"
+            f"{variable} sets repo to {validation.quote(repo)}: use OWNER/NAME, as in the address of its Hugging Face page"
         )
     if settings.get("quantisation") and files:
         raise Refusal(f"{variable} has both quantisation and files: remove one of them")
     revision = settings.get("revision") or "main"
-    for key, value, form in (
-        ("quantisation", settings.get("quantisation"), QUANTISATION_FORM),
-        ("revision", revision, REVISION_FORM),
+    for key, value, form, remedy in (
+        ("quantisation", settings.get("quantisation"), QUANTISATION_FORM, "a quantisation like Q4_K_M"),
+        ("revision", revision, REVISION_FORM, "a branch, tag or commit"),
     ):
         if value is not None and not re.fullmatch(form, str(value)):
-            raise Refusal(f"{variable} sets {key} to {validation.quote(value)}: use its name in the repository")
+            raise Refusal(f"{variable} sets {key} to {validation.quote(value)}: use {remedy} of the repository")
     for name in files:
         if download_record.problem_of_name(name):
-            raise Refusal(f"{variable} has {validation.quote(name)} in files: use names of files in the repository")
+            raise Refusal(f"{variable} has {validation.quote(name)} in files: use file names from the repository")
     return HuggingFace(repo, settings.get("quantisation") or None, _file_names(variable, files), revision)
 
 
@@ -217,6 +217,6 @@ def _full_ollama_name(variable: str, name: str) -> str:
     host = match["host"] or OLLAMA_REGISTRY
     if host in HUGGING_FACE_HOSTS:
         raise Refusal(
-            f"{variable} is {name!r}, a repository on Hugging Face: set llama_model_huggingface to it instead"
+            f"{variable} is {name!r}, a repository on Hugging Face: use OWNER/NAME:QUANTISATION, in llama_model_huggingface for the main model"
         )
     return f"{host}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"

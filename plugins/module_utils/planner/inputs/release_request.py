@@ -48,9 +48,9 @@ def _key_form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
 KEY_FORMS = {
     "checksum": _key_form(f"(?i:{CHECKSUM_FORM})", "sha256: and the 64 hexadecimal digits of the archive's hash"),
     "version": _key_form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
-    "commit": _key_form(r"[0-9a-f]{7,64}", "at least the first 7 digits, in quotes"),
-    "git commit": _key_form(FULL_COMMIT, "all 40 digits, in quotes"),
-    "repository": _key_form(r"[^-\s]\S*( \S+)*", "a URL for git, or the path of a repository on the controller"),
+    "commit": _key_form(r"[0-9a-f]{7,64}", "at least the first 7 digits of the commit's hash, in quotes"),
+    "git commit": _key_form(FULL_COMMIT, "all digits of the commit's hash, in quotes"),
+    "repository": _key_form(r"[^-\s]\S*( \S+)*", "a git URL, or the path of a repository on the controller"),
     "ref": _key_form(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
@@ -67,7 +67,7 @@ KEY_FORMS = {
     ),
     "fork": _key_form(
         "|".join(map(re.escape, capabilities.FORKS)),
-        f"one of {', '.join(capabilities.FORKS)}; use llama.cpp for other forks that kept its options",
+        f"one of {', '.join(capabilities.FORKS)}; use llama.cpp for other forks with the options of llama.cpp",
     ),
 }
 """Key of ``llama_release``, after the name of a source if only that source has this form → form, and what to use."""
@@ -83,11 +83,9 @@ def request_of(value: Any) -> ReleaseRequest:
         value = {"source": "git", "ref": value}
     value = {"source": value} if value == "auto" else value
     if not isinstance(value, dict) or str(value.get("source")) not in SOURCE_KEYS:
-        remedy = (
-            f"use a build like b11434, a version like v0.4.1, auto, or a mapping with source: {', '.join(SOURCE_KEYS)}"
-        )
+        remedy = f"use a build like b11434, a version like v0.4.1, auto, or a mapping whose source is one of {', '.join(SOURCE_KEYS)}"
         if isinstance(value, str) and value.startswith("{"):
-            remedy = 'an INI inventory needs quotes, as in llama_release={"source": "auto"} below [llama_cluster:vars]'
+            remedy = 'put keys and texts in quotes in an INI inventory, like llama_release={"source": "auto"} below [llama_cluster:vars]'
         if re.fullmatch(r"\d{3,6}", str(value)):
             remedy = f"use b{value}"
         raise Refusal(f"llama_release is {value!r}, which is not valid: {remedy}")
@@ -96,7 +94,7 @@ def request_of(value: Any) -> ReleaseRequest:
     unknown_keys = set(fields) - known_keys
     if unknown_keys:
         raise Refusal(
-            f"llama_release has {', '.join(sorted(unknown_keys))}, which source: {source} does not accept: use {', '.join(sorted(known_keys))}"
+            f"llama_release has {', '.join(sorted(unknown_keys))}, which source: {source} does not accept: use only these keys: {', '.join(sorted(known_keys))}"
         )
     _check_field_formats(fields)
     patches, checksums = fields.pop("patches", []), fields.pop("checksums", {})
@@ -114,7 +112,7 @@ def request_of(value: Any) -> ReleaseRequest:
 def _check_field_formats(fields: Mapping[str, Any]) -> None:
     source, build = fields["source"], fields.get("build", 0)
     if not isinstance(build, int) or isinstance(build, bool):
-        raise Refusal(f"llama_release sets build to {build!r}: use a whole number, the build number of llama.cpp")
+        raise Refusal(f"llama_release sets build to {build!r}: use llama.cpp's build number, a whole number")
     for key in [*REQUIRED_KEYS.get(source, ()), *fields]:
         expression, remedy = (
             KEY_FORMS.get(f"{'prebuilt' if source == 'auto' else source} {key}") or KEY_FORMS.get(key) or (None, "")
@@ -125,7 +123,8 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
             value = f"sets {key} to {fields[key]!r}" if key in fields else f"has no {key}"
             raise Refusal(f"llama_release {value}: set {key} to {remedy}")
     if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
-        raise Refusal(f"llama_release has source: {source}: set either path (a file on the controller) or url")
+        fact = "both path and url" if "path" in fields else "neither path nor url"
+        raise Refusal(f"llama_release has {fact}: set either path (a file on the controller) or url")
     if source == "prebuilt" and not build:
         raise Refusal(
             "llama_release has source: prebuilt but no build: add the number of an upstream build (versions like v0.4.1 have no archives)"

@@ -133,7 +133,8 @@ def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> No
     ]
     if foreign_words:
         owner = IK_LLAMA if release.mainline else MAINLINE
-        remedy = f"remove it, or set llama_release to a release of {owner}" if release.mainline else "remove it"
+        remedy = f"remove {'them' if foreign_words[1:] else 'it'}"
+        remedy += f", or set llama_release to a release of {owner}" * release.mainline
         problems.append(
             f"{', '.join(foreign_words)}, which only {owner} supports, but {release.ref} is a release of {release.fork}: {remedy}"
         )

@@ -152,15 +152,11 @@ def _limits_of_head(driven: Sequence[types.Device], server: types.Server) -> dic
     sizes = {device.name: device.capacity_mib for device in driven}
     for name, mib in server.memory_mib.items():
         if name not in sizes:
-            remedy = (
-                f"use one of {', '.join(sizes)}"
-                if sizes
-                else "it drives no device itself; set memory_mib in llama_worker_endpoints"
-            )
+            remedy = f"use one of {', '.join(sizes)}" if sizes else "set memory_mib in llama_worker_endpoints instead"
             raise Refusal(f"llama_server_memory_mib has {name}, which llama-server does not drive itself: {remedy}")
         if not 1 <= mib <= sizes[name]:
             raise Refusal(
-                f"llama_server_memory_mib gives {name} {mib} MiB: use 1 to {sizes[name]}, the size of that device's memory"
+                f"llama_server_memory_mib sets {name} to {mib}: use 1 to {sizes[name]}, the size of that device's memory"
             )
     if server.reserve_mib is None:
         return dict(server.memory_mib)

@@ -72,7 +72,8 @@ def _with_head_bytes(workload: Workload, site: Site, load: device_load.Load, hea
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
         missing_mib = _missing_on_head(site.facts, load, load.units, head_bytes)
-        text = f"the model does not fit: {site.head} lacks {missing_mib} MiB of memory; add a worker"
+        remedy = "increase llama_server_gpu_layers" if devices else "add a worker"
+        text = f"the model does not fit: {site.head} lacks {missing_mib} MiB of memory; {remedy}"
         layout = Layout((), (), load, 0, missing_mib=missing_mib, load_mode=server.load_mode)
         return layout._replace(reasons=(text,)) if missing_mib else layout
     start = load.units - gpu_layers
@@ -126,14 +127,14 @@ def _overrides(workload: Workload, buffers: Sequence[str]) -> tuple[tuple[str, s
         pattern, _equals, buffer = entry.partition("=")
         if not pattern or buffer not in buffers or "," in pattern:
             raise Refusal(
-                f"llama_server_override_tensor has {entry!r}: use an expression for tensor names (without , and =), then = and one of "
+                f"llama_server_override_tensor has {entry!r}: use EXPRESSION=DEVICE, an expression for tensor names (no comma or =) and one of these devices: "
                 + ", ".join(buffers)
             )
         try:
             re.compile(pattern)
         except re.error as error:
             raise Refusal(
-                f"llama_server_override_tensor has {entry!r}, whose expression is not valid: {error}"
+                f"llama_server_override_tensor has {entry!r}, which is not a valid regular expression ({error}): correct it"
             ) from None
         overrides.append((pattern, buffer))
     if overrides and workload.summary.tensors is None:
@@ -147,7 +148,7 @@ def _with_split(weights: Sequence[float], devices: Sequence[Device], load: devic
     """Return the operator's split between the devices that have a share or tensors of overrides."""
     if len(weights) != len(devices) or min(weights) < 0 or not any(weights):
         raise Refusal(
-            f"llama_server_tensor_split is {list(weights)}: give a share of 0 or more for each of the {len(devices)} devices, in this order: "
+            f"llama_server_tensor_split is {list(weights)}: set shares of 0 or more, at least one above 0, for these {len(devices)} devices in this order: "
             + ", ".join(device.label for device in devices)
         )
     pairs = [
@@ -353,12 +354,13 @@ def _head_excess(
     if not keeps_weights:
         tables_note = f" for {load.on_head() // MIB} MiB of embedding tables"
         cached_bytes = sum(load.kv) - sum(load.device_kv)
-        tables_note += f", {cached_bytes // MIB} MiB of KV cache because of --no-kv-offload" if cached_bytes else ""
+        conjunction = "," if cache else " and"
+        tables_note += f"{conjunction} {cached_bytes // MIB} MiB of KV cache (--no-kv-offload)" * bool(cached_bytes)
         cache_note = f" and {cache} MiB for llama_server_prompt_cache_mib: reduce this variable, or" if cache else ":"
         return (f"{name} lacks {missing_mib} MiB of memory{tables_note}{cache_note} choose a head with more memory",)
     return (
         f"llama_server_gpu_layers and llama_server_override_tensor leave {start} of the layers and {load.on_head(range(start)) // MIB} MiB of weights on "
-        f"the head, but {name} lacks {missing_mib} MiB of memory: leave less on the head",
+        f"the head, but {name} lacks {missing_mib} MiB of memory: leave fewer layers and tensors on the head",
     )
 
 

@@ -88,11 +88,11 @@ def why_not_on_disk(candidate: Candidate) -> str:
     if not workload.generates_text:
         return "the model generates no text"
     if not release.mainline:
-        return f"this has not been tested with {release.fork}"
+        return f"restoring conversations has not been tested with {release.fork}"
     if workload.speculation.startswith("draft") or any(drafts):
         return "llama-server does not save the context of a draft model (ggml-org/llama.cpp#28619)"
     if any(load.checkpointed) and release.build < CHECKPOINTS_IN_FILES:
-        return f"{candidate.summary.name} has sliding windows or recurrent layers, which need build {CHECKPOINTS_IN_FILES} or newer"
+        return f"{candidate.summary.name} has sliding windows or recurrent layers, whose checkpoints only build {CHECKPOINTS_IN_FILES} or newer saves"
     if any(device.backend in load.split_cache_backends for device in candidate.layout.devices):
         return "llama-server crashes when it saves a KV cache that is split into several buffers (ggml-org/llama.cpp#25584)"
     return ""

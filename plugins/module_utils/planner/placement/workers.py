@@ -73,25 +73,25 @@ def _device_of(
     ]
     if not free_devices and not request.device and request.backend not in (None, "cpu"):
         raise Refusal(
-            f"{place} sets backend to {request.backend!r}, but no such device is free: the host's builds offer {', '.join(d.device for d in devices)}. "
+            f"{place} sets backend to {request.backend!r}, but no such device is free: the host's builds offer only {', '.join(d.device for d in devices)}. "
             "Remove this entry, add the backend to llama_backend, or declare more devices in llama_hardware"
         )
     name = request.device or (free_devices or devices[-1:])[0].device
     device = next((device for device in devices if device.device == name), None)
     if device is None:
         raise Refusal(
-            f"{place} sets device to {name!r}: use one of {', '.join(d.device for d in devices)}, add its backend to "
-            "llama_backend, or declare it in llama_hardware"
+            f"{place} sets device to {name!r}: use one of {', '.join(d.device for d in devices)}; or add the device's backend to "
+            "llama_backend, or declare the device in llama_hardware"
         )
     if request.backend not in (None, device.backend):
         raise Refusal(
             f"{place} sets backend to {request.backend!r}, but the device {name} belongs to the backend {device.backend}: remove one of the two"
         )
     if device.backend != "cpu" and name in used_devices:
-        raise Refusal(f"{place} lends {name} a second time: two workers cannot share an accelerator")
+        raise Refusal(f"{place} lends {name}, which another entry already lends: remove one of the two entries")
     if device.backend != "cpu" and not (device.memory_mib or request.memory_mib):
         raise Refusal(
-            f"{place} lends {name}, {device.name}, whose memory size is unknown: set memory_mib there, or declare the "
+            f"{place} lends {name} ({device.name}), whose memory size is unknown: set memory_mib in this entry, or declare the "
             "device in llama_hardware"
         )
     return device
@@ -191,7 +191,7 @@ def _cached_tensor_bytes(summary: ModelSummary) -> int:
 def _decide_cache(request: types.WorkerRequest, facts: Facts, cached_bytes: int) -> tuple[bool, str]:
     """Return whether a worker has a cache, and why. Unless the inventory sets ``cache``, the models and the size of the disk decide."""
     if request.cache is not None:
-        return request.cache, "requested in llama_worker_endpoints"
+        return request.cache, "cache is set in llama_worker_endpoints"
     if not cached_bytes:
         return False, f"no tensor of the model is larger than {rpc_upload.CACHE_THRESHOLD // MIB} MiB"
     if facts.disk_gib is None:

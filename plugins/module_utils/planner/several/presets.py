@@ -78,7 +78,7 @@ def _section(model: ServedModel) -> Iterator[str]:
             raise Refusal(
                 turns.entry_sentence(
                     model.name,
-                    f"llama-server gets {word}, but clients connect to the router: remove it, and set its environment variable in llama_server_environment",
+                    f"llama-server gets {word}, but clients connect to the router: remove {word}, and set its environment variable in llama_server_environment",
                 )
             )
         if problem := repetition_problem or count_problem or form_problem or content_problem:
@@ -86,7 +86,7 @@ def _section(model: ServedModel) -> Iterator[str]:
             raise Refusal(
                 turns.entry_sentence(
                     model.name,
-                    f"llama-server gets {text!r} {problem}, which its presets cannot express: change this argument",
+                    f"llama-server gets {text!r} {problem}, which a preset cannot express: change this argument",
                 )
             )
         preset[key], words_by_option[option] = value, word

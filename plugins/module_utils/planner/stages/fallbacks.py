@@ -85,7 +85,7 @@ def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidat
     remaining_site = site.without_workers(absence.workers)
     lost_buffers = [device.buffer for device in site.devices if device not in remaining_site.devices]
     if any(entry.endswith(f"={buffer}") for entry in workload.server.override_tensor for buffer in lost_buffers):
-        return None, None, "llama_server_override_tensor places tensors on this worker"
+        return None, None, "llama_server_override_tensor places tensors on absent devices"
     try:
         candidate = attempt_placement(workload, remaining_site)
     except Refusal as refusal:

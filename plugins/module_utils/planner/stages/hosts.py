@@ -236,7 +236,7 @@ def _tuning(host: Host) -> host_types.KernelTuning:
     if not host.tuning.enabled:
         return host_types.KernelTuning({}, False)
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
-        raise Refusal(f"llama_host_tuning is set for {host.name} but needs systemd and root: unset it for that host")
+        raise Refusal(f"llama_host_tuning is true for {host.name}, but needs systemd and root: set it to false there")
     drivers = {
         backends.BY_NAME[accelerator.backend].kernel_driver
         for accelerator in host.facts.accelerators
@@ -244,13 +244,13 @@ def _tuning(host: Host) -> host_types.KernelTuning:
     }
     if kernel_parameters.DRIVER not in drivers:
         raise Refusal(
-            f"llama_host_tuning is set for {host.name}, but that host has no AMD GPU with shared memory: unset it, or declare the device in "
+            f"llama_host_tuning is true for {host.name}, but that host has no AMD GPU with shared memory: set it to false, or declare the GPU in "
             "llama_hardware"
         )
     try:
         parameters = kernel_parameters.graphics_parameters(host.facts.memory_mib, host.tuning.gtt_mib)
     except ValueError as error:
-        raise Refusal(f"llama_host_tuning_gtt_mib for {host.name} is not possible: {error}") from None
+        raise Refusal(f"llama_host_tuning for {host.name} {error}") from None
     return host_types.KernelTuning(parameters, host.tuning.reboot)
 
 

@@ -67,12 +67,12 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     for account, home in facts.accounts.items():
         if facts.scope == "system" and home != homes.get(account, home):
             raise Refusal(
-                f"{host.name} already has an account {account} with another home directory ({home}), but services need this account: rename it"
+                f"{host.name} already has an account {account} with another home directory ({home}), but services need this name: rename the account"
             )
     manager = service_managers.MANAGERS[facts.service_manager]
     if not manager.host_settings and any(link.manage for link in host.links):
         raise Refusal(
-            f"llama_links for {host.name} has manage: true, which needs systemd and root: configure the interface yourself, and "
+            f"llama_links for {host.name} has manage: true, which needs systemd and root: configure the interface yourself and "
             "set manage: false"
         )
     build_tools = {
@@ -193,7 +193,7 @@ def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
                 )
                 raise Refusal(
                     f"the tunnel to the worker {worker.name} on {worker.host} listens on port {port} of the head, which {port_users[port]} already uses: let "
-                    f"the tunnel listen on another port, and change {variable} accordingly"
+                    f"the tunnel listen on another port and change {variable} accordingly"
                 )
             port_users[port] = f"the tunnel to {worker.name} on {worker.host}"
 
@@ -208,5 +208,5 @@ def _check_head_address(head: Host, equipped_hosts: Mapping[str, EquippedHost]) 
         if direct_addresses[0] == address:
             raise Refusal(
                 f"{name} has the same address as the head {head.name} ({address}): remove {name} from the inventory, and add {head.name} to llama_workers "
-                "if it lends its devices"
+                "if the head should lend its devices"
             )
