@@ -383,7 +383,7 @@ def test_the_head_is_judged_by_how_it_is_now(local, plan, monkeypatch):
     before, now = drifts(described)["here"], drifts(described, **{"llamacpp-server": "different"})["here"]
     evidence = healthy(plan)._replace(drift=now)
     result = verify(described, evidence, answers={"here": {"drift": before}})
-    assert "llamacpp-server is different" in result["msg"]
+    assert "llamacpp-server is running with another configuration" in result["msg"]
     with pytest.raises(AnsibleActionFail, match="The report from here about"):
         verify(described, evidence._replace(drift={"services": 1}), monkeypatch)
 

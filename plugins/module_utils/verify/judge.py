@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import STATE_TEXTS, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import HostPlan, ServicePlan, WorkerPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import (
     DevicePlacement,
@@ -206,9 +206,9 @@ def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Ch
             yield _check("release", name, False, text)
             continue
         faults = [
-            f"{service.name} is {drift.services[service.name].state}"
+            f"{service.name} is {STATE_TEXTS.get(state, state)}"
             for service in host.services
-            if drift.services[service.name].state != "running"
+            if (state := drift.services[service.name].state) != "running"
         ]
         faults += [f"{service} is running but is not planned" for service in drift.unplanned]
         faults += _foreign_clients(host, drift)
