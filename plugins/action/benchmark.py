@@ -210,6 +210,6 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
     if services.tunnel_ends(first_plan.workers):
-        argv = services.with_launcher(first_plan, "client", argv)
+        argv = services.launcher_argv(first_plan, "client", argv)
     service = services.temporary_service(heads[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv)
     return service._replace(homes=union("homes", None), devices=union("devices"), allow=union("allow", ()))

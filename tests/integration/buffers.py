@@ -26,7 +26,7 @@ def compared(placed, found):
                 f"{device} compute: logged {compute}, planned at most {placed.load.compute / device_load.MIB:.3f}"
             )
     packed = found.get("AMX", {}).get("model", 0.0)
-    wrong += _differing("CPU", host, placed.on_head(), (packed + SLACK) * PACKING)
+    wrong += _differing("CPU", host, placed.head_share(), (packed + SLACK) * PACKING)
     absent = [device for device, share in expected.items() if share.weights + share.kv and device not in found]
     return wrong + [f"{device} is not in the log" for device in absent]
 

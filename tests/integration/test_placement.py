@@ -54,7 +54,7 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
         **{**dict.fromkeys(Host._fields), "facts": parse_facts({**DEFAULT_FACTS, "cpu": hardware.read_processor()})}
     )
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
-    return layout, argv_of(candidate, prompt_cache.prompt_cache(candidate), "")[1:]
+    return layout, argv_of(candidate, prompt_cache.plan_prompt_cache(candidate), "")[1:]
 
 
 def worker_at(endpoint):

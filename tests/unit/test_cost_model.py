@@ -269,7 +269,7 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     rate = rates.Rate(100, 1000, rates.TABLE)
     work = cost_model.ModelPart("a", "", rate, 1e9, 8e9, 2e9, 310)
     costs = cost_model.prompt_costs(work)
-    computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_STEPS)
+    computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_NODE_FACTOR)
     assert costs == {"memory of": 80, "computing on": computing}
     link = cost_model.Link("ethernet", 0.3, 1.0, False)
     lent = {"link": link, "network_bytes": 2 * 4096 * 4, "output": 4 * 32000}

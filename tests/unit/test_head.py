@@ -130,7 +130,7 @@ def test_openssl_that_cannot_be_installed(local):
     here.update(scope="user", service_manager="supervisor")
     assert not local.plan()["refused"], "facts of an older version do not tell"
     here["toolchain"]["openssl"] = None
-    assert "here lacks openssl, and this run has no root access to that host" in local.reason()
+    assert "here lacks openssl, and this run has no root access on that host" in local.reason()
     here["toolchain"]["openssl"] = "present"
     assert not local.plan()["refused"]
 

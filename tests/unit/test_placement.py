@@ -92,7 +92,7 @@ def small():
 def of_units(load, backend="cpu"):
     """Weights of each unit on a device of its own, and of what stays on the head, in bytes."""
     found = [load.share([unit], backend).weights for unit in range(load.units)]
-    return found, load.on_head()
+    return found, load.head_weights()
 
 
 def test_a_tied_output_is_a_copy_of_the_token_embedding(small):
@@ -165,9 +165,9 @@ def test_devices_and_the_processor_share_the_model(small):
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
     placed = device_load.Layout(devices, (1, 1), loaded(small), 2)
     assert [(share.layers, share.output) for share in placed.shares()] == [(1, False), (0, True)]
-    assert placed.on_head() == device_load.Share(2, False, 2 * 1024 + 8192, 2 * 256 * 64 * 2 * 2)
+    assert placed.head_share() == device_load.Share(2, False, 2 * 1024 + 8192, 2 * 256 * 64 * 2 * 2)
     alone = device_load.Layout((), (), loaded(small), 0)
-    assert alone.on_head().output
+    assert alone.head_share().output
     assert alone.shares() == []
 
 
@@ -179,17 +179,17 @@ def test_overrides_move_tensors_whatever_their_layer(small):
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
     placed = device_load.Layout(devices, (3, 1), load, 4)
     assert [share.weights for share in placed.shares()] == [3 * 1024, 1024 + 8192 + 2 * 2048]
-    assert placed.on_head().weights == 8192 + 2048
+    assert placed.head_share().weights == 8192 + 2048
     assert load.override_bytes("two", "cpu") == 2 * 2048
 
 
 @pytest.mark.parametrize("device, moved", [("CPU", (8192, 0)), ("one", (0, 8192))])
 def test_a_tied_output_on_the_device_of_the_embedding_is_no_copy(small, device, moved):
     load = device_load.Load(header_summary.parse(small), kv_cache.CacheSettings(256), 11063, [("token_embd", device)])
-    assert (load.on_head(), load.override_bytes("one", "cpu")) == moved
+    assert (load.head_weights(), load.override_bytes("one", "cpu")) == moved
     assert load.weights[3] == 1024
     alone = device_load.Layout((), (), loaded(small), 0)
-    assert alone.on_head().weights == 4 * 1024 + 8192
+    assert alone.head_share().weights == 4 * 1024 + 8192
 
 
 GPU = accelerator("cuda", "NVIDIA GeForce RTX 4090", "8.9", 24564)

@@ -7,9 +7,9 @@ from support.clusters import TOOLS, TREE, accelerator, cards_of, head_with_cards
 
 def test_what_a_limit_of_the_driver_leaves_to_the_system_is_reserve():
     """Macs lend three quarters of their memory, a BC-250 12 GiB of 16: owners fill that."""
-    capacities = [devices.usable_by_device(size, True, memory) for size, memory in ((49152, 65536), (126976, 128200))]
+    capacities = [devices.usable_device_mib(size, True, memory) for size, memory in ((49152, 65536), (126976, 128200))]
     assert capacities == [49152, 128200 - 12697]
-    assert devices.usable_by_device(24576, False, 65536) == 24576 - 1228
+    assert devices.usable_device_mib(24576, False, 65536) == 24576 - 1228
 
 
 def test_a_worker_maps_nothing_whatever_its_graphics_are():

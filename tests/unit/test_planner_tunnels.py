@@ -128,7 +128,7 @@ def test_both_ends_of_stunnel_have_a_folder_of_keys_and_its_package(encrypted):
 def test_without_root_stunnel_has_to_be_there(encrypted):
     encrypted.hosts["worker1"]["facts"].update(scope="user", service_manager="systemd_user")
     encrypted.hosts["worker1"]["facts"]["toolchain"]["stunnel"] = None
-    assert "worker1 lacks stunnel, and this run has no root access to that host" in encrypted.reason()
+    assert "worker1 lacks stunnel, and this run has no root access on that host" in encrypted.reason()
 
 
 def test_stunnel_costs_a_token_its_share(pair):
@@ -141,7 +141,7 @@ def test_stunnel_costs_a_token_its_share(pair):
 
 def test_what_measures_in_place_of_the_server_has_its_tunnels(encrypted):
     plan = typed(encrypted.plan())
-    launcher = " ".join(services.with_launcher(plan, "client", ["program", "job"]))
+    launcher = " ".join(services.launcher_argv(plan, "client", ["program", "job"]))
     ends = "--tunnel 127.128.2.11:50052=192.0.2.11:50052 --tunnel-keys /opt/llamacpp/keys"
     assert launcher == f"/usr/bin/python3 /opt/llamacpp/runtime/runtime-id/runtime.py client {ends} -- program job"
     encrypted.hosts["worker1"]["variables"]["llama_transport"] = "plain"

@@ -8,17 +8,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-WHOLE = solver.FILL_PARTS
+WHOLE, WORKER_BASE = solver.FILL_PARTS, solver.DEVICE_COST + solver.WORKER_COST
 
 
-def place(sizes, capacity, pace=1, base=solver.DEVICE + solver.WORKER, group=0, fixed=0, compute=0, copies=0, moved=()):
+def place(sizes, capacity, pace=1, base=WORKER_BASE, group=0, fixed=0, compute=0, copies=0, moved=()):
     """A device that takes ``pace`` attoseconds a byte.
 
     :param sizes: bytes of each unit.
     :param moved: units with tensors on another device.
     """
-    costs = [pace * size * solver.ATTOSECOND + (solver.MOVE if unit in moved else 0) for unit, size in enumerate(sizes)]
-    return solver.Place(
+    costs = [pace * size * solver.ATTOSECOND + solver.MOVE_COST * (unit in moved) for unit, size in enumerate(sizes)]
+    return solver.DeviceSpec(
         capacity,
         fixed,
         compute,
@@ -43,7 +43,7 @@ def judged(places, counts, first, kept_free):
         if count:
             held = sum(device.sizes.bytes_before[end : end + 1]) - device.sizes.bytes_before[start]
             held += device.sizes.copies if start < len(device.cost) - 2 else 0
-            if held > device.capacity - device.fixed_bytes - device.compute * kept_free // solver.STEPS:
+            if held > device.capacity - device.fixed_bytes - device.compute * kept_free // solver.FREE_STEPS:
                 return None
             cost += device.cost[end] - device.cost[start] + device.base
             full.setdefault(device.group, []).append(-(-WHOLE * (held + device.fixed_bytes) // device.capacity))
@@ -70,7 +70,7 @@ def by_trying_everything(places, first):
 def used(places, counted, first, kept_free):
     """How many of the devices that have to be used are at most; None where no placement is possible."""
     possible = [verdict for counts in counted if (verdict := judged(places, counts, first, kept_free))]
-    return max((-(cost // solver.REQUIRED) for cost, _full in possible), default=None)
+    return max((-(cost // solver.USE_REWARD) for cost, _full in possible), default=None)
 
 
 def rank_of(places, counts, first):
@@ -91,7 +91,7 @@ def rank_of(places, counts, first):
 def clusters(draw):
     """Devices and the first unit that is on one."""
     sizes = draw(st.lists(st.integers(1, 9), min_size=2, max_size=6))
-    must = draw(st.sampled_from([0, 0, solver.REQUIRED]))
+    must = draw(st.sampled_from([0, 0, solver.USE_REWARD]))
     drawn = draw(
         st.lists(
             st.tuples(
@@ -99,7 +99,7 @@ def clusters(draw):
                 st.integers(0, 2),
                 st.integers(0, 4),
                 st.integers(0, 4),
-                st.sampled_from([solver.DEVICE, solver.DEVICE + solver.WORKER + solver.ATTOSECOND, 0]),
+                st.sampled_from([solver.DEVICE_COST, WORKER_BASE + solver.ATTOSECOND, 0]),
                 st.sets(st.integers(0, 6), max_size=2),
                 st.integers(0, 2),
             ),

@@ -17,12 +17,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several import presets
 
-EXCLUDED_FILES = (f"/{names.CACHED_FACTS_FILE}", f"/{names.METRICS_FILE}")
-"""Suffixes of files that do not count for a plan's id: its cached inputs, and labels for metrics."""
+EXCLUDED_SUFFIXES = (f"/{names.CACHED_FACTS_FILE}", f"/{names.METRICS_FILE}")
+"""Suffixes of files that the id of a plan ignores: cached facts, and labels for metrics."""
 DefinitionWriter = Callable[[host_types.HostPlan, host_types.ServicePlan], str]
 """Function that returns the definition of a service.
 
-:raises Refusal: the service manager cannot express a word of it.
+:raises Refusal: the service manager cannot express a word of the service.
 """
 
 
@@ -54,7 +54,7 @@ def complete_plan(
 def _with_metrics(plan: Plan) -> Plan:
     hosts = {}
     for name, host in plan.hosts.items():
-        file = _file_plan(f"{host.prefix}/{names.METRICS_FILE}", _metrics_content(plan, name).encode())
+        file = _file_plan(f"{host.prefix}/{names.METRICS_FILE}", _metrics_text(plan, name).encode())
         has_metrics = host.metrics or (name == plan.head.host and plan.head.page_port)
         hosts[name] = host._replace(files=(*host.files, file)) if has_metrics else host
     return plan._replace(hosts=hosts)
@@ -82,7 +82,7 @@ def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[host_
     """Return the fallbacks for the launcher, the presets, the known-answer models, and the facts of all hosts."""
     files = []
     if plan.head.fallback_after is not None:
-        files.append(_file_plan(f"{prefix}/{names.FALLBACKS_FILE}", _fallbacks(plan).encode()))
+        files.append(_file_plan(f"{prefix}/{names.FALLBACKS_FILE}", _fallbacks_text(plan).encode()))
     if plan.head.models:
         files.append(_file_plan(f"{prefix}/{names.PRESETS_FILE}", presets.presets_text(plan.head.models).encode()))
     known_answer_models = {
@@ -94,8 +94,8 @@ def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[host_
     return [*files, _file_plan(f"{prefix}/{names.CACHED_FACTS_FILE}", text.encode())]
 
 
-def _fallbacks(plan: Plan) -> str:
-    """Return the fallbacks for the launcher of the head, as JSON."""
+def _fallbacks_text(plan: Plan) -> str:
+    """Return the fallbacks for the head's launcher, as JSON."""
     entries = [
         {
             "name": fallback.without,
@@ -108,8 +108,8 @@ def _fallbacks(plan: Plan) -> str:
     return json.dumps(entries, indent=1) + "\n"
 
 
-def _metrics_content(plan: Plan, name: str) -> str:
-    """Return the labels of metrics for the launchers of a host: service → exporter.Description of the launcher, as JSON."""
+def _metrics_text(plan: Plan, name: str) -> str:
+    """Return the metrics' labels for the launchers of a host, as JSON: service → exporter.Description."""
     host, descriptions = plan.hosts[name], {}
     labels: dict[str, Any] = {"folder": host.metrics or "", "cluster": plan.cluster, "host": name, "plan": plan.id}
     releases = {build.backend: plan.releases[build.release].ref for build in host.builds}
@@ -128,7 +128,7 @@ def _metrics_content(plan: Plan, name: str) -> str:
             "release": plan.release.ref,
             "workers": _worker_names(plan),
             "driven": sorted(
-                {entry.device for part in services.placements_of(plan) for entry in part if not entry.endpoint}
+                {entry.device for entries in services.placements_of(plan) for entry in entries if not entry.endpoint}
             ),
             "planned": _predictions(plan),
         }
@@ -139,8 +139,8 @@ def _worker_names(plan: Plan) -> dict[str, tuple[str, str]]:
     """Return endpoint → host and name of each worker that the head may use."""
     return {
         entry.endpoint: (entry.host, entry.worker or "")
-        for placement in services.placements_of(plan)
-        for entry in placement
+        for entries in services.placements_of(plan)
+        for entry in entries
         if entry.endpoint
     }
 
@@ -155,16 +155,16 @@ def _predicted_metrics(estimate: Estimate) -> dict[str, float | None]:
     full_context = estimate.at_context[-1] if estimate.at_context else None
     metrics: dict[str, float | None] = {}
     for kind in ("generation", "prompt"):
-        speed, bounds = f"{kind}_tokens_per_s", getattr(estimate, f"{kind}_range")
-        metrics[f"planned_{kind}_tokens_per_second"] = getattr(estimate, speed)
+        field, bounds = f"{kind}_tokens_per_s", getattr(estimate, f"{kind}_range")
+        metrics[f"planned_{kind}_tokens_per_second"] = getattr(estimate, field)
         metrics[f"planned_{kind}_lowest_tokens_per_second"] = bounds and bounds.low
         metrics[f"planned_{kind}_highest_tokens_per_second"] = bounds and bounds.high
-        metrics[f"planned_{kind}_full_tokens_per_second"] = full_context and getattr(full_context, speed)
+        metrics[f"planned_{kind}_full_tokens_per_second"] = full_context and getattr(full_context, field)
     return metrics
 
 
 def _downloaded_files(plan: Plan) -> tuple[host_types.ModelFilePlan, ...]:
-    """Return the files that the head fetches; nothing if their sizes are not known yet."""
+    """Return the files that the head downloads; none if the size of a file is not known yet."""
     files = {file.path: file for model_plan in plan.per_model() for file in model_plan.model.files if file.url}
     return () if any(file.bytes is None for file in files.values()) else tuple(files.values())
 
@@ -189,7 +189,7 @@ def compute_plan_id(plan: Plan) -> str:
             files=tuple(
                 file._replace(source=None, content=None)
                 for file in host.files
-                if not file.path.endswith(EXCLUDED_FILES)
+                if not file.path.endswith(EXCLUDED_SUFFIXES)
             ),
             model=_without_urls(host.model),
         )

@@ -1,9 +1,9 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""From inventory and facts to the plan: the whole intended state as data. Reads and writes nothing.
+"""Make the plan, the complete intended state as data, from inventory and facts. Planning reads and writes no files.
 
-The plan depends on the inventory and on facts that stay the same from run to run; its form is described in docs/plan.md. Each stage is a module of
-``stages`` or a package beside it, and decides what its name says.
+The plan depends only on the inventory and on facts that do not change between runs; docs/plan.md describes its format. Each stage is a module of
+``stages`` or a package next to it, named after what it decides.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def make_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan |
     """Return the plan of a cluster, with its services and the proof of its devices. Several models are planned separately, then merged.
 
     :param runtime_id: digest of the launcher's files, which names their folder on the hosts.
-    :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if there is no plan. Then ``reasons`` says why, and
-        nothing may be applied.
+    :returns: a Plan, ``refused`` if its model does not fit or an error is not accepted; Refused if no plan is possible. A refused plan may not be applied;
+        its ``reasons`` say why.
     """
     if not cluster.model_entries:
         plan = _plan_model(cluster, catalogue, runtime_id)
@@ -93,5 +93,5 @@ def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) ->
 
 
 def refused_plan(cluster: str, refusal: Refusal) -> Refused:
-    """Return the result for a cluster without a plan: the reason."""
+    """Return the result if no plan is possible, with the reason."""
     return Refused(SCHEMA, validation.printable(cluster), refused=True, fits=False, reasons=(str(refusal),))

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The proof of the devices by layers of the model: which layers, what it costs, and what the head runs for it."""
+"""The plan of the proof, which tests devices with layers of the model: which layers, how long it takes, and what the head runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ IRRELEVANT_OPTIONS = {
     "fit",
     "--log-verbosity",
 }
-"""Options that do not change how well a model reads."""
+"""Options that the result of the reading check does not depend on."""
 REPACK_OPTION = ("--repack",)
 """llama-server's default, which replaces the reference's --no-repack."""
 REMEDIES = (
@@ -69,8 +69,8 @@ REMEDIES = (
 """Settings that select other kernels, in the order in which they are tried. Quantised values need flash attention."""
 
 
-def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> types.ProofPlan | None:
-    """Return the proof with as many layers as the head's processor computes in time; None if there is nothing to prove.
+def plan_proof(candidate: Candidate, estimate: types.Estimate, limit_s: int) -> types.ProofPlan | None:
+    """Return the proof with as many layers as the head's processor computes within ``limit_s`` seconds; None if there is nothing to prove.
 
     :param estimate: estimate of the whole model.
     """
@@ -79,7 +79,7 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> 
     if has_known_answer or not devices or not workload.generates_text or not candidate.fits:
         return None
     summary = workload.summary
-    capacity = min([device.capacity_mib for device in devices] + [site.facts.memory_mib]) * MIB // 2
+    max_bytes = min([device.capacity_mib for device in devices] + [site.facts.memory_mib]) * MIB // 2
     uses_processors = all(device.backend == backends.CPU.name for device in devices)
     context = min(PROCESSOR_CONTEXT if uses_processors else questions.CONTEXT_TOKENS, workload.context_per_request)
     prompts = questions.list_questions(context)
@@ -94,8 +94,8 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, seconds: int) -> 
         return _compute_s(summary, [*prompts, *variants], layers, rate.gb_per_s, gflops)
 
     layer_s = reference_s(1) - reference_s(0)
-    max_layers = max(1, int((seconds - reference_s(0)) / layer_s))
-    sample = layer_sample.choose_layers(summary, min(MAX_FILE_BYTES, capacity), max_layers)
+    max_layers = max(1, int((limit_s - reference_s(0)) / layer_s))
+    sample = layer_sample.choose_layers(summary, min(MAX_FILE_BYTES, max_bytes), max_layers)
     if isinstance(sample, str):
         return types.ProofPlan((), 0, False, False, 0, 0, reason=sample)
     upload_s = (estimate.load_s or 0) * sample.bytes / summary.size
@@ -117,10 +117,10 @@ def _compute_s(
     tokens = questions.count_tokens(prompts)
     output_parameters = summary.width * summary.vocabulary
     dense_parameters, expert_parameters = 0.0, 0.0
-    for group in summary.named_tensors:
-        if group.layers is not None:
-            parameters = math.prod(group.shape) * group.tensor_count * layer_share
-            if cost_model.EXPERTS.search(group.name):
+    for row in summary.named_tensors:
+        if row.layers is not None:
+            parameters = math.prod(row.shape) * row.tensor_count * layer_share
+            if cost_model.EXPERT_TENSORS.search(row.name):
                 expert_parameters += parameters * summary.active_share
             else:
                 dense_parameters += parameters
@@ -134,7 +134,7 @@ def _compute_s(
 
 
 def with_proof(plan: types.Plan) -> types.Plan:
-    """Return the finished plan with the ids of its proof and of its reading check, for each model."""
+    """Return the finished plan with the ids of its proof and its reading check for each model."""
     head = plan.head
     if not head.models:
         return _with_model_proof(plan)
@@ -150,8 +150,8 @@ def _with_model_proof(plan: types.Plan) -> types.Plan:
         devices = (types.ProvenDevice(*_proof_side(plan, entry)[:2]) for entry in plan.placement)
         proof = proof._replace(devices=tuple(devices))
     has_known_answer = plan.model.known_answer or known_answer.is_model_name(plan.model.name)
-    generates = plan.estimate.generation_range is not None and not has_known_answer
-    return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates else None))
+    generates_text = plan.estimate.generation_range is not None and not has_known_answer
+    return plan._replace(head=head._replace(proof=proof, reading=_reading_id(plan) if generates_text else None))
 
 
 def proof_work(plan: types.Plan) -> ProofWork | None:
@@ -171,7 +171,7 @@ def proof_work(plan: types.Plan) -> ProofWork | None:
         folder=head.state,
         account=head.account,
         environment=plan.head.environment,
-        launcher=services.with_launcher(plan, "prove", [f"{head.state}/{PROOF_SOCKET}"]),
+        launcher=services.launcher_argv(plan, "prove", [f"{head.state}/{PROOF_SOCKET}"]),
         sockets=plan.release.mainline,
         context=proof.context,
         micro_batch=int(*planned_values.get("micro-batch", ["512"])),
@@ -214,7 +214,7 @@ def _proof_side(plan: types.Plan, entry: types.DevicePlacement | None) -> Side:
 
 
 def _reading_id(plan: types.Plan) -> str:
-    """Return an id of everything that changes how well the model reads, except the release and the devices, which the check tests."""
+    """Return an id of everything that the result of the reading check depends on, except the release and the devices, which it tests."""
     planned_options = _options_in(plan.head.argv)
     return _digest(plan, [(name, words[1:]) for name, words in planned_options if name not in IRRELEVANT_OPTIONS])
 
@@ -268,6 +268,6 @@ def _proof_argv(plan: types.Plan, entry: types.DevicePlacement | None) -> tuple[
 
 
 def _device_name(fork: str, entry: types.DevicePlacement) -> str:
-    """Return the name for --device of a device alone."""
+    """Return the name by which --device selects a single device."""
     template = capabilities.DEVICE_NAME[fork]
     return template.format(index=0, endpoint=entry.endpoint) if entry.endpoint else entry.device

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The services of a host, as its service manager needs them."""
+"""The services of each host: what they run, and what they may access."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Worker
 
 CREDENTIALS = {"api-keys": "api_key_file", "tls-certificate": "tls_certificate_file", "tls-key": "tls_key_file"}
-"""Name of a credential → field of Server, and key of the head's plan, with the file on the head."""
+"""Name of a credential → field of Server and of HeadPlan that contains its path on the head."""
 
 
 def placements_of(plan: Plan) -> list[Sequence[DevicePlacement]]:
@@ -32,7 +32,7 @@ def placements_of(plan: Plan) -> list[Sequence[DevicePlacement]]:
 
 
 def needs_launcher(manager: str, has_cache: bool) -> bool:
-    """Return whether a worker has a launcher: on Linux for monitoring, elsewhere only to limit its cache."""
+    """Return whether a worker needs a launcher: on Linux for monitoring, elsewhere only to limit its cache."""
     return has_cache or service_managers.MANAGERS[manager].system == service_managers.LINUX
 
 
@@ -47,7 +47,7 @@ def metrics_arguments(folder: str | None, prefix: str, service: str, page: str |
 
 
 def _worker_launcher(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str]:
-    """Return the launcher of a worker. Its cache may grow to the requested size, or to the size that the planned models need if that is larger."""
+    """Return the words of a worker's launcher. The cache may grow to the requested size, or to the size that the planned models need if that is larger."""
     launcher = [str(host.python), f"{host.runtime}/runtime.py", "worker"]
     tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_key_arguments(host.prefix)] if worker.tunnel else []
     if not needs_launcher(host.service_manager, worker.cache):
@@ -90,8 +90,8 @@ def _key_arguments(prefix: str) -> list[str]:
     return ["--tunnel-keys", f"{prefix}/{names.KEYS_FOLDER}"]
 
 
-def with_launcher(plan: Plan, command: str, argv: Sequence[str]) -> tuple[str, ...]:
-    """Return a command line that the head runs below a command of the launcher, which keeps the server's tunnels open."""
+def launcher_argv(plan: Plan, command: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the command line with which the head's launcher runs a program, and meanwhile keeps the server's tunnels open."""
     host = plan.head_host
     return (
         str(host.python),
@@ -130,19 +130,19 @@ def _model_paths(plan: Plan) -> list[str]:
 PATH_SEPARATOR = re.compile("[=,:;]")
 """Separator of several paths in a word, or of a path and a key."""
 HOME_PATTERN = re.compile(rf"(?:^|{PATH_SEPARATOR.pattern})/+(?:home|root|run/user)(?:/|$)")
-"""Pattern for a path in a home, as systemd defines homes (ProtectHome)."""
+"""Pattern for a path in a home directory, as ProtectHome of systemd defines it."""
 SYSTEM_FOLDERS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
-"""Folders without links into homes."""
-PLAIN_PATH = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
+"""Folders without links into home directories."""
+UNQUOTED_PATH = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
 """Pattern for a path that needs no quotes in a unit."""
 
 
 def _home_paths(plan: Plan) -> list[str] | None:
-    """Return the only paths that the head's service may see if they are in homes, or links into homes. None if it must see all homes, because other words
-    name homes, or because a path needs quotes in a unit.
+    """Return the paths that the head's service needs and that may be in home directories or link there; systemd hides the rest of these. None if the service
+    must see all home directories, because other words name paths there, or because a path needs quotes in a unit.
 
-    systemd follows links, so each path is that of the link. The prefix may be a link, and so may each file of a model. So each file is listed, and its
-    folder if that is in a home.
+    systemd follows links, so the paths of links are enough. The prefix and each file of a model may be links, so each file is listed, and its folder if
+    that is in a home directory.
     """
     head, prefix = plan.head, plan.head_host.prefix
     files = set(_model_paths(plan))
@@ -152,12 +152,12 @@ def _home_paths(plan: Plan) -> list[str] | None:
     other_paths = {path for path in absolute_paths if not path.startswith((*SYSTEM_FOLDERS, prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOME_PATTERN.match(path)}
     paths = {prefix, f"{prefix}/{names.MODELS_FOLDER}", *files, *folders, *other_paths}
-    hides_homes = not any(map(HOME_PATTERN.search, words - files)) and all(map(PLAIN_PATH.fullmatch, paths))
+    hides_homes = not any(map(HOME_PATTERN.search, words - files)) and all(map(UNQUOTED_PATH.fullmatch, paths))
     return sorted(paths) if hides_homes else None
 
 
 def _head_peers(plan: Plan) -> list[str]:
-    """Return the networks that the head's service may reach: its clients, its workers and itself; empty if its clients are unknown."""
+    """Return the addresses with which the head's service may communicate: its clients, its workers and itself; none if its clients are unknown."""
     head = plan.head
     if not head.allowed and not names.is_loopback(head.address):
         return []
@@ -196,7 +196,7 @@ def _worker_service(plan: Plan, host: HostPlan, worker: WorkerPlan) -> ServicePl
         after=(),
         credentials={},
         devices=(*backends.device_files(worker.backend), *(backends.RDMA_DEVICES if worker.rdma else ())),
-        # Clients of a server on the same host are not among the sources of its rules.
+        # The sources of the rules for a worker do not include the clients of a server on the same host.
         allow=tuple(sorted({"localhost", address, *sources})),
     )
 

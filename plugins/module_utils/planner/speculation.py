@@ -1,8 +1,8 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""How llama-server predicts further tokens, which the devices then verify together.
+"""Speculative decoding: llama-server drafts tokens, which the devices then verify together.
 
-Read in builds 9435 to 11063: common/speculative.cpp, and server-context.cpp.
+As read in common/speculative.cpp and server-context.cpp of builds 9435 to 11063.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ def check_speculation(server: Server, model: Model, release: ReleasePlan) -> Non
     argument = server.argument(options.SPECULATION)
     if argument:
         raise Refusal(
-            f"llama_server_speculation is {method}, but llama_server_extra_args also has {argument[0]}: remove one of the two"
+            f"llama_server_speculation is {method}, but llama_server_extra_args also has {argument[0]}: remove {argument[0]} or llama_server_speculation"
         )
     if method in SPEC_TYPES and not release.mainline:
         raise Refusal(
-            f"llama_server_speculation is {method}, but {release.ref} is a release of {release.fork}, for which the plan supports only draft and none: use "
-            "one of the two"
+            f"llama_server_speculation is {method}, but {release.ref} is a release of {release.fork}, for which the plan does not "
+            "support it: use draft or none"
         )
     if method == DRAFT and not model.path_of(host_types.DRAFT):
         raise Refusal(
             "llama_server_speculation is draft, but llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram, which "
             "needs no draft model"
         )
-    if method == MTP and not _has_draft_model(model):
+    if method == MTP and not _has_mtp_layers(model):
         raise Refusal(
             f"llama_server_speculation is mtp, but {model.summary.name} has no layers for multi-token prediction: use a model file with such layers, set "
             "llama_model_draft to a file with these layers, or use ngram, which needs none"
         )
 
 
-def _has_draft_model(model: Model) -> bool:
-    """Return whether there are layers that predict further tokens, as far as headers show."""
+def _has_mtp_layers(model: Model) -> bool:
+    """Return whether the draft model, or else the model itself, has layers for multi-token prediction, as far as headers show."""
     if model.path_of(host_types.DRAFT):
         return model.draft is None or _has_prediction_tensors(model)
     return kv_cache.count_mtp_layers(model.summary) > 0
@@ -67,7 +67,7 @@ def _has_prediction_tensors(model: Model) -> bool:
 
 
 def with_prediction_layers(model: Model, server: Server) -> Model:
-    """Return the model with the layers that predict further tokens, if llama-server loads them."""
+    """Return the model with its layers for multi-token prediction, if llama-server loads them."""
     if not _uses_mtp_layers(model, server):
         return model
     return model._replace(summary=model.summary.without_key("nextn_predict_layers"))
@@ -93,8 +93,8 @@ def spec_type(model: Model, server: Server, release: ReleasePlan) -> str:
 
 
 def uncounted_memory(model: Model, server: Server, planned_type: str) -> list[str]:
-    """Return memory that is not counted: states of a recurrent model whose draft tokens may be rolled back (need_n_rs_seq in build 11063), and buffers of
-    layers that predict further tokens.
+    """Return names of memory that is not counted: states of a recurrent model whose draft tokens may be rolled back (need_n_rs_seq in build 11063), and
+    buffers of layers for multi-token prediction.
 
     :param planned_type: result of spec_type.
     """

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The values that the steps of planning take and return. None of them changes once it is made. Sizes are in MiB."""
+"""Immutable values that the stages of planning take and return. Sizes are in MiB if the name ends in ``_mib``, otherwise in bytes."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ class Server(NamedTuple):
     environment: Mapping[str, str]
     start_timeout: int | None
     fallback: bool = False
-    """Whether it serves without an absent worker if the model fits on the other devices."""
+    """Whether llama-server serves without an absent worker if the model fits on the other devices."""
     fallback_after: int = 60
     """Seconds to wait for such a worker."""
     memory_mib: Mapping[str, int] = {}
     """Device that llama-server itself drives → MiB to plan with."""
     reserve_mib: int | None = None
-    """Free memory of each of these devices; None if it follows from the memory of the device."""
+    """Memory to leave free on each of these devices; None if the size of the device decides."""
     prompt_cache_mib: int | None = None
     """Memory of the head for conversations that lost their slot; None if the plan decides."""
     batch: int | None = None
@@ -118,7 +118,7 @@ class Server(NamedTuple):
     micro_batch: int | None = None
     """Tokens of a batch that a device computes together."""
     idle_seconds: int | None = None
-    """Idle seconds after which it frees its model; None if it keeps it."""
+    """Idle seconds after which llama-server unloads its model; None if it never does."""
     keep_conversations: bool = False
     """Whether conversations survive a restart on the head's disk."""
     conversations_mib: int = 0
@@ -221,7 +221,7 @@ class Model(NamedTuple):
     source: str = ""
     """Source of the model for messages, without secrets."""
     alias: str = ""
-    """Name that clients see; empty for one of several models, which the router names."""
+    """Name that clients see; empty if the router names the model, as one of several."""
     revision: str | None = None
     """Commit in a repository."""
     files: tuple[host_types.ModelFilePlan, ...] = ()
@@ -246,7 +246,7 @@ class AuxiliaryModel(NamedTuple):
     weights: int
     kv: int
     compute: int
-    """Upper bound for a draft model, assumption for a projector."""
+    """Bytes of the compute buffer: an upper bound for a draft model, an assumption for a projector."""
     head_weights: int = 0
     """Bytes of weights in the head's memory, in addition to those on its device."""
 
@@ -321,7 +321,7 @@ class Cluster(NamedTuple):
 
     @property
     def all_hosts(self) -> dict[str, Host]:
-        """Return all hosts, also those of external workers."""
+        """Return all hosts, including those of external workers."""
         return {**self.hosts, **self.external_hosts}
 
 

@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.cost_model import EXPERTS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.cost_model import EXPERT_TENSORS
 
 ANY_MODEL = types.ModelRequest(None, None, None)
 """Placeholder for cluster_inputs.read_cluster if the cluster has no model yet."""
@@ -190,7 +190,7 @@ def _fit_quantisation(
     cluster: types.Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: types.Catalogue, context: int
 ) -> FitResult:
     expert_parameters = sum(
-        row.tensor_count * math.prod(row.shape) for row in summary.named_tensors if EXPERTS.search(row.name)
+        row.tensor_count * math.prod(row.shape) for row in summary.named_tensors if EXPERT_TENSORS.search(row.name)
     )
     active_parameters = (summary.parameters or 0) - int(expert_parameters * (1 - summary.active_share))
     result = FitResult(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)

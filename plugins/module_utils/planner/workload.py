@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The work of llama-server: the meaning of the variables ``llama_server_…`` for a model and a release, worked out once."""
+"""The workload of llama-server: what the variables ``llama_server_…`` mean for a model and a release."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ PLACEMENT_OPTIONS = {
     host_types.MMPROJ: ("projector-offload", "projector-device"),
 }
 """Role of an auxiliary model → the options that place it."""
-ALL, FASTEST = "all", "fastest"
-"""Values of ``llama_placement``: every device is used, or those with which a token takes the least time."""
+USE_ALL, USE_FASTEST = "all", "fastest"
+"""Values of ``llama_placement``: use every device, or those with which a token takes the least time."""
 NO_OFFLOAD_WORDS = ("--no-kv-offload", "-nkvo")
 PROMPT_DIVISOR = 4
 """Divisor of a request's context that gives the planned length of prompts."""
@@ -47,13 +47,13 @@ class Workload(NamedTuple):
     context_per_request: int
     """Tokens of each concurrent request: requests divide the context, unless they share one cache."""
     requested_batches: tuple[int | None, int | None]
-    """Requested batch and micro-batch, before the planner chooses any."""
-    speculation: str
+    """Requested batch and micro-batch, before the planner chooses sizes."""
+    spec_type: str
     """Value of --spec-type; empty if it is not needed."""
     uncounted_models: Mapping[str, str]
     """Role of an auxiliary model → why its memory is not counted."""
-    uncounted_items: tuple[str, ...]
-    """Further data that llama-server loads and the plan does not count."""
+    uncounted_memory: tuple[str, ...]
+    """Data that llama-server loads but the plan does not count."""
     is_exact: bool
     """Whether no extra arg and no auxiliary model changes the memory of devices."""
 
@@ -63,8 +63,8 @@ class Workload(NamedTuple):
 
     @property
     def uses_all_devices(self) -> bool:
-        """Return whether every device gets layers, as far as there are enough."""
-        return self.placement == ALL or (self.placement is None and self.model.known_answer is not None)
+        """Return whether every device gets layers if there are enough layers."""
+        return self.placement == USE_ALL or (self.placement is None and self.model.known_answer is not None)
 
     @property
     def micro_batch(self) -> int:
@@ -106,7 +106,7 @@ def plan_workload(
 ) -> Workload:
     """Return the workload for these variables, this model and this release.
 
-    :raises Refusal: the variables contradict each other, or the model cannot predict tokens as they say.
+    :raises Refusal: the variables contradict each other, or the model does not support their method of speculation.
     """
     if users is not None and users < 1:
         raise Refusal(f"llama_users is {users}: use 1 or more, or remove it")
@@ -123,8 +123,8 @@ def plan_workload(
     speculation.check_speculation(server, model, release)
     model = speculation.with_prediction_layers(model, server)
     spec_type = speculation.spec_type(model, server, release)
-    uncounted_items = [_description(model, role) for role in uncounted_models]
-    uncounted_items += speculation.uncounted_memory(model, server, spec_type)
+    uncounted_memory = [_describe_auxiliary(model, role) for role in uncounted_models]
+    uncounted_memory += speculation.uncounted_memory(model, server, spec_type)
     return Workload(
         server=server,
         placement=placement,
@@ -134,10 +134,10 @@ def plan_workload(
         cache=cache,
         context_per_request=context_per_request,
         requested_batches=(server.batch, server.micro_batch),
-        speculation=spec_type,
+        spec_type=spec_type,
         uncounted_models=uncounted_models,
-        uncounted_items=(*uncounted_items, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
-        is_exact=release.mainline and not unplanned_args and not uncounted_items,
+        uncounted_memory=(*uncounted_memory, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
+        is_exact=release.mainline and not unplanned_args and not uncounted_memory,
     )
 
 
@@ -212,7 +212,7 @@ def _context_per_request(server: Server, summary: ModelSummary, cache: kv_cache.
 def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option]:
     """Return the extra args that change the memory of devices in an unplanned way.
 
-    :param counts_draft: whether a draft model is counted. Then its options change nothing.
+    :param counts_draft: whether a draft model is counted: then its options change nothing.
     """
     present_options = [option for word in server.extra_args if (option := options.by_word(word))]
     memory_options = [option for option in present_options if option.memory == options.EXTRA_MEMORY]
@@ -238,7 +238,7 @@ def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dic
     return reasons
 
 
-def _description(model: Model, role: str) -> str:
+def _describe_auxiliary(model: Model, role: str) -> str:
     """Return the variable of an auxiliary model, and its size if it is known."""
     sizes = [file.bytes for file in model.files if file.role == role]
     mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""

@@ -62,7 +62,7 @@ def split_kv_caches(context: AdvisoryContext) -> Cases:
     """Return devices whose KV cache llama-server cannot save, if the operator turned the prompt cache on."""
     split_cache_backends = context.candidate.layout.load.split_cache_backends
     split_cache_devices = [device for device in context.devices if device.backend in split_cache_backends]
-    if not split_cache_devices or not prompt_cache.prompt_cache(context.candidate).mib:
+    if not split_cache_devices or not prompt_cache.plan_prompt_cache(context.candidate).mib:
         return []
     return [(device.host, {"where": f"{device.name} on {device.host}"}) for device in split_cache_devices]
 

@@ -51,7 +51,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     """Return the host that is faster alone, unless the model only tests the workers (known answer) or the operator asks for all workers."""
     estimate, server = context.plan.estimate, context.server
     best_host, cluster_speed = estimate.best_single_host, estimate.users
-    is_intended = context.plan.model.known_answer or context.cluster.placement == workload.ALL
+    is_intended = context.plan.model.known_answer or context.cluster.placement == workload.USE_ALL
     if is_intended or not cluster_speed or not estimate.links or not best_host.faster:
         return []
     host_speed = next(

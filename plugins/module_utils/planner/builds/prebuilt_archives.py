@@ -23,10 +23,10 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
             f"llama_build_cmake_options for {host.name} has {', '.join(sorted(host.cmake_options))}, but llama_release has source: prebuilt, which compiles "
             "nothing: remove the options, or use source: git"
         )
-    types = server.cache_type_k, server.cache_type_v
-    if backends.BY_NAME[backend].quants_option and backends.needs_all_quants(*types):
+    cache_types = server.cache_type_k, server.cache_type_v
+    if backends.BY_NAME[backend].quants_option and backends.needs_all_quants(*cache_types):
         raise Refusal(
-            f"llama_server_cache_type_k and _v are {' and '.join(types)}, but upstream's {backend} archive for {host.name} has no kernels for these types: "
+            f"llama_server_cache_type_k and _v are {' and '.join(cache_types)}, but upstream's {backend} archive for {host.name} has no kernels for them: "
             "use f16, q8_0 or q4_0 for both, or source: git"
         )
     return archive_names(host.name, host.facts, backend, build)
@@ -41,9 +41,9 @@ def has_archive(facts: Facts, backend: str) -> bool:
 
 
 def runtime_libraries(facts: Facts, backend: str) -> list[str]:
-    """Return the system libraries that the archives' programs need, as toolkits.RUNTIME names them."""
-    runtime = toolkits.RUNTIME_LIBRARIES if facts.system == "Linux" else {}
-    return [name for name, library_backend in runtime.items() if library_backend in ("", backend)]
+    """Return the system libraries that the archives' programs need, as toolkits.RUNTIME_LIBRARIES names them."""
+    libraries = toolkits.RUNTIME_LIBRARIES if facts.system == "Linux" else {}
+    return [name for name, library_backend in libraries.items() if library_backend in ("", backend)]
 
 
 def environment(facts: Facts, backend: str) -> Mapping[str, str]:
@@ -54,7 +54,7 @@ def environment(facts: Facts, backend: str) -> Mapping[str, str]:
 
 
 def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ...]:
-    """Return the names of the archives that a host installs: programs, then further libraries. Unknown facts of a host on paper are assumed to fit.
+    """Return the names of the archives that suit the facts of a host: programs, then further libraries. Unknown facts are assumed to fit.
 
     :raises Refusal: no archive runs there.
     """
@@ -82,7 +82,7 @@ def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[st
 
 
 def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str]:
-    """Yield why an archive does not run on a host, and a remedy. The host's name goes in front."""
+    """Yield reasons why an archive does not run on a host, each with a remedy. Messages put the host's name in front."""
     archive = f"upstream's archive {asset.name} (llama_release, source: prebuilt)"
     devices, rocm, parse = facts.architectures(backend), facts.newest_toolkit(backend), versions.parse
     system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)

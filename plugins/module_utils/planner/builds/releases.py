@@ -61,7 +61,7 @@ def release_of(request: types.ReleaseRequest, package_versions: Mapping[str, str
 
 @functools.lru_cache(maxsize=64)
 def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
-    """Return the release. Its id depends on its content, not on the place of an archive or a patch."""
+    """Return the release. Its id depends on its content, not on the location of an archive or a patch."""
     ref, origin, tree = _origin_of(request, package)
     fork, build = request.fork, request.build if request.build is not None else tree.get("build")
     commit = request.commit or tree.get("commit", "unknown")
@@ -101,15 +101,15 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
         *(["repository"] if commit != "unknown" else []),
     }
     identity = {key: value for key, value in typed_json.dump(release).items() if key not in excluded_keys}
-    identity["generation"] = build  # it is in the ids of releases that hosts and caches hold
+    identity["generation"] = build  # a constant part of the ids of releases that hosts and caches already have
     if release.patches:
         identity["patches"] = [patch.sha256 for patch in release.patches]
     return release._replace(id=f"{ref}-{_short_sha(identity)}")
 
 
 def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
-    """Return short name, origin and known facts of a release. The tag of a build names its content for good, so that a plan needs no network;
-    any other ref of a repository needs a commit."""
+    """Return short name, origin and known facts of a release. The tag of a build never changes, so planning needs no network for it; any
+    other ref of a repository needs a commit."""
     location = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
     if request.source == "package":
         return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_BUILDS.get(package)}
@@ -161,7 +161,7 @@ def sources_of(requests: Requests) -> dict[str, str]:
 
 
 def releases_by_backend(cluster: types.Cluster, built_backends: Mapping[str, Sequence[str]]) -> dict[str, ReleasePlan]:
-    """Return the release of each backend: ``llama_release_<backend>``, or else ``llama_release``. Nothing was looked up for any other backend.
+    """Return the release of each backend: ``llama_release_<backend>``, or else ``llama_release``. The controller looked up nothing for other backends.
 
     :param built_backends: host → its backends.
     """
@@ -213,8 +213,8 @@ def _package_version(package_versions: Mapping[str, str | None]) -> str:
 
 
 def compatible_backends(releases: Mapping[str, ReleasePlan], serving_backend: str) -> frozenset[str]:
-    """Return the backends whose release comes from the same tree with the same patches as llama-server's, so that head and worker understand each other.
-    One may be sources, the other compiled programs."""
+    """Return the backends whose release comes from the same tree with the same patches as llama-server's, so that their workers are compatible
+    with the head. One release may be sources and the other compiled programs."""
     head = releases[serving_backend]
     return frozenset(
         backend
@@ -234,10 +234,10 @@ def with_builds(
     programs: types.Programs,
     catalogue: types.Catalogue,
 ) -> dict[str, types.EquippedHost]:
-    """Return the hosts with their builds. Hosts of one kind with the same options share a build with the programs of all of them. What is
-    compiled for accelerators takes longest, so these builds have all programs, and hosts may change their roles."""
+    """Return the hosts with their builds. Hosts of one kind with the same options share a build with the programs that any of them needs.
+    Builds for accelerators take longest to compile, so they include all programs, and hosts may change their roles."""
     builds = {
-        (name, backend): _build_kind(cluster, entry, backend, programs)
+        (name, backend): _host_build(cluster, entry, backend, programs)
         for name, entry in equipped_hosts.items()
         for backend in entry.backends
     }
@@ -262,8 +262,8 @@ def with_builds(
 
 
 def _trusted_builders(peers: Sequence[types.Host]) -> tuple[str, ...]:
-    """Return the host that builds for the hosts that share a build: ``llama_build_host``, or the head, or the first of the inventory. Unless an operator names
-    the builder, the other hosts follow: what they compiled before the head moved still counts."""
+    """Return the hosts whose builds are trusted, the builder of a shared build first: ``llama_build_host``, or the head, or the first of the inventory. Unless
+    the operator names the builder, the other hosts follow, because builds that they compiled before the head moved stay valid."""
     names = [host.name for host in sorted(peers, key=lambda host: not host.is_head)]
     builders = sorted({host.build_host for host in peers if host.build_host})
     named_builders = [name for name in builders if name in names]
@@ -298,7 +298,7 @@ def _with_programs(
     return build._replace(id=f"{release.ref}-{build.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
 
 
-def _build_kind(cluster: types.Cluster, entry: types.EquippedHost, backend: str, programs: types.Programs) -> BuildPlan:
+def _host_build(cluster: types.Cluster, entry: types.EquippedHost, backend: str, programs: types.Programs) -> BuildPlan:
     """Return the build that hosts of one kind share, with the programs that this host needs."""
     host, facts, server = entry.host, entry.host.facts, cluster.server
     release, tools = programs.releases[backend], entry.build_tools[backend]
@@ -348,15 +348,15 @@ def _build_kind(cluster: types.Cluster, entry: types.EquippedHost, backend: str,
 def _build_options(
     host: types.Host, backend: str, release: ReleasePlan, server: types.Server, tls: bool
 ) -> dict[str, str]:
-    """Return the cmake options of a host's build. The operator's options override ours.
+    """Return the cmake options of a host's build. The operator's options override those of the collection.
 
-    :param tls: whether llama-server speaks TLS. It is built so on all hosts, since hosts of one kind share a build.
+    :param tls: whether llama-server speaks TLS: then all hosts build it with TLS, since hosts of one kind share a build.
     """
     for option in backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ():
         if not backends.is_enabled(host.cmake_options.get(option, "ON")):
             raise Refusal(
-                f"llama_build_cmake_options for {host.name} turns {option} off, but llama_server_tls_certificate_file needs that option: remove one of the "
-                "two"
+                f"llama_build_cmake_options for {host.name} turns {option} off, but llama_server_tls_certificate_file needs that option: remove the option "
+                "there, or serve without TLS"
             )
     architectures = host.facts.architectures(backend)
     all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
@@ -368,7 +368,7 @@ def _build_options(
 
 
 def _check_rdma(host: types.Host, release: ReleasePlan) -> None:
-    """:raises Refusal: programs of this release do not support RDMA."""
+    """Refuse RDMA if the programs of this release do not support it."""
     if not host.rdma or (release.source in release_request.COMPILED_SOURCES and release.mainline):
         return
     raise Refusal(

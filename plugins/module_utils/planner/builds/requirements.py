@@ -48,16 +48,16 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
         )
     raise Refusal(
         f"{host.name} has {accelerator.name}, but the {form.title} of this device is unknown: "
-        f"{_driver_failure(host.facts, accelerator.backend) or form.remedy}, declare the device in llama_hardware with architecture (like {form.example}) "
+        f"{_driver_remedy(host.facts, accelerator.backend) or form.remedy}, declare the device in llama_hardware with architecture (like {form.example}) "
         f"and memory_mib, or set llama_backend to {toolchains.other_backends(host.facts, accelerator.backend)} for "
         f"{host.name}"
     )
 
 
-def _driver_failure(facts: Facts, backend: str) -> str:
-    """Return the remedy for a driver that does not work; empty if none is known to fail."""
-    driver_fails = "nvidia" in backends.BY_NAME[backend].other_names and facts.nvidia_smi
-    return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if driver_fails else ""
+def _driver_remedy(facts: Facts, backend: str) -> str:
+    """Return the remedy for a driver that does not work; empty if no driver is known to fail."""
+    is_broken = "nvidia" in backends.BY_NAME[backend].other_names and facts.nvidia_smi
+    return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if is_broken else ""
 
 
 def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged_backends: Collection[str]) -> str:
@@ -74,10 +74,10 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged_ba
             f"{' or '.join(packaged_backends)}, or source: pypi"
         )
     if choice != "cpu" and not host.facts.accelerators_of(choice):
-        failure = _driver_failure(host.facts, choice)
+        driver_remedy = _driver_remedy(host.facts, choice)
         raise Refusal(
             f"llama_backend for {host.name} is {choice}, but that host has no such device: "
-            f"{failure + ', ' if failure else ''}set llama_backend to {toolchains.other_backends(host.facts, choice)}, or declare the device in "
+            f"{driver_remedy + ', ' if driver_remedy else ''}set llama_backend to {toolchains.other_backends(host.facts, choice)}, or declare the device in "
             "llama_hardware if it exists"
         )
     return choice
@@ -115,7 +115,7 @@ def unused_accelerators(host: Host, backend_names: Collection[str]) -> list[str]
 def tools_of(
     host: Host, build_tools: Mapping[str, BuildTools | None], catalogue: Catalogue, programs: Programs
 ) -> dict[str, str]:
-    """Return the package of each tool that this host needs for its backends. Packages of llama.cpp itself are tools too.
+    """Return the package of each tool that this host needs for its backends. Packages of llama.cpp itself count as tools.
 
     :param build_tools: backend → tools that build for it; None for compiled programs.
     :raises Refusal: a tool is missing and this run cannot install it.
@@ -146,7 +146,7 @@ def tools_of(
 def _needed_tools(
     host: Host, backend: str, compiling_tools: BuildTools | None, catalogue: Catalogue, release: ReleasePlan
 ) -> dict[str, bool]:
-    """Return tools and packages that a host needs for a build → whether they are missing."""
+    """Return tool or package that a host needs for a build → whether it is missing."""
     facts = host.facts
     if compiling_tools:
         needs = {tool: not facts.toolchain.get(tool) for tool in toolkits.tools_of(backend)}
@@ -169,7 +169,7 @@ def _needed_tools(
 def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mapping[str, str]) -> dict[str, str]:
     """Return the package of each needed tool.
 
-    :raises Refusal: a tool is missing that this run cannot install.
+    :raises Refusal: a tool is missing and this run cannot install it.
     """
     facts, missing_tools = host.facts, [name for name, is_missing in needs.items() if is_missing]
     unpackaged_tools = [name for name in missing_tools if name not in packages]
@@ -187,7 +187,7 @@ def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mappin
         )
     if missing_tools and facts.scope == "user":
         raise Refusal(
-            f"{problem}, and this run has no root access to that host: set llama_host_scope to system and use --ask-become-pass, or ask an administrator to "
+            f"{problem}, and this run has no root access on that host: set llama_host_scope to system and use --ask-become-pass, or ask an administrator to "
             f"install {', '.join(missing_packages)}"
         )
     return {name: packages[name] for name in needs if name in packages}

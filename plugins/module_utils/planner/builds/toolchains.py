@@ -12,8 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Facts, Toolchain
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import BuildTools, Host
 
-MINIMUM_COMPILER = "9"
-"""First GCC whose standard library holds std::filesystem, which llama.cpp uses."""
+MIN_GCC_VERSION = "9"
+"""Oldest version of GCC whose standard library contains std::filesystem, which llama.cpp uses."""
 
 
 def can_build(facts: Facts, backend: str) -> bool:
@@ -34,7 +34,7 @@ def _missing_libraries(facts: Facts, toolkit: Toolchain | None, libraries: Seque
 
 
 def vulkan_choice(facts: Facts) -> str | None:
-    """Return how to name Vulkan as the backend of a host's cards, which may be known by another backend only; None without cards."""
+    """Return the value of llama_backend that selects Vulkan, with a hint if no card is declared for Vulkan; None without cards."""
     if facts.accelerators_of(backends.UNIVERSAL.name):
         return backends.UNIVERSAL.name
     has_card = facts.system == "Linux" and facts.accelerators
@@ -42,13 +42,13 @@ def vulkan_choice(facts: Facts) -> str | None:
 
 
 def other_backends(facts: Facts, backend: str) -> str:
-    """Return the other backends that this host could build for, for a message."""
+    """Return the other backends for which this host could build, as text."""
     vulkan = vulkan_choice(facts)
     usable_backends = [name for name in backends.PREFERRED_ORDER if name != backend and facts.accelerators_of(name)]
     if vulkan and backend != backends.UNIVERSAL.name and backends.UNIVERSAL.name not in usable_backends:
         usable_backends.append(vulkan)
-    *start, last_name = [*usable_backends, backends.CPU.name]
-    return f"{', '.join(start)} or {last_name}" if start else last_name
+    *first_names, last_name = [*usable_backends, backends.CPU.name]
+    return f"{', '.join(first_names)} or {last_name}" if first_names else last_name
 
 
 def _unsuitable_reason(toolchain: Toolchain, architectures: list[str]) -> str | None:
@@ -61,20 +61,20 @@ def _unsuitable_reason(toolchain: Toolchain, architectures: list[str]) -> str | 
     if form is None:
         return None
     for architecture in architectures:
-        oldest_kit = form.oldest_toolkits.get(architecture)
-        if oldest_kit and version < versions.parse(oldest_kit):
-            return f"{title}, too old for {form.title} {architecture}: install {toolkit.title} {oldest_kit} or newer"
-        for first_dropping_version, minimum in form.dropped_targets:
-            if version >= versions.parse(first_dropping_version) and versions.parse(architecture) < versions.parse(
-                minimum
-            ):
-                return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {first_dropping_version}"
+        oldest_toolkit = form.oldest_toolkits.get(architecture)
+        if oldest_toolkit and version < versions.parse(oldest_toolkit):
+            return (
+                f"{title}, too old for {form.title} {architecture}: install {toolkit.title} {oldest_toolkit} or newer"
+            )
+        for dropping_version, minimum in form.dropped_targets:
+            if version >= versions.parse(dropping_version) and versions.parse(architecture) < versions.parse(minimum):
+                return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {dropping_version}"
     return None
 
 
 def _toolchains_at(prefix: str, facts: Facts, backend: str) -> dict[str, Toolchain]:
     """Return the toolkits at the prefix that the operator names, by backend, or the compiler there as ``cpu``. On a host that was not contacted, the
-    prefix is believed."""
+    prefix is assumed to contain them."""
     prefix = prefix.rstrip("/") or "/"
     if facts.toolchains is None:
         return {toolkit.backend: toolkit for toolkit in _declared_toolkit(backend, facts, prefix)}
@@ -110,8 +110,8 @@ def _newest_suitable(host: Host, candidates: list[Toolchain], libraries: Sequenc
     if not complete_toolkits:
         choice, title = matches[-1], toolkits.SIDE_BY_SIDE[backend].title
         raise Refusal(
-            f"{host.name} has {title} {choice.version} in {choice.prefix} without {', '.join(_missing_libraries(facts, choice, libraries))}: install the "
-            f"development packages for that {title}, set llama_build_toolchain to a complete {title}, {alternative}"
+            f"{host.name} has {title} {choice.version} in {choice.prefix} without {', '.join(_missing_libraries(facts, choice, libraries))}: install its "
+            f"development packages, set llama_build_toolchain to the prefix of a complete {title}, {alternative}"
         )
     return complete_toolkits[-1]
 
@@ -128,9 +128,9 @@ def choose_tools(host: Host, backend: str, fork: str) -> BuildTools:
         toolkit = _newest_suitable(host, named_toolkits or _declared_toolkit(backend, facts, None), libraries)
     compiler, version = prefix_toolchains.get(backends.CPU.name), facts.toolchain.get("c++")
     is_checked = not compiler and facts.system == "Linux"
-    if version and is_checked and versions.parse(version) < versions.parse(MINIMUM_COMPILER):
+    if version and is_checked and versions.parse(version) < versions.parse(MIN_GCC_VERSION):
         raise Refusal(
-            f"{host.name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MINIMUM_COMPILER} or "
+            f"{host.name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MIN_GCC_VERSION} or "
             "newer, or use source: binary or package"
         )
     return BuildTools(

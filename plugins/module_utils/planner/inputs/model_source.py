@@ -181,7 +181,7 @@ def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
     )
 
 
-def as_plan(model: Model) -> ModelPlan:
+def model_plan_of(model: Model) -> ModelPlan:
     large_tensor_bytes = {row.bytes for row in model.summary.named_tensors if row.bytes > rpc_upload.CACHE_THRESHOLD}
     return ModelPlan(
         path=model.path,

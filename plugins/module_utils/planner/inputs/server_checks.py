@@ -42,7 +42,7 @@ def _check_auxiliary(server: Server, request: ModelRequest) -> None:
         argument = server.argument(model_source.AUXILIARY_OPTIONS[source.role])
         if argument:
             raise Refusal(
-                f"{source.variable} is set, but llama_server_extra_args also has {argument[0]}: remove one of the two"
+                f"{source.variable} is set, but llama_server_extra_args also has {argument[0]}: remove {argument[0]} or {source.variable}"
             )
 
 
@@ -106,11 +106,11 @@ def _check_ports(head: EquippedHost, server: Server) -> None:
             raise Refusal(f"{variable} is {port}: use 1 to 65535")
         if port in worker_ports:
             raise Refusal(
-                f"{variable} is {port}, which a worker on {head.host.name} also uses: change one of the two ports"
+                f"{variable} is {port}, which a worker on {head.host.name} also uses: change {variable}, or port in llama_worker_endpoints"
             )
         first_name = next(name for name in ports if ports[name] == port)
         if first_name != variable:
-            raise Refusal(f"{variable} is {port}, the same port as {first_name}: change one of the two")
+            raise Refusal(f"{variable} is {port}, the same port as {first_name}: change {variable} or {first_name}")
 
 
 def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> None:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""A candidate: a layout of a workload on a site, and how fast it is. Every question about placement is answered by an attempt."""
+"""A candidate: a layout of a workload on a site, with its costs. An attempt answers every question about placement."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Candidate(NamedTuple):
     site: Site
     layout: device_load.Layout
     parts: Sequence[cost_model.ModelPart]
-    """Parts of the model with their costs, in the order of a token; empty unless the model fits."""
+    """Parts of the model with their costs, in the order in which a token visits them; empty unless the model fits."""
 
     idle_workers: tuple[Worker, ...] = ()
-    """Workers that are not started: unused, and open to others."""
+    """Unused workers that are not started, because their ports would be open to others."""
 
     @property
     def fits(self) -> bool:
@@ -68,10 +68,10 @@ class Candidate(NamedTuple):
                     reason=reason,
                     exact=tuple(
                         size
-                        for size, is_sure in exact_sizes.items()
-                        if is_sure and workload.is_exact and not share.auxiliary
+                        for size, is_exact in exact_sizes.items()
+                        if is_exact and workload.is_exact and not share.auxiliary
                     ),
-                    without=workload.uncounted_items,
+                    without=workload.uncounted_memory,
                 )
             )
         return tuple(entries)
@@ -80,7 +80,7 @@ class Candidate(NamedTuple):
 def attempt_placement(workload: Workload, site: Site) -> Candidate:
     """Place a workload on a site.
 
-    :raises Refusal: the restrictions of an operator are impossible there.
+    :raises Refusal: the site cannot meet the operator's settings.
     """
     layout = lay_out(workload, site)
     parts = () if layout.reasons else cost_model.parts_of(layout, site.head, site.rates, site.links)

@@ -15,21 +15,21 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 
-EXPERTS = re.compile(r"_(?:ch)?exps\b")
+EXPERT_TENSORS = re.compile(r"_(?:ch)?exps\b")
 """Pattern for names of tensors of which a token uses only the chosen experts."""
 
 
 ASSUMED_BITS = 4.85
-"""Bits of a weight, if the summary has no number of weights: those of Q4_K_M."""
+"""Bits per weight if the summary has no number of weights: those of Q4_K_M."""
 LAYER_NUMBER = re.compile(r"^blk\.(\d+)\.")
-"""Beginning of the name of a layer's tensor."""
+"""Pattern for the beginning of the name of a layer's tensor."""
 LATENT_MATRICES, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
-"""Factor by which matrices that open a compressed cache, one of each head, take longer to read: 18 times on an H200, 8 on an M3 Ultra."""
+"""Pattern for the matrices that decompress a latent cache, one per head, and factor by which reading them takes longer: 18 on an H200, 8 on an M3 Ultra."""
 
 
 PROMPT_TOKENS = 512
 """Tokens of a prompt: one batch, as llama-bench measures it."""
-EXPERTS_COST, EXPERT_TOKENS = 1.1, 20
+EXPERT_COST, EXPERT_TOKENS = 1.1, 20
 """Factor of the time of a multiplication with an expert in prompts, and number of tokens per expert at which it doubles."""
 
 
@@ -41,7 +41,7 @@ class PartCost(NamedTuple):
     multiplied_weights: float
     """Weights that it is multiplied with, more of such types and of experts, which get few tokens of a prompt each."""
     expert_read_bytes: float
-    """Part of ``read_bytes`` that is of experts."""
+    """Part of ``read_bytes`` that belongs to experts."""
     dense_weights: float
     """Weights that each token is multiplied with, without those of experts."""
     experts: float
@@ -53,40 +53,40 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
     summary = load.summary
     rows = {(row.name, row.bytes): row for row in summary.named_tensors}
     weights = sum(part.bytes for part in load.parts)
-    average = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
+    average_bits = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
     costs = []
     for part in load.parts:
         experts = 0
-        if EXPERTS.search(part.name):
+        if EXPERT_TENSORS.search(part.name):
             experts = part.bytes
         elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
             experts = summary.expert_bytes[part.unit]
         row = rows.get((LAYER_NUMBER.sub("blk.*.", part.name), part.bytes))
-        costs.append(_part_cost(part.bytes, experts, summary.active_share, row, average))
+        costs.append(_part_cost(part.bytes, experts, summary.active_share, row, average_bits))
     return tuple(costs)
 
 
-def _part_cost(size: int, experts: int, active_fraction: float, row: TensorGroup | None, average: float) -> PartCost:
+def _part_cost(size: int, experts: int, active_share: float, row: TensorGroup | None, average_bits: float) -> PartCost:
     """
     :param size: bytes, of which ``experts`` are those of experts.
-    :param average: bits of a weight, where nothing is known of the tensor.
+    :param average_bits: bits per weight if the type of the tensor is unknown.
     """
-    bits = 8 * row.bytes / math.prod(row.shape) if row else average
+    bits = 8 * row.bytes / math.prod(row.shape) if row else average_bits
     cost = device_rates.cost_of_type(row.type) if row else device_rates.DEFAULT_TYPE_COST
     prompt_weights = 8 * cost.prompt_factor / bits
     latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
     return PartCost(
-        read_bytes=(size - experts * (1 - active_fraction)) * cost.generation_factor * latent,
-        multiplied_weights=(size - experts + experts * EXPERTS_COST * (active_fraction + EXPERT_TOKENS / PROMPT_TOKENS))
+        read_bytes=(size - experts * (1 - active_share)) * cost.generation_factor * latent,
+        multiplied_weights=(size - experts + experts * EXPERT_COST * (active_share + EXPERT_TOKENS / PROMPT_TOKENS))
         * prompt_weights,
-        expert_read_bytes=experts * active_fraction * cost.generation_factor,
+        expert_read_bytes=experts * active_share * cost.generation_factor,
         dense_weights=(size - experts) * prompt_weights,
-        experts=experts * active_fraction * prompt_weights,
+        experts=experts * active_share * prompt_weights,
     )
 
 
 def bytes_read_by_unit(load: device_load.Load) -> list[float]:
-    """Bytes of weights that a token reads of each unit (the layers, then the output). The cache is not in it."""
+    """Return the bytes of weights that a token reads of each unit (the layers, then the output), without the KV cache."""
     unit_bytes = [0.0] * load.units
     for part, cost in zip(load.parts, part_costs(load)):
         if part.unit is not None:
@@ -95,12 +95,12 @@ def bytes_read_by_unit(load: device_load.Load) -> list[float]:
 
 
 LAYER_NODES = {"layer": 31, "experts": 19, "recurrent": 33}
-"""Nodes of the graph for each layer, as llama-server's log counts them of llama, and as many more as take the time that layers with experts, or with
-a state in place of attention, take besides reading: backends compute many of them together."""
+"""Nodes of the graph per layer: the number that llama-server logs for llama, and additional nodes that take as long as layers with experts, or with a
+state instead of attention, take besides reading. Backends compute many nodes together."""
 
 
 def nodes_per_layer(load: device_load.Load) -> float:
-    """Return about how many nodes the graph has for each layer."""
+    """Return the approximate number of nodes of the graph per layer."""
     nodes: float = LAYER_NODES["layer"] + LAYER_NODES["recurrent"] * load.recurrent_layers / load.layers
     return nodes + (LAYER_NODES["experts"] if load.summary.active_share < 1 else 0)
 
@@ -128,7 +128,7 @@ def model_ms(load: device_load.Load, rate: device_rates.Rate) -> tuple[float, li
 
 
 @functools.lru_cache(maxsize=64)
-def work_by_device(
+def fields_by_device(
     load: device_load.Load, owners: tuple[int | None, ...], buffers: tuple[str, ...]
 ) -> dict[int | None, dict[str, Any]]:
     """Return index of a used device → fields of its ModelPart; None is the head's processor. A token goes through the units, on their devices and those of
@@ -137,42 +137,42 @@ def work_by_device(
     :param owners: device of each unit.
     """
     indices = {buffer: index for index, buffer in enumerate(buffers)}
-    fields = (*PartCost._fields, "weights", "nodes", "visits")
-    work: dict[int | None, dict[str, Any]] = {index: dict.fromkeys(fields, 0) for index in (None, *indices.values())}
+    names = (*PartCost._fields, "weights", "nodes", "visits")
+    fields: dict[int | None, dict[str, Any]] = {index: dict.fromkeys(names, 0) for index in (None, *indices.values())}
     unit_owners = [{owner: None} for owner in owners]
     for part, cost in zip(load.parts, part_costs(load)):
         layer = LAYER_NUMBER.match(part.name)
         if part.unit is None and not part.device and not layer:
             continue
         owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
-        for name, number in {**cost._asdict(), "weights": part.bytes}.items():
-            work[owner][name] += number
+        for name, value in {**cost._asdict(), "weights": part.bytes}.items():
+            fields[owner][name] += value
         if layer and part.unit is None:
             unit_owners[int(layer[1])].setdefault(owner)
     last_owner: object = ""
     for unit, visited_owners in enumerate(unit_owners):
         for owner in visited_owners:
-            work[owner]["visits"] += owner != last_owner
-            work[owner]["nodes"] += nodes_per_layer(load) / len(visited_owners) if unit < load.layers else 0
+            fields[owner]["visits"] += owner != last_owner
+            fields[owner]["nodes"] += nodes_per_layer(load) / len(visited_owners) if unit < load.layers else 0
             last_owner = owner
-    return work
+    return fields
 
 
 VISIT_MS = 0.9
-"""Each visit to a worker, besides the round trip: 0.57 to 1.1 ms on H200, 1.1 ms on an M4 Max."""
+"""Time of each visit to a worker, besides the round trip: 0.57 to 1.1 ms on H200, 1.1 ms on an M4 Max."""
 BOARD_FACTOR, BOARD_GB_PER_S = 4, 12.2
 """Factor of the time for a worker on a Raspberry Pi 5 (16 ms were measured), and the rate of its memory. Slower boards take longer in proportion."""
 
 
 class Link(NamedTuple):
-    """How a worker is reached."""
+    """The link over which the head reaches a worker."""
 
     kind: str
     """Kind as site.kind_of returns it."""
     round_trip_ms: float
     gbit: float
     measured: bool
-    """Whether the round trip was; ``gbit`` may still be assumed."""
+    """Whether the round trip was measured; ``gbit`` may still be assumed."""
     is_board: bool = False
     """Whether the worker's host is a small board."""
     is_rate_known: bool = False
@@ -192,17 +192,17 @@ ASSUMED_LINKS = {
         ("wireguard", 0.78, 2.5),
     )
 }
-"""Kind of a link → what is assumed of it where nothing was measured. The round trip is through both systems' TCP. USB4 as between two Strix
-Halo, whose controller holds interrupts back for 0.128 ms (anthony-chaudhary/fak#11910), and the most that it carries there
-(kyuz0/amd-strix-halo-vllm-toolboxes#70). Loopback carries what prompts reach between two H200 (docs/hardware.md). A tunnel takes what is
-beneath it, Ethernet as far as anybody knows; so does WireGuard, which adds 0.48 ms at most."""
+"""Kind of a link → the link that is assumed if nothing was measured. Round trips include TCP on both hosts. USB4 is that of two Strix Halo, whose
+controller delays interrupts by 0.128 ms (anthony-chaudhary/fak#11910), with the highest rate that was reached there
+(kyuz0/amd-strix-halo-vllm-toolboxes#70). Loopback has the rate that prompts reach between two H200 (docs/hardware.md). A tunnel is as fast as
+the link below it, which is assumed to be Ethernet; so is WireGuard, which adds at most 0.48 ms."""
 STUNNEL_MS, STUNNEL_GBIT = 0.05, 3.0
-"""Time that stunnel 5.68 at both ends adds to a round trip (33 to 67 µs on an idle machine), and its largest rate: its processor time for a stream is that of
-3.1 Gbit/s at the worker's end and 4.2 at the head's, on cores of a virtual machine."""
+"""Time that stunnel 5.68 at both ends adds to a round trip (33 to 67 µs on an idle machine), and its highest rate: on cores of a virtual machine, its
+processor time for a stream allows 3.1 Gbit/s at the worker's end and 4.2 at the head's."""
 
 
 def worker_ms(link: Link, rate: device_rates.Rate, visits: int = 1) -> float:
-    """Return the milliseconds of a token for a worker, besides its device and what its data take on the wire.
+    """Return the milliseconds that a worker adds to a token, besides those of its device and of data on the wire.
 
     :param rate: rate of its device.
     :param visits: number of visits of a token: one, unless tensors are on other devices than their layers.
@@ -218,7 +218,7 @@ def wire_ms(link: Link, size: float) -> float:
 
 
 class ModelPart(NamedTuple):
-    """The part of the model that one device has."""
+    """The part of the model that one device holds."""
 
     host: str
     device: str
@@ -227,44 +227,44 @@ class ModelPart(NamedTuple):
     read_bytes: float
     """Bytes that a token reads of its weights."""
     weights: float
-    """Bytes of all of them."""
+    """Bytes of all its weights."""
     multiplied_weights: float
     """Weights that each token is multiplied with."""
     nodes: float
     """Nodes of the graph."""
     link: Link | None = None
     visits: int = 1
-    """How often a token comes to it."""
+    """Number of times that a token visits the device."""
     attention_weights: float = 0.0
-    """Numbers that each token of a prompt is multiplied with by attention."""
+    """Numbers that attention multiplies each token of a prompt with."""
     cache: float = 0.0
     """Bytes of weights that take as long to read as the KV cache and states of one conversation."""
     expert_read_bytes: float = 0.0
-    """Part of ``read_bytes`` that is of experts."""
+    """Part of ``read_bytes`` that belongs to experts."""
     dense_weights: float = 0.0
     """Weights that each token is multiplied with, without those of experts."""
     experts: float = 0.0
     """Weights of its experts."""
     active: float = 1.0
-    """Part of the experts that a token uses."""
+    """Share of the experts that a token uses."""
     network_bytes: float = 0.0
     """Bytes that cross the network for each token, there and back."""
     output: float = 0.0
-    """Bytes of the result that cross it for each generated token."""
+    """Bytes of the result that cross the network for each generated token."""
 
 
 def parts_of(
     layout: device_load.Layout, head: str, rates: Mapping[str, device_rates.Rate], links: Mapping[str, Link]
 ) -> tuple[ModelPart, ...]:
-    """Return the parts of the model: that of the head's processor if it has layers, then those of the devices in their order.
+    """Return the parts of the model: the part of the head's processor if it has layers, then those of the devices in order.
 
     :param rates: buffer of a device → its rate.
     :param links: buffer of a worker's device → how the head reaches it.
     """
     buffers, summary = tuple(device.buffer for device in layout.devices), layout.load.summary
-    work = work_by_device(layout.load, layout.owners, buffers)
+    fields = fields_by_device(layout.load, layout.owners, buffers)
     hosts: dict[int | None, str] = {None: head, **dict(enumerate(device.host for device in layout.devices))}
-    used_indices = [index for index in hosts if work[index]["visits"]]
+    used_indices = [index for index in hosts if fields[index]["visits"]]
     parts = []
     for index in used_indices:
         buffer = device_load.CPU if index is None else buffers[index]
@@ -276,16 +276,16 @@ def parts_of(
             link=link,
             active=summary.active_share,
             # Only the last token's result comes back from the device with the output.
-            network_bytes=4.0 * summary.width * (2 * work[index]["visits"] - is_last) if link else 0.0,
+            network_bytes=4.0 * summary.width * (2 * fields[index]["visits"] - is_last) if link else 0.0,
             output=4.0 * summary.vocabulary if link and is_last else 0.0,
-            **work[index],
+            **fields[index],
         )
         parts.append(part)
     return tuple(parts)
 
 
 VECTOR_TOKENS, VECTOR_COST = 8, 5.0
-"""Most tokens that kernels for single tokens compute in one step (MMVQ_MAX_BATCH_SIZE). Each but the first takes as long as this number of tokens of a
+"""Most tokens that kernels for single tokens compute in one step (MMVQ_MAX_BATCH_SIZE). Each but the first takes as long as VECTOR_COST tokens of a
 prompt: 5.6 on an H200, 3 and 6 on an M2 Ultra with q8_0 and f16."""
 
 
@@ -294,38 +294,38 @@ def extra_token_cost(tokens: float) -> float:
     return VECTOR_COST * (min(tokens, VECTOR_TOKENS) - 1) + max(0.0, tokens - VECTOR_TOKENS)
 
 
-def device_ms(work: ModelPart, users: int = 1) -> float:
-    """Return the milliseconds of a step with a token of each user. Weights are read once, but as many experts as all tokens use together, and the KV cache
-    of each user. As many steps with one token take no less."""
-    rate, single_read = work.rate, work.read_bytes + work.cache
-    single_ms = generation_ms(rate, single_read, work.nodes, work.dense_weights + work.experts)
+def device_ms(part: ModelPart, users: int = 1) -> float:
+    """Return the milliseconds of a step with a token of each user. Dense weights are read once, experts if any of the tokens uses them, and the KV cache of
+    each user. The step takes no longer than as many steps with one token each."""
+    rate, single_read = part.rate, part.read_bytes + part.cache
+    single_ms = generation_ms(rate, single_read, part.nodes, part.dense_weights + part.experts)
     if users == 1:
         return single_ms
-    count = (1 - (1 - work.active) ** users) / work.active
-    read_bytes = single_read + (count - 1) * work.expert_read_bytes + (users - 1) * work.cache
-    extra_cost = work.dense_weights * extra_token_cost(users) + count * work.experts * extra_token_cost(
+    count = (1 - (1 - part.active) ** users) / part.active
+    read_bytes = single_read + (count - 1) * part.expert_read_bytes + (users - 1) * part.cache
+    extra_cost = part.dense_weights * extra_token_cost(users) + count * part.experts * extra_token_cost(
         max(1.0, users / count)
     )
     computing_ms = 2 * extra_cost / rate.prompt_gflops / 1e6
     return min(
-        users * single_ms, generation_ms(rate, read_bytes, work.nodes, work.dense_weights + work.experts) + computing_ms
+        users * single_ms, generation_ms(rate, read_bytes, part.nodes, part.dense_weights + part.experts) + computing_ms
     )
 
 
-def link_ms(work: ModelPart, users: int = 1) -> float:
-    """Return the milliseconds of such a step for this worker; 0 if llama-server drives the device itself."""
-    if not work.link or not work.visits:
+def link_ms(part: ModelPart, users: int = 1) -> float:
+    """Return the milliseconds that the link adds to such a step; 0 if llama-server drives the device itself."""
+    if not part.link or not part.visits:
         return 0.0
-    return worker_ms(work.link, work.rate, work.visits) + wire_ms(work.link, users * (work.network_bytes + work.output))
+    return worker_ms(part.link, part.rate, part.visits) + wire_ms(part.link, users * (part.network_bytes + part.output))
 
 
 def token_ms(parts: Sequence[ModelPart], users: int = 1) -> float:
-    """Return the milliseconds for a token of each user: one device computes after the other."""
-    return sum(device_ms(work, users) + link_ms(work, users) for work in parts)
+    """Return the milliseconds for a token of each user: devices compute one after the other."""
+    return sum(device_ms(part, users) + link_ms(part, users) for part in parts)
 
 
 CACHE_SHARE = 0.45
-"""Part of the rate for weights at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
+"""Share of the rate for weights at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
 (ggml-org/llama.cpp#15405)."""
 ATTENTION_COST_RATIO = 2.5
 """Time of a multiplication of attention in prompts, with the mask that workers get, divided by that of weights: 3.8 on Strix Halo, 0.9 on GB10 by the
@@ -335,11 +335,11 @@ ATTENTION_FACTOR = 2.2
 LINK_FACTOR, WIRE_FACTOR = 1.6, 3.0
 """Factors by which two times may be shorter or longer: of a worker without its device, and of data on a link whose rate is assumed."""
 PROMPT_POWER = 1.1
-"""Prompts are less sure: the factor of a device to this power."""
+"""Exponent of the factor of a device for prompts, whose predictions are less certain."""
 
 
-def _factor(costs: Sequence[tuple[float, float]]) -> float:
-    """Return the factor of a sum: the geometric mean of the factors of its parts, by their times.
+def _mean_factor(costs: Sequence[tuple[float, float]]) -> float:
+    """Return the factor of a sum: the geometric mean of the factors of its parts, weighted by their times.
 
     :param costs: milliseconds and factor of each part.
     """
@@ -347,26 +347,26 @@ def _factor(costs: Sequence[tuple[float, float]]) -> float:
     return math.exp(sum(ms * math.log(factor) for ms, factor in costs) / total) if total else 1.0
 
 
-def _link_factor(work: ModelPart) -> float:
-    return LINK_FACTOR if not work.link or work.link.is_rate_known else WIRE_FACTOR
+def _link_factor(part: ModelPart) -> float:
+    return LINK_FACTOR if not part.link or part.link.is_rate_known else WIRE_FACTOR
 
 
 def token_factor(parts: Sequence[ModelPart], users: int = 1) -> float:
-    """Return the factor by which generation may be faster or slower than token_ms says. A step of several users is less sure, as prompts are."""
+    """Return the factor by which generation may be faster or slower than token_ms says. A step of several users is less certain, like prompts."""
     power = PROMPT_POWER if users > 1 else 1.0
     costs = [(device_ms(part, users), part.rate.factor**power) for part in parts]
     for part in parts:
         visits_ms = link_ms(part._replace(network_bytes=0.0, output=0.0))
         costs += [(visits_ms, LINK_FACTOR), (link_ms(part, users) - visits_ms, _link_factor(part))]
-    return _factor(costs)
+    return _mean_factor(costs)
 
 
 MIN_GAIN = 1.05
 """Smallest predicted speed-up that is reported."""
 HOP_GAIN = 0.1
-"""Part of a token's time that a worker on another host has to save before it takes the place of nearer devices: predictions are no better."""
-LIKELY = 0.66
-"""Part of the uncertainty, which covers four of five measurements, by which something has to be faster to be so in four of five cases."""
+"""Share of a token's time that a worker on another host has to save before it replaces the head's devices: predictions are no more precise."""
+LIKELY_SHARE = 0.66
+"""Share of the uncertainty, which covers four of five measurements, by which a candidate has to be faster to be so in four of five cases."""
 
 
 def is_likely_faster(faster_parts: Sequence[ModelPart], slower_parts: Sequence[ModelPart], users: int = 1) -> bool:
@@ -375,33 +375,33 @@ def is_likely_faster(faster_parts: Sequence[ModelPart], slower_parts: Sequence[M
     uncertainty_by_rate: dict[device_rates.Rate | None, float] = {}
     for model_parts, direction in ((faster_parts, 1), (slower_parts, -1)):
         total = token_ms(model_parts, users)
-        for work in model_parts:
-            for rate, ms in ((work.rate, device_ms(work, users)), (None, link_ms(work, users))):
+        for part in model_parts:
+            for rate, ms in ((part.rate, device_ms(part, users)), (None, link_ms(part, users))):
                 uncertainty_by_rate[rate] = uncertainty_by_rate.get(rate, 0.0) + direction * ms / total
     uncertainties = [
         share * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items()
     ]
     gain = math.log(token_ms(slower_parts, users) / token_ms(faster_parts, users))
-    return gain > max(math.log(MIN_GAIN), LIKELY * math.hypot(*uncertainties))
+    return gain > max(math.log(MIN_GAIN), LIKELY_SHARE * math.hypot(*uncertainties))
 
 
 LINK_KIND = "link to"
-"""Kind of the costs of a worker besides its device."""
-PROMPT_STEPS = 3
+"""Kind of the costs that a worker adds to those of its device."""
+PROMPT_NODE_FACTOR = 3
 """Factor of a node's time with the tokens of a prompt, compared with one token."""
 
 
-def prompt_costs(work: ModelPart, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
-    """Milliseconds of tokens of a prompt that one device computes together, by what takes them. Every expert is read once, each token is multiplied
-    with those that it uses."""
-    rate = work.rate
+def prompt_costs(part: ModelPart, tokens: int = PROMPT_TOKENS) -> dict[str, float]:
+    """Return kind of cost → milliseconds for tokens of a prompt that one device computes together. Every expert is read once; each token is multiplied
+    only with experts that it uses."""
+    rate = part.rate
     costs = {
-        "memory of": work.weights / work.rate.gb_per_s / 1e6,
-        "computing on": 2 * tokens * (work.multiplied_weights + work.attention_weights) / rate.prompt_gflops / 1e6
-        + work.nodes * rate.node_us * PROMPT_STEPS / 1e3,
+        "memory of": part.weights / part.rate.gb_per_s / 1e6,
+        "computing on": 2 * tokens * (part.multiplied_weights + part.attention_weights) / rate.prompt_gflops / 1e6
+        + part.nodes * rate.node_us * PROMPT_NODE_FACTOR / 1e3,
     }
-    if work.link:
-        costs[LINK_KIND] = link_ms(work._replace(output=0.0), tokens)
+    if part.link:
+        costs[LINK_KIND] = link_ms(part._replace(output=0.0), tokens)
     return costs
 
 
@@ -409,11 +409,11 @@ def prompt_factor(parts: Sequence[ModelPart], tokens: int = PROMPT_TOKENS) -> fl
     """Return the factor by which prompts may be faster or slower than predicted."""
     costs = []
     for part in parts:
-        device_factor, part_costs = part.rate.factor**PROMPT_POWER, prompt_costs(part, tokens)
+        device_factor, device_costs = part.rate.factor**PROMPT_POWER, prompt_costs(part, tokens)
         attention_ms = 2 * tokens * part.attention_weights / part.rate.prompt_gflops / 1e6
-        costs += [(ms, _link_factor(part) if kind == LINK_KIND else device_factor) for kind, ms in part_costs.items()]
+        costs += [(ms, _link_factor(part) if kind == LINK_KIND else device_factor) for kind, ms in device_costs.items()]
         costs += [(-attention_ms, device_factor), (attention_ms, device_factor * ATTENTION_FACTOR)]
-    return _factor(costs)
+    return _mean_factor(costs)
 
 
 COPY_S_PER_GB = 0.3
@@ -421,20 +421,20 @@ COPY_S_PER_GB = 0.3
 DISK_GB_PER_S = 0.8
 """Assumed rate at which a model's files are read: 138 and 205 GiB took 190 and 285 s in the field notes."""
 SEND_S_PER_GB = {False: 3.1, True: 0.75}
-"""Whether the collection's patch is in → what head and worker take to hash and copy what is sent: 0.3.36, 8.9 GB to a worker on the 16 cores of the
-same machine in 29.0 and 7.9 s without a cache (docs/performance.md)."""
+"""Whether the release has the collection's patch → time in which head and worker hash and copy tensors: 0.3.36 sent 8.9 GB to a worker on the 16 cores of
+the same machine in 29.0 and 7.9 s, without a cache (docs/performance.md)."""
 
 
-def load_cost(release: ReleasePlan, work: ModelPart) -> tuple[str, float]:
-    """Return the limit of the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
+def load_cost(release: ReleasePlan, part: ModelPart) -> tuple[str, float]:
+    """Return what limits the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
     s_per_gb = {"disk of": 1 / DISK_GB_PER_S}
-    if work.link:
-        s_per_gb[LINK_KIND] = 8 / work.link.gbit
+    if part.link:
+        s_per_gb[LINK_KIND] = 8 / part.link.gbit
         s_per_gb["RPC on"] = SEND_S_PER_GB[release.loads_fast] if release.mainline else 0.0
     kind = max(s_per_gb, key=s_per_gb.__getitem__)
-    return kind, s_per_gb[kind] * work.weights / 1e9
+    return kind, s_per_gb[kind] * part.weights / 1e9
 
 
 def load_s(release: ReleasePlan, parts: Sequence[ModelPart]) -> float:
-    """Seconds until the weights are on their devices, where no worker has them in its cache: one device after the other."""
+    """Return the seconds until the weights are on their devices, one after the other, if no worker has them in its cache."""
     return sum(load_cost(release, part)[1] for part in parts)

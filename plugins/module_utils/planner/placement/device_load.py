@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """The layers of each device and their sizes, as llama.cpp itself decides and counts (load_tensors of llama-model.cpp).
 
-llama-server takes whole units in the order of its devices: the layers, then the output. ``-ts`` gives the units of each. The
-names of tensors show which unit they belong to: they are the same in all files of an architecture.
+llama-server assigns whole units, the layers and then the output, to its devices in order. ``-ts`` sets the number of units of each device.
+The names of tensors, which all files of an architecture share, show the units to which they belong.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ ROW_TENSORS = frozenset(("token_embd", "position_embd", "token_types"))
 HEAD_TENSORS = ROW_TENSORS | {"per_layer_token_embd"}
 """Beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
 FIRST_LAYER_TENSORS = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
-"""Beginnings of tensors that go with the first layer. Others go with the output."""
+"""Beginnings of the names of tensors that belong to the first layer. Others belong to the output."""
 REPLICATED_TENSORS = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
-"""Beginnings of tensors of which every device with layers gets a copy."""
+"""Beginnings of the names of tensors of which every device with layers gets a copy."""
 
 LAYER = "blk."
-"""In the names of a layer's tensors."""
+"""Beginning of the names of a layer's tensors."""
 CPU = "CPU"
-"""The head's memory, as overrides name it."""
+"""Name of the head's memory in overrides."""
 UNQUANTISED_TYPES = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
 
 
@@ -61,7 +61,7 @@ def _row_padding(row: TensorGroup) -> int:
 
 @functools.lru_cache(maxsize=4)
 def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
-    """The tensors that llama-server loads, and those of which devices get copies."""
+    """Return the tensors that llama-server loads, and those of which devices get copies."""
     layers, mtp_start = summary.layers, summary.layers - kv_cache.count_mtp_layers(summary)
     parts, copies = [], []
     for row in summary.named_tensors:
@@ -87,7 +87,7 @@ def _parts_without_names(summary: ModelSummary) -> tuple[list[Part], list[Part]]
 
 
 def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
-    """The tensors with those that an override names on its device. The first one that names a tensor counts."""
+    """Return the tensors, with each on the device of the first override that matches its name."""
     expressions = [(re.compile(pattern), device) for pattern, device in overrides]
     placed_parts = []
     for part in parts:
@@ -99,12 +99,12 @@ def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> 
 
 
 def _padded_size(part: Part, backend: str) -> int:
-    record = backends.BY_NAME[backend]
-    return kv_cache.pad(part.bytes + (part.padding_bytes if record.pads_rows else 0), record.alignment)
+    backend_type = backends.BY_NAME[backend]
+    return kv_cache.pad(part.bytes + (part.padding_bytes if backend_type.pads_rows else 0), backend_type.alignment)
 
 
 class Share(NamedTuple):
-    """The share of one device: layers, whether the output, and bytes of weights and of the cache."""
+    """The share of one device: number of layers, whether it has the output, and bytes of weights and KV cache."""
 
     layers: int
     output: bool
@@ -113,7 +113,7 @@ class Share(NamedTuple):
 
 
 class DeviceShare(NamedTuple):
-    """Share of a device in the model, with the bytes that it holds in addition."""
+    """Share of a device in the model, and what the device holds in addition, in bytes."""
 
     device: Device
     layers: int
@@ -144,12 +144,12 @@ class DeviceShare(NamedTuple):
 
 
 def _unique_parts(parts: Iterable[Part]) -> list[Part]:
-    """Tensors without duplicates of a name: the token embedding, and the output that is tied to it."""
+    """Return tensors without duplicate names: the output that is tied to the token embedding has the same name."""
     return list({part.name or index: part for index, part in enumerate(parts)}.values())
 
 
 class Load:
-    """The sizes of the units: unit i is layer i, the last one the output. ``load_of`` makes them: a plan has one for all of its attempts."""
+    """The sizes of the units: unit i is layer i, the last unit is the output. ``load_of`` caches loads, since all attempts of a plan share one."""
 
     def __init__(
         self,
@@ -159,8 +159,8 @@ class Load:
         overrides: Sequence[tuple[str, str]] = (),
     ) -> None:
         """
-        :param summary: header_summary.summarize; of one without ``tensors`` the sizes of the layers are all there is.
-        :param overrides: expressions for names of tensors, each with the device that these are on.
+        :param summary: result of header_summary.summarize; without ``tensors`` only the sizes of layers are known.
+        :param overrides: expressions for names of tensors, each with the device of these tensors.
         """
         self.summary = summary
         self.layers: int = summary.layers
@@ -197,25 +197,25 @@ class Load:
             if part.unit is not None and moved_part.unit is None:
                 self.override_targets.setdefault(part.unit, set()).add(moved_part.device or CPU)
 
-    def on_head(self, units: Sequence[int] = ()) -> int:
-        """Bytes of weights in the head's memory, with these units on its processor. A tied output is no copy there."""
-        return _head_bytes(self, tuple(units))
+    def head_weights(self, units: Sequence[int] = ()) -> int:
+        """Return the bytes of weights in the head's memory if its processor has these units. A tied output takes no copy there."""
+        return _head_weights(self, tuple(units))
 
     def head_kv_bytes(self, first_offloaded: int) -> int:
-        """Bytes of the cache in the head's memory, with the layers from ``first_offloaded`` on on devices."""
+        """Return the bytes of KV cache in the head's memory if devices have the layers from ``first_offloaded``."""
         return sum(self.kv) - sum(self.device_kv[first_offloaded : self.layers])
 
     def override_bytes(self, device: str, backend: str) -> int:
-        """Bytes of weights that overrides put on this device, laid out as its backend needs it."""
+        """Return the bytes of weights that overrides put on this device, in the layout of its backend."""
         return sum(_padded_size(part, backend) for part in self.parts_by_device.get(device, ()))
 
     def sizes(self, backend: str) -> solver.Sizes:
-        """Bytes of weights and of cache that a device needs for units, laid out as its backend needs it."""
+        """Return the bytes of weights and KV cache that a device needs for units, in the layout of its backend."""
         return _sizes(self, backend)
 
     def compute_on(self, device: Device, first_offloaded: int) -> int:
-        """Upper bound of the compute buffer of a device, with the layers before ``first_offloaded`` on the head's processor. The head's
-        own devices copy from its memory to compute prompts: a tensor at a time, and the cache of a layer."""
+        """Return the upper bound of a device's compute buffer if the head's processor has the layers before ``first_offloaded``. For prompts,
+        the head's own devices copy from its memory one tensor at a time, and the KV cache of one layer."""
         if device.worker:
             return self.compute
         units = {None, *range(min(first_offloaded, self.layers))}
@@ -243,7 +243,7 @@ class Load:
 
 @functools.lru_cache(maxsize=128)
 def _weights(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
-    """Bytes of the weights of each unit, and of what every device has a copy of, laid out as a backend needs it."""
+    """Return the bytes of weights of each unit, and of the tensors that each device copies, in the layout of a backend."""
     unit_bytes = [0] * load.units
     for part in load.parts:
         if part.unit is not None:
@@ -259,7 +259,7 @@ def _sizes(load: Load, backend: str) -> solver.Sizes:
 
 
 @functools.lru_cache(maxsize=128)
-def _head_bytes(load: Load, units: tuple[int, ...]) -> int:
+def _head_weights(load: Load, units: tuple[int, ...]) -> int:
     head_units = {None, *units}
     parts = [part for part in load.parts if part.device is None and part.unit in head_units]
     parts += load.copies if any(unit < load.layers and load.needs_copies[unit] for unit in units) else []
@@ -277,11 +277,11 @@ def _float32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
 
 
-@functools.lru_cache(maxsize=256)  # a plan asks for each of its devices, and again for its size and cost
+@functools.lru_cache(maxsize=256)  # called for each device of a plan, and again for its size and cost
 def assign_units(layers: int, gpu_layers: int, split: tuple[float, ...]) -> tuple[int | None, ...]:
-    """The device of each unit as llama.cpp computes it, in 32-bit floats; None is the head's processor.
+    """Return the device of each unit as llama.cpp computes it, in 32-bit floats; None is the head's processor.
 
-    :param gpu_layers: ``-ngl``: number of units on devices, the last ones.
+    :param gpu_layers: ``-ngl``: number of units on devices, counted from the last.
     :param split: ``-ts``, a share for each device.
     """
     first_offloaded, offloaded_units = max(layers + 1 - gpu_layers, 0), min(gpu_layers, layers + 1)
@@ -303,7 +303,7 @@ class Layout(NamedTuple):
 
     devices: tuple[Device, ...]
     split: tuple[float, ...]
-    """``-ts``: a share for each of them; unless the model fits, more than some hold."""
+    """``-ts``: share of each device; too large for some devices if the model does not fit."""
     load: Load
     gpu_layers: int
     reasons: tuple[str, ...] = ()
@@ -311,9 +311,9 @@ class Layout(NamedTuple):
     why: tuple[str, ...] = ()
     """Reason for the share of each device."""
     missing_mib: int = 0
-    """Size of what does not fit, on all devices and in the head's memory."""
+    """Memory that is missing on all devices and on the head."""
     auxiliary: tuple[AuxiliaryModel, ...] = ()
-    """Auxiliary models, as far as they are counted."""
+    """Auxiliary models that are counted."""
     load_mode: str | None = None
     """How llama-server reads the model; None is its default."""
 
@@ -354,10 +354,10 @@ class Layout(NamedTuple):
             for index, device in enumerate(self.devices)
         ]
 
-    def on_head(self) -> Share:
+    def head_share(self) -> Share:
         units = self.units_of(None)
         head_kv = self.load.head_kv_bytes(sum(unit < self.load.layers for unit in units))
-        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.on_head(units), kv=head_kv)
+        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.head_weights(units), kv=head_kv)
 
     def overloaded_devices(self) -> list[tuple[Device, int]]:
         """Return the devices that get more than they hold, and the MiB that are missing on each."""
@@ -366,10 +366,10 @@ class Layout(NamedTuple):
 
 
 def check_split(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
-    """Computes as llama.cpp does where these shares put the units.
+    """Check that llama.cpp puts the units on the devices for which these shares are meant.
 
-    :param units: of each device, as ``-ts`` gives them.
-    :raises ValueError: llama.cpp would put some elsewhere.
+    :param units: number of units of each device, as in ``-ts``.
+    :raises ValueError: llama.cpp would put some units on other devices.
     """
     expected_devices = [index for index, count in enumerate(units) for _unit in range(count)]
     assigned_devices = [device for device in assign_units(load.layers, gpu_layers, tuple(units)) if device is not None]
@@ -380,7 +380,7 @@ def check_split(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
 
 
 def proportional_shares(units: int, capacities: Sequence[int]) -> list[int]:
-    """Units per device in proportion to the capacities: what a plan shows where the model does not fit."""
+    """Return units per device in proportion to the capacities, which a plan shows if the model does not fit."""
     shares: list[int] = []
     for index, capacity in enumerate(capacities):
         remaining_units, later_devices = units - sum(shares), len(capacities) - index - 1

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The devices that may hold a part of the model, and what is known of those that do."""
+"""The devices that may hold a part of the model: their capacities, and what llama-server needs to use them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import DeviceShare, Layout
 
 MMAP_LIMIT_MIB = 30 * 1024
-"""Size of the weights of one program's HIP devices from which mapped pages were seen to hang (#19745, #5402, #15018)."""
+"""Size of the weights on one program's HIP devices above which loads from mapped pages were seen to hang (#19745, #5402, #15018)."""
 GB10 = "12.1"
 """Compute capability of NVIDIA's GB10 (DGX Spark)."""
 MIN_PROCESSOR_MIB = 2048
-"""Least memory of a worker on the processor, beside accelerators in the same memory; assumed."""
+"""Smallest memory of a worker on the processor if accelerators use the same memory; assumed."""
 
 
 def visible_mib(accelerator: Accelerator, environment: Mapping[str, str]) -> float:
-    """Return how much of a device's memory its driver shows as the device's own; no bound if the size of that memory is not known.
+    """Return how much of a device's memory its driver shows as the device's own; infinite if its size is unknown.
 
-    Mesa's Vulkan driver for AMD shows two thirds of a memory that is the host's too as one heap and the rest as another, or with UNIFIED_HEAP
-    all of it as one (radv_physical_device_init_mem_types, the same in Mesa 22.3.6, 25.0.7 and 26.1). It lends more than a heap has to
-    programs that do not ask for a refusal (radv_alloc_memory), but llama.cpp was seen to fail there.
+    Mesa's Vulkan driver for AMD shows two thirds of memory that it shares with the host as one heap and the rest as another, or with UNIFIED_HEAP
+    all of it as one heap (radv_physical_device_init_mem_types, the same in Mesa 22.3.6, 25.0.7 and 26.1). Programs may allocate more than a heap
+    holds unless they ask the driver to refuse that (radv_alloc_memory), but llama.cpp was seen to fail when it did.
     """
     if not accelerator.memory_mib:
         return math.inf
@@ -40,8 +40,8 @@ def visible_mib(accelerator: Accelerator, environment: Mapping[str, str]) -> flo
 
 
 def limit_mib(device: types.Device) -> float:
-    """Return the memory that the driver shows of a device that holds no more. There is no limit for the head's own devices, whose driver shows all because
-    of environment_of_head, unless the operator says what it shows."""
+    """Return the memory that a device may hold because its driver shows no more. The head's own devices have no limit, because environment_of_head makes the
+    driver show all of it, unless the operator sets UNIFIED_HEAP."""
     if not device.accelerator or not (device.worker or backends.UNIFIED_HEAP in device.environment):
         return math.inf
     return visible_mib(device.accelerator, device.environment)
@@ -52,7 +52,7 @@ def reserve_mib(total_mib: int, shared: bool) -> int:
     return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
 
 
-def usable_by_device(size_mib: int, shared: bool, memory_mib: int) -> int:
+def usable_device_mib(size_mib: int, shared: bool, memory_mib: int) -> int:
     """Return the memory that a device may use. Memory of the host that a driver's limit leaves to the system counts as reserve.
 
     :param size_mib: memory of the device; if ``shared``, the part of the host's memory that its driver lends.
@@ -69,36 +69,36 @@ def usable_mib(memory_mib: int) -> int:
 def capacities_of(
     host: types.Host,
     workers: Sequence[types.Worker],
-    driven: Sequence[types.Device],
+    head_devices: Sequence[types.Device],
     server: types.Server | None,
     has_memory_limits: bool = False,
 ) -> dict[str, int]:
     """Return the MiB that each device of a host may hold; CPU stands for each worker on the processor.
 
-    The host's memory is one. Accelerators that share it come first, since they read it faster; processors have what these leave.
+    Several devices may share the host's memory. Accelerators get it first, since they read it faster; processors get the rest.
 
     :param workers: its workers, with the capacity that the operator sets.
-    :param driven: devices that llama-server itself drives, with all of their memory.
+    :param head_devices: devices that llama-server itself drives, with all of their memory.
     :param server: variables of the server on the head; None for another host.
     :param has_memory_limits: whether devices hold no more than their drivers show as their own.
     """
     canonical_names, memory_mib = host.facts.canonical_names, host.facts.memory_mib
     accelerators = dict(host.facts.named_accelerators)
     limits = {worker.device: worker.capacity_mib for worker in workers if worker.capacity_mib}
-    limits.update(_limits_of_head(driven, server) if server else {})
+    limits.update(_limits_of_head(head_devices, server) if server else {})
     environments = {worker.device: worker.environment for worker in workers}
     environments.update(
-        (device.name, device.environment) for device in driven if backends.UNIFIED_HEAP in device.environment
+        (device.name, device.environment) for device in head_devices if backends.UNIFIED_HEAP in device.environment
     )
     capacities = {
-        name: limits.get(name, usable_by_device(device.memory_mib, device.unified, memory_mib))
+        name: limits.get(name, usable_device_mib(device.memory_mib, device.unified, memory_mib))
         for name, device in accelerators.items()
     }
     shared_mib: dict[str, int] = {}
-    for name in [*(device.name for device in driven), *(worker.device for worker in workers)]:
+    for name in [*(device.name for device in head_devices), *(worker.device for worker in workers)]:
         accelerator = accelerators.get(name)
         if accelerator and accelerator.unified:
-            shown_mib = math.inf  # the head's own devices show all that they have
+            shown_mib = math.inf  # drivers show all memory of the head's own devices
             if has_memory_limits and name in environments:
                 shown_mib = visible_mib(accelerator, environments[name])
             shared_mib[canonical_names[name]] = max(
@@ -109,9 +109,9 @@ def capacities_of(
     if len(shared_mib) + len(requested_mib) >= 2:
         cpu_workers = sum(not mib for mib in requested_mib)
         remaining_mib -= sum(requested_mib)
-        accelerator_mib, total = max(0, remaining_mib - MIN_PROCESSOR_MIB * cpu_workers), sum(shared_mib.values())
-        if total > accelerator_mib:
-            shared_mib = {name: size * accelerator_mib // total for name, size in shared_mib.items()}
+        accelerator_mib, total_mib = max(0, remaining_mib - MIN_PROCESSOR_MIB * cpu_workers), sum(shared_mib.values())
+        if total_mib > accelerator_mib:
+            shared_mib = {name: size * accelerator_mib // total_mib for name, size in shared_mib.items()}
         remaining_mib = max(0, remaining_mib - sum(shared_mib.values())) // max(1, cpu_workers)
     unified_mib = {
         name: shared_mib[canonical_names[name]]
@@ -122,8 +122,8 @@ def capacities_of(
 
 
 def _visible_devices(facts: Facts, workers: Sequence[types.Worker], backend: str) -> dict[str, Accelerator]:
-    """Return the accelerators of the backend that llama-server may see and use by name: those that the host does not lend, by whatever
-    backend. Where others are hidden, only those before the first one that it lends."""
+    """Return the accelerators of a backend that llama-server may see and use, by name: those that the host does not lend, through any
+    backend. If a variable hides the others, only those before the first lent one."""
     canonical_names = facts.canonical_names
     hidden_names = {canonical_names.get(worker.device) for worker in workers}
     accelerators = [(name, device) for name, device in facts.named_accelerators if device.backend == backend]
@@ -134,8 +134,8 @@ def _visible_devices(facts: Facts, workers: Sequence[types.Worker], backend: str
 def driven_devices(
     host: types.Host, workers: Sequence[types.Worker], backend: str, environment: Mapping[str, str]
 ) -> list[types.Device]:
-    """Return the devices that llama-server itself uses, with all of their memory. Those that share the host's memory only where there is no other, lent or
-    not, as llama.cpp does it. One whose memory is not known is left out."""
+    """Return the devices that llama-server itself drives, with all of their memory. Like llama.cpp, it uses a device that shares the host's memory only if
+    there is no other, lent or not. Devices with unknown memory are left out."""
     sized_devices = [
         types.Device(host.name, backend, name, name, accelerator.memory_mib, environment, accelerator=accelerator)
         for name, accelerator in _visible_devices(host.facts, workers, backend).items()
@@ -147,9 +147,9 @@ def driven_devices(
     return discrete or ([] if lends_discrete else sized_devices[:1])
 
 
-def _limits_of_head(driven: Sequence[types.Device], server: types.Server) -> dict[str, int]:
-    """Return name of a device that llama-server drives → MiB that the operator lets it hold."""
-    sizes = {device.name: device.capacity_mib for device in driven}
+def _limits_of_head(head_devices: Sequence[types.Device], server: types.Server) -> dict[str, int]:
+    """Return name of a device that llama-server drives → MiB that the operator allows it to hold."""
+    sizes = {device.name: device.capacity_mib for device in head_devices}
     for name, mib in server.memory_mib.items():
         if name not in sizes:
             remedy = f"use one of {', '.join(sizes)}" if sizes else "set memory_mib in llama_worker_endpoints instead"
@@ -168,49 +168,49 @@ def _limits_of_head(driven: Sequence[types.Device], server: types.Server) -> dic
 def single_host_devices(host: types.Host, backend: str, server: types.Server | None = None) -> list[types.Device]:
     """Return the devices of a backend that would be used if this host served alone.
 
-    :param server: of the head, whose limits count there; None of another host, of which they say nothing.
+    :param server: variables of the server on the head, which limit its devices; None for another host.
     """
-    driven = driven_devices(host, (), backend, {})
+    devices = driven_devices(host, (), backend, {})
     if server:
-        device_names = [device.name for device in driven]
+        device_names = [device.name for device in devices]
         memory_mib = {name: mib for name, mib in server.memory_mib.items() if name in device_names}
         server = server._replace(memory_mib=memory_mib)
-    capacities = capacities_of(host, [], driven, server)
-    return [device._replace(capacity_mib=capacities[device.name]) for device in driven]
+    capacities = capacities_of(host, [], devices, server)
+    return [device._replace(capacity_mib=capacities[device.name]) for device in devices]
 
 
 def environment_of_head(head: types.EquippedHost, backend: str, layouts: Sequence[Layout]) -> dict[str, str]:
     """Return the variables that make llama-server use the devices of these layouts as planned, and take no memory of unused devices."""
-    driven = {device.name for layout in layouts for device in layout.driven_devices()}
+    used_names = {device.name for layout in layouts for device in layout.driven_devices()}
     uses_workers = any(layout.endpoints for layout in layouts)
     names = [*_visible_devices(head.host.facts, head.workers, backend)]
-    visible_count = max((index + 1 for index, name in enumerate(names) if name in driven), default=len(names))
-    accelerators, record = head.host.facts.accelerators_of(backend), backends.BY_NAME[backend]
-    visibility, bus_order = record.hiding_variable, record.bus_order
+    visible_count = max((index + 1 for index, name in enumerate(names) if name in used_names), default=len(names))
+    accelerators, backend_type = head.host.facts.accelerators_of(backend), backends.BY_NAME[backend]
+    visibility, bus_order = backend_type.hiding_variable, backend_type.bus_order
     environment: dict[str, str] = {}
-    if driven and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
+    if used_names and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
         environment.update([bus_order])
-    if visibility and driven and visible_count < len(accelerators):
+    if visibility and used_names and visible_count < len(accelerators):
         environment[visibility.variable] = visibility.devices.format(",".join(map(str, range(visible_count))))
-    elif visibility and visibility.no_device is not None and accelerators and uses_workers and not driven:
+    elif visibility and visibility.no_device is not None and accelerators and uses_workers and not used_names:
         environment[visibility.variable] = visibility.no_device
     environment.update(next(filter(None, (auxiliary_models.environment(layout.auxiliary) for layout in layouts)), {}))
-    environment.update({backends.UNIFIED_HEAP: "true"} if any(map(_needs_heap, layouts)) else {})
+    environment.update({backends.UNIFIED_HEAP: "true"} if any(map(_needs_unified_heap, layouts)) else {})
     return environment
 
 
-def _needs_heap(layout: Layout) -> bool:
-    """Return whether llama-server drives a device that holds more than Mesa reports unless a variable makes it report all."""
-    driven = [(share, share.device.accelerator) for share in layout.shares() if not share.device.worker]
+def _needs_unified_heap(layout: Layout) -> bool:
+    """Return whether llama-server drives a device that holds more than Mesa shows without UNIFIED_HEAP."""
+    head_shares = [(share, share.device.accelerator) for share in layout.shares() if not share.device.worker]
     return any(
         share.held_mib > visible_mib(accelerator, share.device.environment) < accelerator.memory_mib
-        for share, accelerator in driven
+        for share, accelerator in head_shares
         if accelerator
     )
 
 
 def _is_gb10(device: types.Device) -> bool:
-    """Return whether a device is of a host on which reading a model from mapped pages was seen to take ten times as long: 224 s against 22 s on a DGX
+    """Return whether a device is a GB10. Reading a model from mapped pages was seen to take ten times as long there: 224 s instead of 22 s on a DGX
     Spark (#27742, comment of 26 August 2026)."""
     return device.backend == "cuda" and device.shares_memory and device.architecture == GB10
 
@@ -231,8 +231,8 @@ def weights_mib(shares: Iterable[DeviceShare]) -> float:
 
 
 def load_mode_of(release: ReleasePlan, shares: Sequence[DeviceShare], head: types.Host) -> str | None:
-    """Return how the model is read unless the operator says it: not by mmap if HIP or a GB10 was seen to hang or crawl on it, nor by a head whose
-    Metal would hold nearly the whole file beside workers (ggml-org/llama.cpp#27667). None is llama-server's default.
+    """Return the load mode unless the operator sets it: no mmap with HIP or GB10 devices that were seen to hang or slow down with it, or if Metal on
+    the head would map nearly the whole file although workers hold layers (ggml-org/llama.cpp#27667). None is llama-server's default.
     """
     head_shares = [share for share in shares if share.device.host == head.name]
     has_workers = any(share.device.worker for share in shares)

@@ -16,14 +16,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 
 
 def round_figure(number: float) -> float:
-    """Return the number with three digits: no more of it is known."""
+    """Return the number with three significant digits, since predictions are no more precise."""
     return float(f"{number:.3g}")
 
 
 def _largest_cause(costs: Iterable[tuple[str, str, float]]) -> str:
-    """Return the kind of costs with the largest sum, with the host that has the largest part of it.
+    """Return the kind of costs with the largest sum, with the host that causes the largest part of it.
 
-    :param costs: kind (around the host's name), host, cost.
+    :param costs: kind (with a placeholder for the host), host and cost.
     """
     kinds: dict[str, dict[str, float]] = {}
     for kind, host, cost in costs:
@@ -77,18 +77,18 @@ def _short_prompt(candidate: Candidate) -> int:
 
 def checkpoint_ms(candidate: Candidate, tokens: int) -> float:
     """Return the milliseconds that checkpoints add to a prompt of this number of tokens; 0 if none are made."""
-    return _checkpoint_ms(candidate, tokens) if checkpoints_pay(candidate) else 0.0
+    return _checkpoint_ms(candidate, tokens) if checkpoints_pay_off(candidate) else 0.0
 
 
-def checkpoints_pay(candidate: Candidate) -> bool:
-    """Return whether they take at most half as long as the planned prompt, which a conversation would compute again without them."""
+def checkpoints_pay_off(candidate: Candidate) -> bool:
+    """Return whether checkpoints take at most half as long as the planned prompt, which a conversation would compute again without them."""
     tokens = candidate.workload.prompt_tokens
     return not candidate.parts or _checkpoint_ms(candidate, tokens) <= 500 * prompts.seconds_of(candidate, tokens)
 
 
 def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
-    """llama-server computes the last tokens by themselves, and fetches windows and states from the devices before them; those before the last micro-batch,
-    too, of a longer prompt (server-context.cpp of build 11063)."""
+    """Return the milliseconds of checkpoints: llama-server computes the last tokens separately, and fetches windows and states from the devices before them
+    and, if a prompt is longer than a micro-batch, before its last one (server-context.cpp of build 11063)."""
     cache, parts = candidate.workload.cache, candidate.parts
     sizes = kv_cache.checkpoint_sizes(candidate.summary, cache, candidate.release.build, tokens)
     if not candidate.release.mainline or not any(candidate.layout.load.checkpointed):
@@ -117,11 +117,11 @@ def speeds_of(candidate: Candidate) -> Speeds:
 
 
 SAMPLING_NS = 5.0
-"""Nanoseconds for each token of the vocabulary in which llama-server chooses a user's next token and sends it: 0.8 ms for 152064 beside two H200."""
+"""Nanoseconds per token of the vocabulary in which llama-server chooses and sends a user's next token: 0.8 ms for 152064 tokens, on a host with two H200."""
 
 
 def users_estimate(candidate: Candidate, users: int) -> types.UsersEstimate:
-    """Return the speeds of users who ask at the same time, all together. Each has read the planned prompt; who finds no free slot waits."""
+    """Return the total speeds of users with simultaneous requests. Each has the planned prompt in the context; users without a free slot wait."""
     workload = candidate.workload
     count = max(1, min(users, workload.cache.parallel))
     variant = prompts.at_depth(candidate, workload.prompt_tokens) if count > 1 else candidate
@@ -143,7 +143,7 @@ def users_estimate(candidate: Candidate, users: int) -> types.UsersEstimate:
 
 
 def generation_figures(candidate: Candidate) -> dict[str, Any]:
-    """Return the predicted speed of generation as a plan names it; None unless the model fits and generates text."""
+    """Return the predicted speed of generation as fields of the plan; None unless the model fits and generates text."""
     speeds = speeds_of(candidate) if candidate.parts and candidate.workload.generates_text else None
     return {
         "generation_tokens_per_s": speeds and speeds.generation,
@@ -152,7 +152,7 @@ def generation_figures(candidate: Candidate) -> dict[str, Any]:
 
 
 def prompt_figures(candidate: Candidate) -> dict[str, Any]:
-    """Return the same for prompts."""
+    """Return the predicted speed of prompts as fields of the plan; None unless the model fits."""
     speeds = speeds_of(candidate) if candidate.parts else None
     return {"prompt_tokens_per_s": speeds and speeds.prompt, "prompt_range": speeds and speeds.prompt_range}
 
@@ -169,16 +169,16 @@ def prompt_estimate(candidate: Candidate) -> types.PromptEstimate:
 
 def _full_context(candidate: Candidate) -> tuple[types.ContextSpeed, ...]:
     """Return the speeds of one request with all of its context filled."""
-    whole_context = candidate.workload.context_per_request
-    speeds = speeds_of(prompts.at_depth(candidate, whole_context))
-    return (types.ContextSpeed(whole_context, speeds.generation, speeds.prompt),)
+    context = candidate.workload.context_per_request
+    speeds = speeds_of(prompts.at_depth(candidate, context))
+    return (types.ContextSpeed(context, speeds.generation, speeds.prompt),)
 
 
 def estimate(
     candidate: Candidate, best_host: types.SingleHostEstimate, shapes: tuple[types.ShapeEstimate, ...]
 ) -> types.Estimate:
     """Return the plan's ``estimate``."""
-    parts, generates = candidate.parts, candidate.workload.generates_text
+    parts, generates_text = candidate.parts, candidate.workload.generates_text
     sources = [part.rate.source for part in parts]
     part_by_device = {part.device: part for part in parts}
     worker_parts = [
@@ -190,22 +190,22 @@ def estimate(
         **generation_figures(candidate),
         **prompt_figures(candidate),
         load_s=round_figure(cost_model.load_s(candidate.release, parts)) if parts else None,
-        limited_by=_generation_bottleneck(parts) if parts and generates else None,
+        limited_by=_generation_bottleneck(parts) if parts and generates_text else None,
         prompt_limited_by=_prompt_bottleneck(candidate) if parts else None,
         load_limited_by=_load_bottleneck(candidate) if parts else None,
         rates=max(sources, key=(device_rates.TABLE, device_rates.ASSUMED_SOURCE).index, default=None),
-        devices=tuple(_device(part) for part in parts),
+        devices=tuple(_device_estimate(part) for part in parts),
         best_single_host=best_host,
         network_ms_per_token=round(sum(cost_model.link_ms(part) for part in worker_parts), 3),
         links=tuple(_links(candidate, part_by_device)),
-        at_context=_full_context(candidate) if parts and generates else (),
+        at_context=_full_context(candidate) if parts and generates_text else (),
         prompt=prompt_estimate(candidate) if parts else None,
         users=users_estimate(candidate, candidate.workload.users) if parts else None,
         shapes=shapes,
     )
 
 
-def _device(part: cost_model.ModelPart) -> types.DeviceEstimate:
+def _device_estimate(part: cost_model.ModelPart) -> types.DeviceEstimate:
     return types.DeviceEstimate(
         device=part.device,
         host=part.host,
@@ -216,13 +216,13 @@ def _device(part: cost_model.ModelPart) -> types.DeviceEstimate:
     )
 
 
-def _links(candidate: Candidate, parts_by_device: Mapping[str, cost_model.ModelPart]) -> Iterator[types.LinkEstimate]:
-    """Yield the cost of each worker besides computing.
+def _links(candidate: Candidate, part_by_device: Mapping[str, cost_model.ModelPart]) -> Iterator[types.LinkEstimate]:
+    """Yield the cost of each worker without the time that its device computes.
 
-    :param parts_by_device: buffer → part of the model.
+    :param part_by_device: buffer → part of the model.
     """
     for device in candidate.layout.devices:
-        link, part = candidate.site.links.get(device.buffer), parts_by_device.get(device.buffer)
+        link, part = candidate.site.links.get(device.buffer), part_by_device.get(device.buffer)
         if link and device.endpoint:
             yield types.LinkEstimate(
                 host=device.host,

@@ -31,22 +31,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload 
 
 
 def lay_out(workload: Workload, site: Site) -> Layout:
-    """Return the layout with the fewest seconds for a token. Auxiliary models get the first place with which everything fits."""
+    """Return the layout with the least time for a token. Auxiliary models get the first placement with which everything fits."""
     overrides = _overrides(workload, [device_load.CPU, *(device.buffer for device in site.devices)])
-    places = list(auxiliary_models.candidate_placements(workload, site))
+    placements = list(auxiliary_models.candidate_placements(workload, site))
     load = device_load.load_of(workload.summary, workload.cache, workload.release.build, overrides)
-    without_buffers = [(place, auxiliary_models.without_buffers(place)) for place in places if place]
+    without_buffers = [(models, auxiliary_models.without_buffers(models)) for models in placements if models]
     failures = []
-    for place, reserve in [*zip(places, places), *without_buffers]:
+    for models, counted_models in [*zip(placements, placements), *without_buffers]:
         reserved_mib = {
-            device.buffer: -(-sum(model.total_on(device) for model in reserve) // MIB) for device in site.devices
+            device.buffer: -(-sum(model.total_on(device) for model in counted_models) // MIB) for device in site.devices
         }
         devices = _change_capacities(site.devices, {buffer: -size for buffer, size in reserved_mib.items()})
         if any(device.capacity_mib < 0 for device in devices):
             continue
-        head_bytes = sum(model.head_bytes for model in reserve) + (workload.server.prompt_cache_mib or 0) * MIB
-        layout = _with_head_bytes(workload, site._replace(devices=devices), load, head_bytes)
-        layout = layout._replace(devices=_change_capacities(layout.devices, reserved_mib), auxiliary=place)
+        head_bytes = sum(model.head_bytes for model in counted_models) + (workload.server.prompt_cache_mib or 0) * MIB
+        layout = _lay_out_model(workload, site._replace(devices=devices), load, head_bytes)
+        layout = layout._replace(devices=_change_capacities(layout.devices, reserved_mib), auxiliary=models)
         if not layout.reasons:
             return layout
         failures.append(layout)
@@ -63,53 +63,52 @@ def _change_capacities(devices: Sequence[Device], added_mib: Mapping[str, int]) 
     return tuple(device._replace(capacity_mib=device.capacity_mib + added_mib[device.buffer]) for device in devices)
 
 
-def _with_head_bytes(workload: Workload, site: Site, load: device_load.Load, head_bytes: int) -> Layout:
+def _lay_out_model(workload: Workload, site: Site, load: device_load.Load, head_bytes: int) -> Layout:
     """Return the layout of the served model.
 
-    :param head_bytes: bytes of the head's memory that auxiliary models and kept conversations take.
+    :param head_bytes: bytes of the head's memory that auxiliary models and the prompt cache take.
     """
     server, devices = workload.server, site.devices
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
         missing_mib = _missing_on_head(site.facts, load, load.units, head_bytes)
         remedy = "increase llama_server_gpu_layers" if devices else "add a worker"
-        text = f"the model does not fit: {site.head} lacks {missing_mib} MiB of memory; {remedy}"
+        text = f"the model does not fit, because {site.head} lacks {missing_mib} MiB of memory: {remedy}"
         layout = Layout((), (), load, 0, missing_mib=missing_mib, load_mode=server.load_mode)
         return layout._replace(reasons=(text,)) if missing_mib else layout
-    start = load.units - gpu_layers
+    first_offloaded = load.units - gpu_layers
     reserved_bytes = reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
-    layers_on_processor = load.head_kv_bytes(start) - load.head_kv_bytes(0)
-    table_bytes = max(0, load.on_head(range(start)) - reserved_bytes)
+    processor_kv = load.head_kv_bytes(first_offloaded) - load.head_kv_bytes(0)
+    table_bytes = max(0, load.head_weights(range(first_offloaded)) - reserved_bytes)
     head_kv = sum(load.kv) - sum(load.device_kv)
-    head_bytes_used = table_bytes + layers_on_processor + head_bytes + head_kv
-    devices = _without_head_memory(site, head_bytes_used)
+    devices = _reserve_head_memory(site, table_bytes + processor_kv + head_bytes + head_kv)
     if server.tensor_split:
-        layout, fits = _with_split(server.tensor_split, devices, load, gpu_layers), True
+        layout, fits = _split_layout(server.tensor_split, devices, load, gpu_layers), True
     else:
-        options = _order_options(_options(workload, site._replace(devices=devices), load, start), load)
-        layout, fits = _fastest_layout(options, load, start, workload.uses_all_devices)
-    # auto maps nothing where a device of the head shares its memory
-    copies = any(not device.worker and device.shares_memory for device in devices)
-    shares, overfull = layout.shares(), layout.overloaded_devices()
-    mode = server.load_mode or load_mode_of(workload.release, shares, site.head_host)
+        options = _order_options(_device_options(workload, site._replace(devices=devices), load, first_offloaded), load)
+        layout, fits = _fastest_layout(options, load, first_offloaded, workload.uses_all_devices)
+    # With auto, llama-server maps nothing if a device of the head shares its memory.
+    shares_memory = any(not device.worker and device.shares_memory for device in devices)
+    shares, overloads = layout.shares(), layout.overloaded_devices()
+    load_mode = server.load_mode or load_mode_of(workload.release, shares, site.head_host)
     _check_device_count(layout.devices, bool(server.tensor_split))
-    is_mapped = mode == "mmap" or (mode in (None, "auto") and not copies)
-    missing_mib = _missing_on_head(site.facts, load, start, head_bytes, is_mapped)
-    cache, keeps_weights = server.prompt_cache_mib or 0, bool(start or load.overrides)
+    is_mapped = load_mode == "mmap" or (load_mode in (None, "auto") and not shares_memory)
+    missing_mib = _missing_on_head(site.facts, load, first_offloaded, head_bytes, is_mapped)
+    cache_mib, keeps_weights = server.prompt_cache_mib or 0, bool(first_offloaded or load.overrides)
     reasons = [
-        *_head_excess(site.head, load, start, missing_mib, keeps_weights, cache),
-        *_device_excess(overfull, fits),
+        *_describe_head_shortage(site.head, load, first_offloaded, missing_mib, keeps_weights, cache_mib),
+        *_describe_overloads(overloads, fits),
     ]
     return layout._replace(
-        reasons=(*reasons, *(_without_tensors(load) if reasons else ())),
-        missing_mib=missing_mib + sum(mib for _device, mib in overfull),
-        load_mode=mode,
+        reasons=(*reasons, *(_unmatched_overrides(load) if reasons else ())),
+        missing_mib=missing_mib + sum(mib for _device, mib in overloads),
+        load_mode=load_mode,
     )
 
 
-def _without_head_memory(site: Site, size: int) -> tuple[Device, ...]:
-    """Return the devices with the capacity that these bytes in the head's memory leave. They take the memory that limits of drivers leave, then that of
-    the largest device that shares it."""
+def _reserve_head_memory(site: Site, size: int) -> tuple[Device, ...]:
+    """Return the devices without the capacity that these bytes in the head's memory take: first memory that drivers' limits leave, then memory of the
+    largest device that shares it."""
     sharing_devices = [device for device in site.devices if device.host == site.head and device.shares_memory]
     largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
     free_mib = usable_mib(site.facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
@@ -121,7 +120,7 @@ def _without_head_memory(site: Site, size: int) -> tuple[Device, ...]:
 
 
 def _overrides(workload: Workload, buffers: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Return expression for names of tensors → buffer, from ``llama_server_override_tensor``."""
+    """Return expressions for names of tensors and their buffers, from ``llama_server_override_tensor``."""
     overrides = []
     for entry in workload.server.override_tensor:
         pattern, _equals, buffer = entry.partition("=")
@@ -144,15 +143,15 @@ def _overrides(workload: Workload, buffers: Sequence[str]) -> tuple[tuple[str, s
     return tuple(overrides)
 
 
-def _with_split(weights: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int) -> Layout:
+def _split_layout(split: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int) -> Layout:
     """Return the operator's split between the devices that have a share or tensors of overrides."""
-    if len(weights) != len(devices) or min(weights) < 0 or not any(weights):
+    if len(split) != len(devices) or min(split) < 0 or not any(split):
         raise Refusal(
-            f"llama_server_tensor_split is {list(weights)}: set shares of 0 or more, at least one above 0, for these {len(devices)} devices in this order: "
+            f"llama_server_tensor_split is {list(split)}: set shares of 0 or more, at least one above 0, for these {len(devices)} devices in this order: "
             + ", ".join(device.label for device in devices)
         )
     pairs = [
-        (device, share) for device, share in zip(devices, weights) if share or load.parts_by_device.get(device.buffer)
+        (device, share) for device, share in zip(devices, split) if share or load.parts_by_device.get(device.buffer)
     ]
     return Layout(
         tuple(device for device, _share in pairs),
@@ -164,21 +163,21 @@ def _with_split(weights: Sequence[float], devices: Sequence[Device], load: devic
 
 
 class DeviceOption(NamedTuple):
-    """A device as the solver needs it."""
+    """A device that the solver may choose."""
 
     device: Device
     rate: device_rates.Rate
-    place: solver.Place
+    spec: solver.DeviceSpec
 
     @property
     def is_needed(self) -> bool:
         """Return whether llama-server uses it even without units."""
-        return bool(self.place.fixed_bytes)
+        return bool(self.spec.fixed_bytes)
 
 
-def _options(workload: Workload, site: Site, load: device_load.Load, start: int) -> list[DeviceOption]:
-    """Return the devices as the solver needs them. Devices that are alike cost the same, even if one is the head's and one a worker's: their
-    memory then decides which layers they get, and the worker's cost whether they get any."""
+def _device_options(workload: Workload, site: Site, load: device_load.Load, first_offloaded: int) -> list[DeviceOption]:
+    """Return the devices that the solver may choose. Units cost the same on similar devices, even if one is the head's and one a worker's: their
+    memory then decides which layers they get, and the cost of a worker whether they get any."""
     rates = [site.rates[device.buffer] for device in site.devices]
     times = [cost_model.model_ms(load, rate) for rate in rates]
     token_ms = [ms for ms, _unit_ms in times]
@@ -192,7 +191,7 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
         for device, rate in zip(site.devices, rates)
         for link in (site.links.get(device.buffer),)
     }
-    least_gain = cost_model.HOP_GAIN * min(token_ms)
+    min_gain_ms = cost_model.HOP_GAIN * min(token_ms)
     move_costs = {buffer: solver.cost_of(two_ms - one_ms) for buffer, (one_ms, two_ms) in visits.items()}
     options = []
     for device, rate, group in zip(site.devices, rates, groups):
@@ -206,54 +205,54 @@ def _options(workload: Workload, site: Site, load: device_load.Load, start: int)
         for unit, targets in load.override_targets.items():
             for target in targets - {buffer}:
                 costs[unit] += (
-                    move_costs[buffer] + move_costs.get(target, 0) + solver.MOVE * (target != device_load.CPU)
+                    move_costs[buffer] + move_costs.get(target, 0) + solver.MOVE_COST * (target != device_load.CPU)
                 )
-        base = solver.cost_of(visits[buffer][0] + (least_gain if device.host != site.head else 0.0))
-        base += solver.DEVICE + (solver.WORKER if device.worker else 0)
-        place = solver.Place(
+        base = solver.cost_of(visits[buffer][0] + (min_gain_ms if device.host != site.head else 0.0))
+        base += solver.DEVICE_COST + (solver.WORKER_COST if device.worker else 0)
+        spec = solver.DeviceSpec(
             capacity=device.capacity_mib * MIB,
             fixed_bytes=fixed_bytes,
-            compute=load.compute_on(device, start),
+            compute=load.compute_on(device, first_offloaded),
             sizes=load.sizes(device.backend),
             cost=solver.prefix_sums(costs),
             base=0 if fixed_bytes else base,
             group=group,
         )
-        options.append(DeviceOption(device, rate, place))
+        options.append(DeviceOption(device, rate, spec))
     return options
 
 
 def _order_options(options: Sequence[DeviceOption], load: device_load.Load) -> list[DeviceOption]:
-    """Return the devices in the order in which llama-server takes layers: workers, then the head's own, each with the fastest last. It gets
-    the output, whose result then need not cross the network. With overrides the order is that of the layers on the devices."""
-    layers: dict[str, list[int]] = {}
-    for unit, devices in load.override_targets.items():
-        for buffer in devices:
-            layers.setdefault(buffer, []).append(unit)
-    middle_units = {buffer: sum(units) / len(units) for buffer, units in layers.items()}
+    """Return the devices in the order in which llama-server takes layers: workers, then the head's own, each with the fastest last. The
+    last device gets the output, whose result then need not cross the network. With overrides, the devices follow the order of their layers."""
+    units_by_buffer: dict[str, list[int]] = {}
+    for unit, buffers in load.override_targets.items():
+        for buffer in buffers:
+            units_by_buffer.setdefault(buffer, []).append(unit)
+    middle_units = {buffer: sum(units) / len(units) for buffer, units in units_by_buffer.items()}
 
     def position(option: DeviceOption) -> tuple[float, bool, int]:
-        return middle_units.get(option.device.buffer, load.units), option.device.worker is None, -option.place.group
+        return middle_units.get(option.device.buffer, load.units), option.device.worker is None, -option.spec.group
 
     return sorted(options, key=position)
 
 
 def _solve(
-    options: Sequence[DeviceOption], start: int, uses_all: bool
+    options: Sequence[DeviceOption], first_offloaded: int, uses_all: bool
 ) -> tuple[Sequence[DeviceOption], Sequence[int] | None]:
     """Return the devices and the units of each; of more devices than llama.cpp supports, those with the most memory."""
 
     def units_of(subset: Sequence[DeviceOption]) -> Sequence[int] | None:
-        places = [option.place._replace(base=option.place.base - solver.REQUIRED * uses_all) for option in subset]
-        return solver.solve(tuple(places), start)
+        specs = [option.spec._replace(base=option.spec.base - solver.USE_REWARD * uses_all) for option in subset]
+        return solver.solve(tuple(specs), first_offloaded)
 
     units = units_of(options)
-    count = sum(bool(number or option.is_needed) for option, number in zip(options, units or ()))
-    if len(options) <= capabilities.MAX_DEVICES or (units and count <= capabilities.MAX_DEVICES):
+    device_count = sum(bool(count or option.is_needed) for option, count in zip(options, units or ()))
+    if len(options) <= capabilities.MAX_DEVICES or (units and device_count <= capabilities.MAX_DEVICES):
         return options, units
 
     def priority(option: DeviceOption) -> tuple[bool, bool, int, int]:
-        return option.is_needed, option.device.worker is None, option.place.capacity, -option.place.group
+        return option.is_needed, option.device.worker is None, option.spec.capacity, -option.spec.group
 
     largest_options = sorted(options, key=priority)[-capabilities.MAX_DEVICES :]
     subset = [option for option in options if option in largest_options]
@@ -261,60 +260,60 @@ def _solve(
 
 
 def _fastest_layout(
-    options: Sequence[DeviceOption], load: device_load.Load, start: int, uses_all: bool
+    options: Sequence[DeviceOption], load: device_load.Load, first_offloaded: int, uses_all: bool
 ) -> tuple[Layout, bool]:
-    """Return the layout with the fewest seconds, and whether the model fits; unless it does, shares follow the capacities."""
-    options, units = _solve(options, start, uses_all)
-    places, gpu_layers = [option.place for option in options], load.units - start
+    """Return the layout with the least time for a token, and whether the model fits; if it does not, shares follow the capacities."""
+    options, units = _solve(options, first_offloaded, uses_all)
+    specs, gpu_layers = [option.spec for option in options], load.units - first_offloaded
     devices = [option.device for option in options]
     if units is None:
-        capacities = [max(0, place.capacity - place.fixed_bytes) for place in places]
+        capacities = [max(0, spec.capacity - spec.fixed_bytes) for spec in specs]
         shares = device_load.proportional_shares(gpu_layers, capacities)
         texts = ("the model does not fit",) * len(shares)
         return Layout(tuple(devices), tuple(shares), load, gpu_layers, why=texts), False
-    sentences = _reasons(options, units, uses_all)
+    sentences = _share_reasons(options, units, uses_all)
     device_load.check_split(load, gpu_layers, units)
     entries = [entry for entry in zip(options, devices, units, sentences) if entry[2] or entry[0].is_needed]
     _options, used_devices, split, texts = zip(*entries)
     return Layout(used_devices, split, load, gpu_layers, why=texts), True
 
 
-def _reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bool) -> list[str]:
+def _share_reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bool) -> list[str]:
     """Return for each device why it gets its units."""
     sentences = []
     for option, count in zip(options, units):
-        rate, group = option.rate, option.place.group
-        peers = [peer.place.capacity for peer, number in zip(options, units) if number and peer.place.group == group]
+        rate, group = option.rate, option.spec.group
+        peers = [peer.spec.capacity for peer, share in zip(options, units) if share and peer.spec.group == group]
         share_text = "evenly" if peers and min(peers) >= solver.SIMILARITY * max(peers) else "by their memory"
         peer_text = f", shared {share_text}" if count and len(peers) > 1 else ""
-        words = _share_reason(option.place, count, [peer.place for peer in options], units, uses_all)
-        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {words}{peer_text}")
+        reason = _share_reason(option.spec, count, [peer.spec for peer in options], units, uses_all)
+        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {reason}{peer_text}")
     return sentences
 
 
 def _share_reason(
-    place: solver.Place, count: int, places: Sequence[solver.Place], units: Sequence[int], uses_all: bool
+    spec: solver.DeviceSpec, count: int, specs: Sequence[solver.DeviceSpec], units: Sequence[int], uses_all: bool
 ) -> str:
     if not count:
-        return "tensors from llama_server_override_tensor" if place.fixed_bytes else "nothing"
-    pairs = [*zip(places, units)]
-    if any(number for peer, number in pairs if peer.group < place.group):
+        return "tensors from llama_server_override_tensor" if spec.fixed_bytes else "nothing"
+    shares = [*zip(specs, units)]
+    if any(share for peer, share in shares if peer.group < spec.group):
         return "one layer, because every device is used" if uses_all and count == 1 else "overflow from faster devices"
-    units_on_slower = max((number for peer, number in pairs if peer.group > place.group), default=0)
+    units_on_slower = max((share for peer, share in shares if peer.group > spec.group), default=0)
     if units_on_slower == 1 and uses_all:
         return "most layers: faster than the rest"
     if units_on_slower:
         return "filled first: faster than the rest"
-    unused_faster_peers = [peer for peer in places if peer.group < place.group]
+    unused_faster_peers = [peer for peer in specs if peer.group < spec.group]
     if any(peer.fits_one_unit for peer in unused_faster_peers):
         return "faster devices would add more overhead than they save"
     if unused_faster_peers:
         return "the fastest memory with enough space"
-    return "the fastest memory" if len(places) > 1 else "the only device"
+    return "the fastest memory" if len(specs) > 1 else "the only device"
 
 
 def _check_device_count(devices: Sequence[Device], has_split: bool) -> None:
-    """Refuse more devices than llama.cpp supports (GGML_SCHED_MAX_BACKENDS, and the longest ``-ts``): it would crash with an assertion.
+    """Refuse more devices than llama.cpp supports (GGML_SCHED_MAX_BACKENDS, and the longest ``-ts``): it would abort with a failed assertion.
 
     :param has_split: whether the operator gives each device its share.
     """
@@ -325,47 +324,49 @@ def _check_device_count(devices: Sequence[Device], has_split: bool) -> None:
     if has_split:
         remedy = "set the share of dispensable devices to 0 in llama_server_tensor_split"
     raise Refusal(
-        f"the plan needs {len(devices)} devices ({worker_devices} on workers, {len(devices) - worker_devices} on the head), but llama.cpp uses at most "
+        f"the plan needs {len(devices)} devices ({worker_devices} on workers, {len(devices) - worker_devices} on the head), but llama.cpp supports at most "
         f"{capabilities.MAX_DEVICES} in addition to the head's processor: {remedy}"
     )
 
 
-def _missing_on_head(facts: Facts, load: device_load.Load, start: int, head_bytes: int, is_mapped: bool = False) -> int:
-    """Return the MiB that are missing in the head's memory for the layers before ``start`` and for further bytes.
+def _missing_on_head(
+    facts: Facts, load: device_load.Load, first_offloaded: int, head_bytes: int, is_mapped: bool = False
+) -> int:
+    """Return the MiB that are missing in the head's memory for the layers before ``first_offloaded`` and for further bytes.
 
     :param is_mapped: whether the layers are pages of the model's file: the kernel drops some if the system needs more than half of its reserve.
     """
-    size = load.on_head(range(start)) + load.head_kv_bytes(start) + head_bytes
+    size = load.head_weights(range(first_offloaded)) + load.head_kv_bytes(first_offloaded) + head_bytes
     reserve = reserve_mib(facts.memory_mib, shared=True)
     reserve = max(reserve_mib(0, shared=True), reserve // 2) if is_mapped else reserve
     return max(0, -(-size // MIB) - max(0, facts.memory_mib - reserve))
 
 
-def _head_excess(
-    name: str, load: device_load.Load, start: int, missing_mib: int, keeps_weights: bool, cache: int
+def _describe_head_shortage(
+    name: str, load: device_load.Load, first_offloaded: int, missing_mib: int, keeps_weights: bool, cache_mib: int
 ) -> tuple[str, ...]:
-    """Return a sentence if the layers before ``start`` do not fit into the head's memory.
+    """Return a sentence if the layers before ``first_offloaded`` do not fit into the head's memory.
 
-    :param keeps_weights: whether the operator leaves any of the model there.
-    :param cache: MiB that the operator gives to conversations there.
+    :param keeps_weights: whether the operator's settings leave any of the model there.
+    :param cache_mib: memory that the operator gives to conversations there.
     """
     if not missing_mib:
         return ()
     if not keeps_weights:
-        tables_note = f" for {load.on_head() // MIB} MiB of embedding tables"
+        tables_note = f" for {load.head_weights() // MIB} MiB of embedding tables"
         cached_bytes = sum(load.kv) - sum(load.device_kv)
-        conjunction = "," if cache else " and"
+        conjunction = "," if cache_mib else " and"
         tables_note += f"{conjunction} {cached_bytes // MIB} MiB of KV cache (--no-kv-offload)" * bool(cached_bytes)
-        cache_note = f" and {cache} MiB for llama_server_prompt_cache_mib: reduce this variable, or" if cache else ":"
-        return (f"{name} lacks {missing_mib} MiB of memory{tables_note}{cache_note} choose a head with more memory",)
+        note = f" and {cache_mib} MiB for llama_server_prompt_cache_mib: reduce this variable, or" if cache_mib else ":"
+        return (f"{name} lacks {missing_mib} MiB of memory{tables_note}{note} choose a head with more memory",)
     return (
-        f"llama_server_gpu_layers and llama_server_override_tensor leave {start} of the layers and {load.on_head(range(start)) // MIB} MiB of weights on "
-        f"the head, but {name} lacks {missing_mib} MiB of memory: leave fewer layers and tensors on the head",
+        f"llama_server_gpu_layers and llama_server_override_tensor leave {first_offloaded} layers and {load.head_weights(range(first_offloaded)) // MIB} MiB "
+        f"of weights on the head, but {name} lacks {missing_mib} MiB of memory: leave fewer layers and tensors on the head",
     )
 
 
-def _without_tensors(load: device_load.Load) -> list[str]:
-    """Return a sentence for each override that moves nothing: that may be why the model does not fit."""
+def _unmatched_overrides(load: device_load.Load) -> list[str]:
+    """Return a sentence for each override that matches no tensor, since that may be why the model does not fit."""
     names = {part.name for part in load.parts}
     return [
         f"llama_server_override_tensor has {f'{pattern}={device}'!r}, which matches no tensor of the model: correct or remove it"
@@ -374,24 +375,24 @@ def _without_tensors(load: device_load.Load) -> list[str]:
     ]
 
 
-def _device_excess(overfull: Sequence[tuple[Device, int]], fits: bool) -> list[str]:
-    """Return sentences about the devices that get too much.
+def _describe_overloads(overloads: Sequence[tuple[Device, int]], fits: bool) -> list[str]:
+    """Return sentences about the devices that get more than they hold.
 
-    :param fits: whether the model would fit: then the operator's shares are the reason.
+    :param fits: whether the model could fit: then the operator's settings are the reason.
     """
     if fits:
         return [
             f"llama_server_tensor_split or llama_server_override_tensor assigns {mib} MiB too much to {device.label}, whose capacity is "
             f"{device.capacity_mib} MiB: reduce its share"
-            for device, mib in overfull
+            for device, mib in overloads
         ]
     full_hosts = list(
-        dict.fromkeys(device.host for device, _mib in overfull if device.endpoint and not device.capacity_mib)
+        dict.fromkeys(device.host for device, _mib in overloads if device.endpoint and not device.capacity_mib)
     )
     note = f"; all memory of {', '.join(full_hosts)} is reserved for the system: set a worker's memory_mib in llama_worker_endpoints to use some of it"
     return [
-        f"the model does not fit: it exceeds the devices' capacity by {sum(mib for _device, mib in overfull)} MiB ("
-        + ", ".join(f"by {mib} on {device.label}, whose capacity is {device.capacity_mib}" for device, mib in overfull)
+        f"the model does not fit: it exceeds the devices' capacity by {sum(mib for _device, mib in overloads)} MiB ("
+        + ", ".join(f"by {mib} on {device.label}, whose capacity is {device.capacity_mib}" for device, mib in overloads)
         + "): add a worker, or choose a smaller model"
         + (note if full_hosts else "")
     ]

@@ -22,7 +22,7 @@ KINDS = {
     "tailscale": "wireguard",
     "zt": "tunnel",
 }
-"""Prefix of an interface's name → kind of its link, unless the operator or the host says it; all others are Ethernet."""
+"""Prefix of an interface's name → kind of its link, unless the operator or the host declares the kind; other interfaces are Ethernet."""
 
 
 class Site(NamedTuple):
@@ -30,7 +30,7 @@ class Site(NamedTuple):
 
     head: str
     hosts: Mapping[str, Host]
-    """All hosts with devices, also those of external workers."""
+    """All hosts with devices, including those of external workers."""
     devices: tuple[Device, ...]
     """Devices of workers, then the head's own."""
     rates: Mapping[str, device_rates.Rate] = {}
@@ -49,7 +49,7 @@ class Site(NamedTuple):
         return self.head_host.facts
 
     def without_workers(self, workers: Collection[Worker]) -> Site:
-        """Return the site while these workers are away."""
+        """Return the site without the devices of these workers."""
         endpoints = {worker.endpoint for worker in workers}
         return self._replace(devices=tuple(device for device in self.devices if device.endpoint not in endpoints))
 
@@ -78,7 +78,7 @@ def rate_of(device: Device, host: Host, architecture: str = "") -> device_rates.
 
 
 def processor_rate(facts: Facts) -> device_rates.Rate:
-    """Return the rate of the host's processor. Few cores, as of virtual machines, use less than the memory's rate, and compute less."""
+    """Return the rate of the host's processor. A few cores, like those of a virtual machine, cannot use the memory's full rate, and compute less."""
     gflops, cores_rate = cores_gflops(facts), facts.cpu.cores * device_rates.CORE_GB_PER_S
     names = (facts.cpu.model, *(accelerator.name for accelerator in facts.accelerators if accelerator.unified))
     row = next(filter(None, map(device_rates.processor_row, names)), None)
@@ -94,9 +94,9 @@ def processor_rate(facts: Facts) -> device_rates.Rate:
 
 
 def cores_gflops(facts: Facts) -> float:
-    """Return the gigaflops of the cores of the host's processor, without the limit of its memory."""
-    vectors = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
-    return facts.cpu.cores * device_rates.CORE_GFLOPS[vectors]
+    """Return the gigaflops of the cores of the host's processor, regardless of the rate of its memory."""
+    has_avx512 = None if facts.architecture in ("aarch64", "armv7l") else facts.cpu.avx512 is not False
+    return facts.cpu.cores * device_rates.CORE_GFLOPS[has_avx512]
 
 
 def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:

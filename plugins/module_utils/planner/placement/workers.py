@@ -30,11 +30,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs.cl
 
 FIRST_PORT = 50052
 SPIN_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
-"""Environment with which the threads of a worker on the processor soon leave it to other programs of the host when they wait for each other. By
-itself GNU's OpenMP waits for milliseconds: a program that keeps one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
+"""Environment with which threads of a worker on the processor that wait for each other soon yield it to other programs. By default GNU's OpenMP
+spins for milliseconds: a program that kept one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
 WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
 DISK_FACTOR = 2
-"""A worker's disk has at least this multiple of the size of a model's large tensors. Assumed: the rest is for the system and older models."""
+"""Multiple of the size of a model's large tensors that a disk needs for a cache. Assumed: the rest is for the system and older models."""
 GIB = 1024 * MIB
 
 
@@ -46,14 +46,14 @@ class LendableDevice(NamedTuple):
     """Backend of the build that offers it."""
     device: str
     name: str
-    """For people."""
+    """Name for messages."""
     memory_mib: int
     shared: bool
     """Whether that memory is the host's own."""
 
 
 def lendable_devices(host: types.Host, built_backends: Collection[str]) -> list[LendableDevice]:
-    """All devices that the host's builds offer, the CPU last."""
+    """Return all devices that the host's builds offer, the CPU last."""
     devices = [
         LendableDevice(backend, backend, name, accelerator.name, accelerator.memory_mib, accelerator.unified)
         for backend in built_backends
@@ -67,25 +67,26 @@ def lendable_devices(host: types.Host, built_backends: Collection[str]) -> list[
 def _device_of(
     place: str, request: types.WorkerRequest, devices: list[LendableDevice], used_devices: Collection[str]
 ) -> LendableDevice:
-    """The device that a worker lends: the one that its entry names, or else the first of its backend that is left."""
+    """Return the device that a worker lends: the one that its entry names, or else the first free one of its backend."""
     free_devices = [
         device for device in devices if device.device not in used_devices and request.backend in (None, device.backend)
     ]
+    offers = ", ".join(device.device for device in devices)
     if not free_devices and not request.device and request.backend not in (None, "cpu"):
         raise Refusal(
-            f"{place} sets backend to {request.backend!r}, but no such device is free: the host's builds offer only {', '.join(d.device for d in devices)}. "
+            f"{place} sets backend to {request.backend!r}, but no such device is free: the host's builds offer only {offers}. "
             "Remove this entry, add the backend to llama_backend, or declare more devices in llama_hardware"
         )
     name = request.device or (free_devices or devices[-1:])[0].device
     device = next((device for device in devices if device.device == name), None)
     if device is None:
         raise Refusal(
-            f"{place} sets device to {name!r}: use one of {', '.join(d.device for d in devices)}; or add the device's backend to "
-            "llama_backend, or declare the device in llama_hardware"
+            f"{place} sets device to {name!r}: use one of {offers}; or add the device's backend to llama_backend, "
+            "or declare the device in llama_hardware"
         )
     if request.backend not in (None, device.backend):
         raise Refusal(
-            f"{place} sets backend to {request.backend!r}, but the device {name} belongs to the backend {device.backend}: remove one of the two"
+            f"{place} sets backend to {request.backend!r}, but the device {name} belongs to the backend {device.backend}: remove backend or device"
         )
     if device.backend != "cpu" and name in used_devices:
         raise Refusal(f"{place} lends {name}, which another entry already lends: remove one of the two entries")
@@ -97,7 +98,7 @@ def _device_of(
     return device
 
 
-def _check_numbers(place: str, request: types.WorkerRequest, port: int, used_ports: Collection[int]) -> None:
+def _check_ranges(place: str, request: types.WorkerRequest, port: int, used_ports: Collection[int]) -> None:
     for variable, value, maximum in (
         ("threads", request.threads, MAX_THREADS),
         ("memory_mib", request.memory_mib, MAX_MIB),
@@ -123,8 +124,8 @@ def _name_of(place: str, request: types.WorkerRequest, default: str, used_names:
     return name
 
 
-def _tunnel(place: str, host: types.Host, text: str | None) -> str | None:
-    """Where a tunnel ends on the head: an address of the head's loopback."""
+def _tunnel_end(place: str, host: types.Host, text: str | None) -> str | None:
+    """Return the head's end of a tunnel: an endpoint on the head's loopback."""
     if text is None:
         return None
     try:
@@ -143,11 +144,11 @@ def _tunnel(place: str, host: types.Host, text: str | None) -> str | None:
 
 
 def _endpoints(host: types.Host, port: int, tunnel: str | None, address: str) -> tuple[str, str, str | None]:
-    """Return where a worker listens, where the head dials it, and what is open to the head on a network. The tunnel of ``llama_transport`` ends on the
-    head at an address of loopback that follows from the worker's, at the worker's port: so tunnels need no ports of their own.
+    """Return the endpoint of a worker, the one to which the head connects, and the one that is open to the head on a network. A tunnel of
+    ``llama_transport`` ends on the head at a loopback address that follows from the worker's, at the same port, so tunnels need no ports of their own.
 
-    :param tunnel: the head's end of a tunnel of the operator.
-    :param address: of the host on the network that joins it with the head.
+    :param tunnel: the head's end of the operator's own tunnel.
+    :param address: address of the host on the network that it shares with the head.
     """
     loopback_endpoint, direct_endpoint = f"{LOOPBACK}:{port}", f"{address}:{port}"
     if tunnel:
@@ -161,9 +162,9 @@ def _endpoints(host: types.Host, port: int, tunnel: str | None, address: str) ->
 def _default_workers(
     host: types.Host, programs: types.Programs, devices: Sequence[LendableDevice]
 ) -> list[LendableDevice]:
-    """The devices that a host lends where it does not say which: all of its builds, the processor only where there is a build for it.
+    """Return the devices that a host lends by default: all devices of its builds, but the processor only if there is a build for it.
 
-    A head with several builds keeps what its llama-server drives itself. Where ``llama_backend`` is auto, each device is lent once.
+    A head with several builds keeps the devices that its llama-server drives. If ``llama_backend`` is auto, each device is lent once.
     """
     canonical_names, builds = host.facts.canonical_names, programs.built_backends[host.name]
     keeps_devices = host.is_head and len(builds) > 1
@@ -203,7 +204,7 @@ def _decide_cache(request: types.WorkerRequest, facts: Facts, cached_bytes: int)
 
 
 def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Programs) -> list[types.Worker]:
-    """Return the workers of a host, those that it asks for or those that it has by default. Their capacity is 0 unless the operator sets it."""
+    """Return the workers of a host, those that the inventory requests, or else the default ones. Their capacity is 0 unless the operator sets it."""
     if not host.is_worker:
         return []
     cached_bytes = sum(map(_cached_tensor_bytes, filter(None, (cluster.model.summary, *cluster.other_summaries))))
@@ -219,10 +220,10 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
         place = f"llama_worker_endpoints[{index}] for {host.name}"
         device = _device_of(place, request, devices, {worker.device for worker in workers})
         port = FIRST_PORT + index if request.port is None else request.port
-        _check_numbers(place, request, port, {names.port_of(worker.listens) for worker in workers})
+        _check_ranges(place, request, port, {names.port_of(worker.listens) for worker in workers})
         suffix = str(index) if len(requests) > 1 and device.device == "CPU" else ""
         name = _name_of(place, request, device.device.lower() + suffix, {worker.name for worker in workers})
-        listens, endpoint, open_endpoint = _endpoints(host, port, _tunnel(place, host, request.tunnel), address)
+        listens, endpoint, open_endpoint = _endpoints(host, port, _tunnel_end(place, host, request.tunnel), address)
         has_cache, cache_why = _decide_cache(request, host.facts, cached_bytes)
         worker = types.Worker(
             name=name,
@@ -252,7 +253,7 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
 
 
 def _environment_of(host: types.Host, worker: types.Worker) -> dict[str, str]:
-    """Return the environment of a worker's process, as far as its release does not matter."""
+    """Return the environment of a worker's process, without that of its build."""
     environment = {**(SPIN_ENVIRONMENT if worker.device == backends.CPU.device else {}), **worker.environment}
     bus_order = backends.BY_NAME[worker.backend].bus_order
     if bus_order and len({accelerator.name for accelerator in host.facts.accelerators_of(worker.backend)}) > 1:

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""The plan, written from the decisions."""
+"""The plan, composed from the decisions of the other stages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def compose_plan(installation: Installation, candidate: Candidate) -> Plan:
             for entry in installation.equipped_hosts.values()
             for release in (installation.programs.releases[backend] for backend in entry.backends)
         },
-        model=model_source.as_plan(model),
+        model=model_source.model_plan_of(model),
         hosts={
             name: hosts.plan_of_host(installation, entry, candidate)
             for name, entry in installation.equipped_hosts.items()
@@ -40,7 +40,7 @@ def compose_plan(installation: Installation, candidate: Candidate) -> Plan:
         ),
         external_workers=hosts.external_workers_of(installation, candidate),
         placement=candidate.placement(),
-        auxiliary_models=auxiliary_models.as_plan(candidate.layout.auxiliary, model, cluster.head),
+        auxiliary_models=auxiliary_models.auxiliary_model_plans(candidate.layout.auxiliary, model, cluster.head),
         auxiliary_uncounted=tuple(UncountedModel(*pair) for pair in candidate.workload.uncounted_models.items()),
         links=tuple(
             name

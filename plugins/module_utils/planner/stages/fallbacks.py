@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
     attempt_placement,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.estimate import generation_figures
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import prompt_cache
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import plan_prompt_cache
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.head import argv_of, serve_candidates
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
@@ -25,32 +25,32 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload 
 
 
 class Absence(NamedTuple):
-    """Workers that are away together: one, or all of a host that lends several devices."""
+    """Workers that are absent together: one, or all those of a host that lends several devices."""
 
     name: str
     """``HOST:WORKER``, or ``HOST``."""
     workers: tuple[Worker, ...]
 
 
-def with_fallbacks(installation: Installation, main: Candidate, plan: types.Plan) -> types.Plan:
-    """Return the plan with its fallbacks, except those that meet an error which the plan does not meet and nobody accepted."""
-    cluster, absences = installation.cluster, [*_absences(main)]
-    if cluster.has_other_models or not main.fits or not absences:
+def with_fallbacks(installation: Installation, main_candidate: Candidate, plan: types.Plan) -> types.Plan:
+    """Return the plan with its fallbacks, except those with an error that the plan does not have and the operator did not accept."""
+    cluster, absences = installation.cluster, [*_absences(main_candidate)]
+    if cluster.has_other_models or not main_candidate.fits or not absences:
         return plan
     # Planned batch sizes suit devices with more memory than a fallback may have.
-    workload = main.workload.with_batches(*main.workload.requested_batches)
-    findings = table.evaluate_advisories(AdvisoryContext(plan, cluster, main))
-    ignored_ids = cluster.accepted.union(item.advisory.id for item in findings)
-    candidates, fallbacks, failures = [main], [], []
+    workload = main_candidate.workload.with_batches(*main_candidate.workload.requested_batches)
+    findings = table.evaluate_advisories(AdvisoryContext(plan, cluster, main_candidate))
+    ignored_ids = cluster.accepted.union(finding.advisory.id for finding in findings)
+    candidates, fallbacks, failures = [main_candidate], [], []
     for absence in absences:
-        candidate, missing_mib, reason = _attempt(workload, main.site, absence)
+        candidate, missing_mib, reason = _attempt_fallback(workload, main_candidate.site, absence)
         if candidate:
             findings = table.evaluate_advisories(AdvisoryContext(plan, cluster, candidate))
-            errors = [item for item in findings if item.advisory.severity == "error"]
-            reason = next((item.message.rstrip(".") for item in errors if item.advisory.id not in ignored_ids), "")
+            errors = [finding for finding in findings if finding.advisory.severity == "error"]
+            reason = next((error.message.rstrip(".") for error in errors if error.advisory.id not in ignored_ids), "")
         if candidate and not reason:
             candidates.append(candidate)
-            argv = argv_of(candidate, prompt_cache(candidate), installation.serving_build.id)
+            argv = argv_of(candidate, plan_prompt_cache(candidate), installation.serving_build.id)
             fallback = types.FallbackPlan(
                 without=absence.name,
                 endpoint=absence.workers[0].endpoint,
@@ -67,7 +67,7 @@ def with_fallbacks(installation: Installation, main: Candidate, plan: types.Plan
 
 
 def _absences(candidate: Candidate) -> Iterator[Absence]:
-    """Yield each used worker in the order of the plan's hosts, then each host with several of them, since it may lose power."""
+    """Yield each used worker in the order of the plan's hosts, then each other host with several of them, since it may lose power."""
     by_host: dict[str, list[Worker]] = {}
     for device in candidate.site.devices:
         if device.worker and device.endpoint in candidate.layout.endpoints:
@@ -78,13 +78,13 @@ def _absences(candidate: Candidate) -> Iterator[Absence]:
             yield Absence(host, tuple(workers))
 
 
-def _attempt(workload: Workload, site: Site, absence: Absence) -> tuple[Candidate | None, int | None, str]:
-    """Return what the head serves meanwhile; otherwise the MiB that are missing, if they are the reason, and the reason."""
+def _attempt_fallback(workload: Workload, site: Site, absence: Absence) -> tuple[Candidate | None, int | None, str]:
+    """Return the candidate without the absent workers; if none is possible, the missing MiB if that is why, and the reason."""
     if workload.server.tensor_split:
         return None, None, "llama_server_tensor_split fixes each device's share"
     remaining_site = site.without_workers(absence.workers)
     lost_buffers = [device.buffer for device in site.devices if device not in remaining_site.devices]
-    if any(entry.endswith(f"={buffer}") for entry in workload.server.override_tensor for buffer in lost_buffers):
+    if any(override.endswith(f"={buffer}") for override in workload.server.override_tensor for buffer in lost_buffers):
         return None, None, "llama_server_override_tensor places tensors on absent devices"
     try:
         candidate = attempt_placement(workload, remaining_site)

@@ -21,14 +21,14 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.prompt_cache import (
     PromptCache,
-    prompt_cache,
+    plan_prompt_cache,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host, Server
 
-LOAD_WAIT_FACTOR, START_LIMITS = 5, (900, 86400)
-"""Factor by which a run waits longer than a load is predicted to take, because assumed links and disks may be slower and workers compute hashes; and the
-least and most seconds that it waits."""
+LOAD_WAIT_FACTOR, START_LIMITS_S = 5, (900, 86400)
+"""Multiple of the predicted time of a load that a run waits, because links and disks may be slower than assumed and workers compute hashes; and the fewest
+and most seconds that it waits."""
 CREDENTIALS_FOLDER = "/run/credentials/{service}.service/"
 """Folder in which systemd puts the files that LoadCredential names, for this service only."""
 CREDENTIAL_OPTIONS = ("api-key-file", "tls-certificate", "tls-key")
@@ -40,7 +40,7 @@ METRICS_OPTION = "--metrics"
 def plan_of_head(installation: Installation, candidate: Candidate, load_s: float | None) -> types.HeadPlan:
     """Return the head's part of the plan."""
     host, workload, layout = installation.head.host, candidate.workload, candidate.layout
-    server, cache, on_head = workload.server, prompt_cache(candidate), layout.on_head()
+    server, cache, head_share = workload.server, plan_prompt_cache(candidate), layout.head_share()
     scheme = "https" if server.tls else "http"
     own_url = f"{scheme}://{'127.0.0.1' if server.host == names.ANY_ADDRESS else server.host}:{server.port}"
     runtime = installation.runtime_folder(host.facts.prefix)
@@ -72,7 +72,7 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
         load_mode=candidate.layout.load_mode,
         devices=tuple(device.name for device in layout.head_devices()),
         backends=(),
-        cpu=types.HeadMemory(on_head.layers, round(on_head.weights / MIB, 2), round(on_head.kv / MIB, 2)),
+        cpu=types.HeadMemory(head_share.layers, round(head_share.weights / MIB, 2), round(head_share.kv / MIB, 2)),
         prompt_cache_mib=cache.mib,
         checkpoints_mib=cache.checkpoints_mib,
         idle_seconds=server.idle_seconds,
@@ -84,7 +84,7 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
 def serve_candidates(
     head: types.HeadPlan, installation: Installation, candidates: Sequence[Candidate]
 ) -> types.HeadPlan:
-    """Return the head's part of the plan with the environment in which llama-server serves any of these candidates."""
+    """Return the head's part of the plan with the environment in which llama-server can serve each of these candidates."""
     layouts = [candidate.layout for candidate in candidates]
     return head._replace(
         backends=tuple(sorted({device.backend for layout in layouts for device in layout.driven_devices()})),
@@ -116,13 +116,13 @@ def _launcher_words(
 
 
 def _start_timeout(server: Server, load_s: float) -> int:
-    """Return the seconds until llama-server has to be healthy."""
-    minimum, maximum = START_LIMITS
+    """Return the seconds within which llama-server has to become healthy."""
+    minimum, maximum = START_LIMITS_S
     return server.start_timeout or min(maximum, max(minimum, math.ceil(LOAD_WAIT_FACTOR * load_s)))
 
 
 def _address_for_clients(server: Server, host: Host) -> str:
-    """Return the address at which the server listens; for every address one of the head's own, of a network of its clients if there is one."""
+    """Return the address at which the server listens; if it listens at every address, one of the head's own, if possible in a network of clients."""
     if server.host != names.ANY_ADDRESS:
         return server.host
     addresses = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
@@ -207,14 +207,14 @@ def _device_names(fork: str, layout: Layout) -> list[str]:
 
 
 def _unsupported_message(name: str, value: object, release: types.ReleasePlan) -> str:
-    """Return why this release does not support a setting."""
+    """Return the message about a setting that this release does not support."""
     values = options.supported_values(name, release.fork)
     remedy = f"use {' or '.join(values)}" if values else "remove it"
     return f"{options.by_name(name).variable} is {value}, which {release.ref} does not support: {remedy}"
 
 
 def _credentials(server: Server, facts: Facts) -> Iterator[str | None]:
-    """Yield the path at which the service finds each credential; None without it. systemd passes copies, so that only root needs to read the files."""
+    """Yield the path at which the service finds each credential; None without it. systemd passes copies, so only root needs to read the files."""
     uses_credentials = service_managers.MANAGERS[facts.service_manager].passes_credentials
     for name, field in services.CREDENTIALS.items():
         path: str | None = getattr(server, field)

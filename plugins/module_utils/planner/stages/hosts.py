@@ -28,20 +28,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import EquippedHost, Host, Server, Worker
 
-PROBE_COUNT = 2
-"""Number of other hosts that try whether a worker's port is closed to them."""
+PROBED_HOST_COUNT = 2
+"""Number of other hosts whose workers' ports each host tries to reach."""
 
 
 def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Candidate) -> host_types.HostPlan:
     host, facts = entry.host, entry.host.facts
-    is_head, system = host.name == installation.cluster.head, facts.scope == "system"
+    is_head, account = host.name == installation.cluster.head, names.ACCOUNT if facts.scope == "system" else None
     sources = {installation.programs.releases[backend].source for backend in entry.backends}
     needs_runtime = is_head or any(
         worker.tunnel or services.needs_launcher(facts.service_manager, worker.cache) for worker in entry.workers
     )
     manager = service_managers.MANAGERS[facts.service_manager]
-    accounts = _accounts(facts, sources) if system else ()
-    keys = _keys(installation, entry)
+    accounts = _accounts(facts, sources) if account else ()
+    keys = _tunnel_key_paths(installation, entry)
     return host_types.HostPlan(
         scope=facts.scope,
         prefix=facts.prefix,
@@ -50,15 +50,15 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
         python=facts.python,
         service_manager=facts.service_manager,
         units=facts.units,
-        account=names.ACCOUNT if system else None,
+        account=account,
         accounts=accounts,
         build_account=accounts[-1].name if accounts else None,
         host_settings=manager.host_settings,
         folders=(
-            *_folders(facts, names.ACCOUNT if system else None, sources, host.metrics),
-            *([host_types.FolderPlan(posixpath.dirname(keys[0]), "root" if system else None, "0755")] if keys else []),
+            *_folders(facts, account, sources, host.metrics),
+            *([host_types.FolderPlan(posixpath.dirname(keys[0]), "root" if account else None, "0755")] if keys else []),
         ),
-        tuning=_tuning(host),
+        tuning=_kernel_tuning(host),
         runtime=installation.runtime_folder(facts.prefix) if needs_runtime else None,
         metrics=host.metrics if needs_runtime else None,
         tools=entry.tools,
@@ -67,12 +67,12 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
         if sources == {"binary"}
         else tuple(requirements.unused_accelerators(host, entry.backends)),
         builds=tuple(build for build in entry.builds.values() if build.targets),
-        workers=tuple(_worker(installation, entry, candidate, worker) for worker in entry.workers),
+        workers=tuple(_worker_plan(installation, entry, candidate, worker) for worker in entry.workers),
         firewall=_server_rules(installation.cluster.server)
         if is_head
-        else _firewall(installation.head.host, host, entry.workers),
+        else _worker_rules(installation.head.host, host, entry.workers),
         firewall_manager=_firewall_manager(facts),
-        unit_closes=_unit_closes(facts),
+        unit_closes=_unit_filters_ports(facts),
         port_probes=_port_probes(installation, entry),
         links=host.links,
         services=(),
@@ -80,7 +80,7 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
     )
 
 
-def _worker(
+def _worker_plan(
     installation: Installation, entry: EquippedHost, candidate: Candidate, worker: Worker
 ) -> host_types.WorkerPlan:
     release, build = installation.programs.releases[worker.build], entry.builds[worker.build]
@@ -153,8 +153,8 @@ def _prefill_tensors(parts: Sequence[Part], path: str) -> list[host_types.Prefil
     ]
 
 
-def _firewall(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tuple[host_types.FirewallRule, ...]:
-    """The port of each worker is open to the head alone, and of a host with links the one at which these are measured."""
+def _worker_rules(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tuple[host_types.FirewallRule, ...]:
+    """Return rules that open the port of each worker only to the head and, on a host with links, the port at which they are measured."""
     opened_endpoints = [worker.open for worker in declared_workers if worker.open]
     if not opened_endpoints:
         return ()
@@ -165,7 +165,7 @@ def _firewall(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tup
 
 
 def _server_rules(server: Server) -> tuple[host_types.FirewallRule, ...]:
-    """The ports of the server and of its page are open to the networks of its clients; nothing where it listens on loopback, or nobody says whose they are."""
+    """Return rules that open the ports of the server and its page to its clients; none if it listens on loopback, or if its clients are unknown."""
     if not server.allowed or names.is_loopback(server.host):
         return ()
     sources = tuple(network.removesuffix("/32") for network in server.allowed)
@@ -174,8 +174,8 @@ def _server_rules(server: Server) -> tuple[host_types.FirewallRule, ...]:
     )
 
 
-def _keys(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:
-    """Files of the keys of tunnels that end on a host, each named for the address of the worker's host."""
+def _tunnel_key_paths(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:
+    """Return the paths of the keys of tunnels that end on a host. Each file is named after the address of the worker's host."""
     hosts = installation.equipped_hosts.values() if entry.host.name == installation.cluster.head else [entry]
     peer_addresses = {names.address_of(worker.tunnel) for end in hosts for worker in end.workers if worker.tunnel}
     return tuple(f"{entry.host.facts.prefix}/{names.KEYS_FOLDER}/{address}" for address in sorted(peer_addresses))
@@ -191,7 +191,7 @@ def without_exposed_workers(installation: Installation, candidate: Candidate) ->
     exposed_workers = [
         worker
         for entry in installation.equipped_hosts.values()
-        if not (_unit_closes(entry.host.facts) or _firewall_manager(entry.host.facts))
+        if not (_unit_filters_ports(entry.host.facts) or _firewall_manager(entry.host.facts))
         for worker in entry.workers
         if worker.endpoint not in candidate.layout.endpoints and not names.is_loopback(worker.listens)
     ]
@@ -206,33 +206,33 @@ def without_exposed_workers(installation: Installation, candidate: Candidate) ->
     )
 
 
-def _unit_closes(facts: Facts) -> bool:
-    """Whether the definition of a service closes its port to those who are not planned to connect."""
+def _unit_filters_ports(facts: Facts) -> bool:
+    """Return whether the definition of a service closes its port to everyone who is not planned to connect."""
     return bool(service_managers.MANAGERS[facts.service_manager].port_filter and facts.units_filter)
 
 
 def _port_probes(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:
-    """Endpoints that are closed to this host: its own ones to its other addresses, and those of the hosts after it."""
+    """Return the endpoints that should be closed to this host: those of its own workers, from its other addresses, and those of the hosts after it."""
     name = entry.host.name
     if name == installation.cluster.head:
         return ()
     peers = [peer for key, peer in installation.equipped_hosts.items() if key != installation.cluster.head]
     position = peers.index(entry)
-    next_peers = [*peers[position + 1 :], *peers[:position]][:PROBE_COUNT]
-    probed_peers = [peer for peer in next_peers if _unit_closes(peer.host.facts) or peer.host.facts.firewall]
-    own_entry = [entry] if _unit_closes(entry.host.facts) else []
+    next_peers = [*peers[position + 1 :], *peers[:position]][:PROBED_HOST_COUNT]
+    probed_peers = [peer for peer in next_peers if _unit_filters_ports(peer.host.facts) or peer.host.facts.firewall]
+    own_entry = [entry] if _unit_filters_ports(entry.host.facts) else []
     return tuple(worker.open for peer in [*own_entry, *probed_peers] for worker in peer.workers if worker.open)
 
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[host_types.AccountPlan, ...]:
-    """The account of services, and the one that builds where something is compiled."""
+    """Return the account of services and, if the host compiles, the account that builds."""
     service_account = host_types.AccountPlan(names.ACCOUNT, facts.device_groups, facts.prefix)
-    builds = host_types.AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
-    return (service_account, *([builds] if sources & set(release_request.COMPILED_SOURCES) else []))
+    build_account = host_types.AccountPlan(names.BUILD_ACCOUNT, (), names.BUILD_HOME)
+    return (service_account, *([build_account] if sources & set(release_request.COMPILED_SOURCES) else []))
 
 
-def _tuning(host: Host) -> host_types.KernelTuning:
-    """Kernel parameters, if asked for, and whether the run may reboot the host for them."""
+def _kernel_tuning(host: Host) -> host_types.KernelTuning:
+    """Return the requested kernel parameters, and whether the run may reboot the host for them."""
     if not host.tuning.enabled:
         return host_types.KernelTuning({}, False)
     if not service_managers.MANAGERS[host.facts.service_manager].host_settings:
@@ -257,7 +257,7 @@ def _tuning(host: Host) -> host_types.KernelTuning:
 def _folders(
     facts: Facts, account: str | None, sources: set[str], metrics: str | None
 ) -> tuple[host_types.FolderPlan, ...]:
-    """Folders of the installation: path, owner and mode; those of others are only made where they are missing."""
+    """Return the folders of the installation. Folders without an owner belong to others, and are created only if they are missing."""
     prefix, root = facts.prefix, "root" if account else None
     paths = [
         (prefix, root, "0755"),
@@ -269,9 +269,8 @@ def _folders(
         *([(metrics, None, None)] if metrics and account else []),
     ]
     if sources != {"package"}:
-        mode = (
-            "0755" if account else "0700"
-        )  # the controller's own cache, which is private, where it is this account's host
+        # Without an account this may be the private cache of the controller itself.
+        mode = "0755" if account else "0700"
         paths += [(facts.cache, root, mode), (facts.cache + "/sources", root, mode)]
     return tuple(host_types.FolderPlan(path, owner, mode) for path, owner, mode in paths)
 

@@ -1,6 +1,6 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Equipment of hosts, and who drives which device: a worker that lends it, or on the head llama-server itself."""
+"""The equipment of hosts, and what drives each device: a worker that lends it or, on the head, llama-server itself."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> tuple[dict[str, EquippedHost], Site]:
     """Return the hosts with their tools, workers and builds, and the site for the model.
 
-    :raises Refusal: a host cannot run what it declares, or workers do not go together.
+    :raises Refusal: a host cannot run what it declares, or its workers conflict with others.
     """
     equipped_hosts = {name: _equip_host(cluster, host, programs, catalogue) for name, host in cluster.hosts.items()}
     usable_workers = [
@@ -61,7 +61,7 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
 
 
 def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Catalogue) -> EquippedHost:
-    """:raises Refusal: it has an account of somebody else with one of our names, or links that need systemd."""
+    """Return a host with its equipment. Refuse a foreign account with the name of an account of services, and managed links without systemd."""
     facts = host.facts
     homes = {names.ACCOUNT: facts.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     for account, home in facts.accounts.items():
@@ -104,7 +104,7 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
 
 
 def _usable_workers(cluster: Cluster, entry: EquippedHost, programs: Programs) -> list[Worker]:
-    """Return the workers of a host that the head may use: those of the head's own source, and of those that lend the same device one."""
+    """Return the workers of a host that the head may use: those whose release is compatible with the head's, and only one for each device."""
     order = (cluster.server.backend or programs.serving_backend, *entry.backends)
     canonical_names = entry.host.facts.canonical_names
     used_devices = {canonical_names[device.name] for device in entry.devices}
@@ -133,7 +133,7 @@ def _lent_device(worker: Worker, host: Host) -> Device:
 
 
 def _check_common_release(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost]) -> None:
-    """:raises Refusal: there are workers, and none has a build of the head's release."""
+    """Refuse workers if none of them has a build of the head's release."""
     builds = list(dict.fromkeys(worker.build for entry in equipped_hosts.values() for worker in entry.workers))
     if not builds:
         return
@@ -162,7 +162,7 @@ def _check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, EquippedHo
 
 
 def _check_endpoints(declared_workers: Sequence[Worker]) -> None:
-    """Refuse two hosts with one endpoint, or with the address of one machine, whose memory would count twice."""
+    """Refuse two hosts with the same endpoint or address: the memory of that machine would count twice."""
     owners: dict[str, str] = {}
     for worker in declared_workers:
         open_addresses = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
@@ -179,7 +179,7 @@ def _check_endpoints(declared_workers: Sequence[Worker]) -> None:
 
 
 def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
-    """Refuses a tunnel that ends on a port of the head which something else has."""
+    """Refuse a tunnel that ends on a port of the head which is already in use."""
     port_users = {server.port: "llama_server_port"}
     for worker in declared_workers:
         if worker.open == worker.listens and names.is_loopback(worker.listens) and not worker.external:
@@ -199,7 +199,7 @@ def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
 
 
 def _check_head_address(head: Host, equipped_hosts: Mapping[str, EquippedHost]) -> None:
-    """Refuses a head that is in the inventory twice: it would use its devices twice, itself and through workers."""
+    """Refuse a head that is in the inventory twice: it would use its devices twice, directly and through workers."""
     for name, entry in equipped_hosts.items():
         direct_addresses = [names.address_of(worker.open) for worker in entry.workers if worker.open]
         if name == head.name or not direct_addresses:

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.builds im
 
 
 class Installation(NamedTuple):
-    """Everything that hosts get, whatever is placed where."""
+    """Everything that hosts get, independent of the placement of the model."""
 
     cluster: types.Cluster
     programs: types.Programs
@@ -72,7 +72,7 @@ def choose_programs(cluster: types.Cluster, catalogue: types.Catalogue) -> types
 
 
 def release_variables(cluster: types.Cluster, catalogue: types.Catalogue) -> list[str]:
-    """Return the head's variables that name a release which some host builds: the controller has to look them up.
+    """Return the head's variables whose release some host builds. The controller has to look these releases up.
 
     :raises Refusal: hosts give different releases, or a release has no valid form.
     """

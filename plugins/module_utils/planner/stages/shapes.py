@@ -26,20 +26,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import Site, site_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Host
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import ALL, FASTEST, Workload
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload import USE_ALL, USE_FASTEST, Workload
 
-LEAST_SHARE = 0.5
-"""Part of the fastest host's speed that a host needs to serve beside it: clients would wait for a slower one."""
-HOST, REPLICAS, SPLIT = "host", "replicas", "split"
+MIN_SPEED_SHARE = 0.5
+"""Smallest share of the fastest host's speed with which another host serves as a replica: clients would wait for a slower one."""
+HOST_SHAPE, REPLICAS_SHAPE, SPLIT_SHAPE = "host", "replicas", "split"
 """Kinds of shapes."""
 
 
 class SingleHost(NamedTuple):
-    """Hosts that are alike, and the best way in which one of them serves alone."""
+    """Hosts with the same hardware, and the best candidate for one of them to serve alone."""
 
     names: tuple[str, ...]
     candidate: Candidate
-    """One that does not fit if there is no way."""
+    """Best candidate; it does not fit if no candidate does."""
     gpu_layers: int | None
     """llama_server_gpu_layers if its processor has to hold layers."""
     override_tensor: str | None
@@ -47,7 +47,7 @@ class SingleHost(NamedTuple):
 
 
 def compare_shapes(candidate: Candidate) -> tuple[SingleHostEstimate, tuple[ShapeEstimate, ...]]:
-    """Return the best host alone, and all shapes; no shapes for the known-answer model, which only tries workers."""
+    """Return the best host alone, and all shapes; no shapes for the known-answer model, which only tests workers."""
     hosts = [candidate.site.hosts[name] for name in candidate.site.server_backends]
     single_hosts = list(_single_hosts(candidate, hosts))
     best_host = _best_host(candidate, single_hosts, hosts)
@@ -64,56 +64,56 @@ def compare_shapes(candidate: Candidate) -> tuple[SingleHostEstimate, tuple[Shap
             f"set llama_server_override_tensor to ['{entry.override_tensor}']": entry.override_tensor,
         }
         shape = _shape(
-            HOST, entry.names, head_shape or entry.candidate, [text for text, applies in settings.items() if applies]
+            HOST_SHAPE, entry.names, head_shape or entry.candidate, [text for text in settings if settings[text]]
         )
         shapes.append(shape._replace(chosen=bool(head_shape)))
     replicas = [entry for entry in single_hosts if entry.candidate.fits]
     speeds = [_speed(entry.candidate) for entry in replicas]
-    replicas = [entry for entry, speed in zip(replicas, speeds) if speed >= LEAST_SHARE * max(speeds)]
+    replicas = [entry for entry, speed in zip(replicas, speeds) if speed >= MIN_SPEED_SHARE * max(speeds)]
     if sum(len(entry.names) for entry in replicas) > 1:
-        shapes.append(_replicas(replicas, candidate.workload.users))
-    shapes += _splits(candidate)
+        shapes.append(_replicas_shape(replicas, candidate.workload.users))
+    shapes += _split_shapes(candidate)
     return best_host, tuple(shapes)
 
 
 def _shape(kind: str, names: Sequence[str], candidate: Candidate, settings: Sequence[str] = ()) -> ShapeEstimate:
-    tokens, does_fit = candidate.workload.prompt_tokens, bool(candidate.parts)
+    tokens, fits = candidate.workload.prompt_tokens, bool(candidate.parts)
     return ShapeEstimate(
         kind,
         tuple(names),
-        does_fit,
+        fits,
         chosen=False,
-        free_mib=_free_mib(candidate) if does_fit else -candidate.layout.missing_mib,
+        free_mib=_free_mib(candidate) if fits else -candidate.layout.missing_mib,
         **estimate.generation_figures(candidate),
-        users=estimate.users_estimate(candidate, candidate.workload.users) if does_fit else None,
-        prompt_s=estimate.round_figure(prompts.seconds_of(candidate, tokens, tokens // 2)) if does_fit else None,
+        users=estimate.users_estimate(candidate, candidate.workload.users) if fits else None,
+        prompt_s=estimate.round_figure(prompts.seconds_of(candidate, tokens, tokens // 2)) if fits else None,
         settings=tuple(settings),
     )
 
 
 def _free_mib(candidate: Candidate) -> int:
-    """Return the free memory of the devices with layers; of the host without such."""
+    """Return the free memory of the devices with layers, or of the host if no device has layers."""
     layout, facts = candidate.layout, candidate.site.facts
     if not layout.devices:
-        return devices.usable_mib(facts.memory_mib) - -(-(layout.on_head().weights + layout.on_head().kv) // MIB)
+        return devices.usable_mib(facts.memory_mib) - -(-(layout.head_share().weights + layout.head_share().kv) // MIB)
     return int(sum(share.device.capacity_mib - share.model_bytes / MIB for share in layout.shares()))
 
 
-def _replicas(singles: Sequence[SingleHost], users: int) -> ShapeEstimate:
-    """Return the shape with one server on each host that holds the model. Users are shared evenly."""
-    candidates = [(name, single_host.candidate) for single_host in singles for name in single_host.names]
+def _replicas_shape(single_hosts: Sequence[SingleHost], users: int) -> ShapeEstimate:
+    """Return the shape with one server on each host that holds the model. Users are distributed evenly."""
+    candidates = [(name, single_host.candidate) for single_host in single_hosts for name in single_host.names]
     candidates.sort(key=lambda entry: -estimate.speeds_of(entry[1]).generation)
     counts = [users // len(candidates) + (index < users % len(candidates)) for index in range(len(candidates))]
-    loads = [estimate.users_estimate(entry[1], count) for entry, count in zip(candidates, counts) if count]
+    estimates = [estimate.users_estimate(entry[1], count) for entry, count in zip(candidates, counts) if count]
     names = [name for name, _candidate in candidates]
-    groups = f"add {', '.join(names)} to llama_head, and a host to llama_balancer"
-    shape = _shape(REPLICAS, names, candidates[0][1], [groups])
+    settings = [f"add {', '.join(names)} to llama_head, and a host to llama_balancer"]
+    shape = _shape(REPLICAS_SHAPE, names, candidates[0][1], settings)
     return shape._replace(
-        free_mib=min(_free_mib(candidate) for _name, candidate in candidates), users=_sum_users(loads)
+        free_mib=min(_free_mib(candidate) for _name, candidate in candidates), users=_sum_users(estimates)
     )
 
 
-def _sum_users(loads: Sequence[UsersEstimate]) -> UsersEstimate:
+def _sum_users(estimates: Sequence[UsersEstimate]) -> UsersEstimate:
     """Return the sum of the speeds of several servers."""
 
     def total(values: Sequence[Any]) -> Any:
@@ -123,13 +123,13 @@ def _sum_users(loads: Sequence[UsersEstimate]) -> UsersEstimate:
             return SpeedRange(*(float(f"{sum(bounds):.2g}") for bounds in zip(*values)))
         return estimate.round_figure(sum(values))
 
-    return UsersEstimate(*map(total, zip(*loads)))
+    return UsersEstimate(*map(total, zip(*estimates)))
 
 
-def _splits(candidate: Candidate) -> Iterator[ShapeEstimate]:
+def _split_shapes(candidate: Candidate) -> Iterator[ShapeEstimate]:
     """Yield the shapes with workers: that of the plan, then those that other values of llama_placement select."""
     tried_buffers = []
-    for placement in (None, FASTEST, ALL):
+    for placement in (None, USE_FASTEST, USE_ALL):
         variant = candidate
         if placement:
             server = candidate.workload.server._replace(tensor_split=(), override_tensor=())
@@ -138,20 +138,20 @@ def _splits(candidate: Candidate) -> Iterator[ShapeEstimate]:
         if variant.fits and variant.layout.endpoints and buffers not in tried_buffers:
             used_hosts = {device.host for device in variant.layout.devices}
             names = [name for name in candidate.site.hosts if name in used_hosts]
-            shape = _shape(SPLIT, names, variant, [f"set llama_placement to {placement}"] if placement else [])
+            shape = _shape(SPLIT_SHAPE, names, variant, [f"set llama_placement to {placement}"] if placement else [])
             yield shape._replace(chosen=not placement)
         tried_buffers.append(buffers)
 
 
 def _speed(candidate: Candidate) -> float:
-    """Return tokens per second of all users in generation, or in prompts of a model that does not generate."""
+    """Return the tokens per second of all users, in generation or, if the model generates no text, in prompts."""
     users_speed = estimate.users_estimate(candidate, candidate.workload.users)
     return users_speed.generation_tokens_per_s or users_speed.prompt_tokens_per_s
 
 
-def _best_host(candidate: Candidate, singles: Sequence[SingleHost], hosts: Sequence[Host]) -> SingleHostEstimate:
-    """Return the host that alone would be the fastest for all users; if none holds the model, the one with the most memory."""
-    fitting_hosts = [single_host for single_host in singles if single_host.candidate.fits]
+def _best_host(candidate: Candidate, single_hosts: Sequence[SingleHost], hosts: Sequence[Host]) -> SingleHostEstimate:
+    """Return the host that alone would be the fastest for all users; if none holds the model, the host with the most memory."""
+    fitting_hosts = [single_host for single_host in single_hosts if single_host.candidate.fits]
     if not fitting_hosts:
         largest_host = max(hosts, key=lambda host: host.facts.memory_mib)
         return SingleHostEstimate(largest_host.name, False, None, None, None, None, None, False)
@@ -173,17 +173,17 @@ def _is_likely_faster(host_candidate: Candidate, candidate: Candidate) -> bool:
         return estimate.speeds_of(host_candidate).prompt_range.low > estimate.speeds_of(candidate).prompt_range.high
     count = max(1, min(workload.users, workload.cache.parallel))
     depth = workload.prompt_tokens if count > 1 else 0
-    pair = [prompts.at_depth(item, depth).parts if depth else item.parts for item in (host_candidate, candidate)]
-    return cost_model.is_likely_faster(pair[0], pair[1], count)
+    variants = [prompts.at_depth(variant, depth) if depth else variant for variant in (host_candidate, candidate)]
+    return cost_model.is_likely_faster(variants[0].parts, variants[1].parts, count)
 
 
 def _single_hosts(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[SingleHost]:
-    """Yield the best way in which each kind of host serves alone: with all layers on its devices, with as many as they hold, with experts on its processor,
-    or on its processor only. Devices leave room for the bound of the compute buffer, unless that is too large for the plan's own devices."""
+    """Yield for each kind of host the best candidate to serve alone: with all layers on its devices, with as many as they hold, with experts on its processor,
+    or on its processor only. Devices leave space for the upper bound of the compute buffer, unless it is too large for the plan's own devices."""
     server = candidate.workload.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
-    workload, layout = candidate.workload._replace(server=server, placement=FASTEST), candidate.layout
-    bound = -(-layout.load.compute // MIB)
-    is_full = any(share.model_bytes > (share.device.capacity_mib - bound) * MIB for share in layout.shares())
+    workload, layout = candidate.workload._replace(server=server, placement=USE_FASTEST), candidate.layout
+    compute_mib = -(-layout.load.compute // MIB)
+    is_full = any(share.model_bytes > (share.device.capacity_mib - compute_mib) * MIB for share in layout.shares())
     kinds: dict[tuple[Any, ...], list[Host]] = {}
     for host in hosts:
         kind = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators)
@@ -193,20 +193,20 @@ def _single_hosts(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[Singl
         head_server = candidate.workload.server if host.is_head else None
         host_devices = tuple(devices.single_host_devices(host, candidate.site.server_backends[host.name], head_server))
         reduced_devices = tuple(
-            device._replace(capacity_mib=max(0, device.capacity_mib - bound)) for device in host_devices
+            device._replace(capacity_mib=max(0, device.capacity_mib - compute_mib)) for device in host_devices
         )
         site = site_of(host.name, {host.name: host}, host_devices, workload.summary.architecture, {})
-        attempts = [attempt_placement(workload, site._replace(devices=()))._replace(site=site)]
+        trials = [attempt_placement(workload, site._replace(devices=()))._replace(site=site)]
         if host_devices:
             attempt = attempt_placement(workload, site if is_full else site._replace(devices=reduced_devices))
             reduced_site = site._replace(devices=reduced_devices)
-            attempts += (
+            trials += (
                 [attempt]
                 if attempt.fits
-                else [_with_most_layers(workload, reduced_site), *_with_experts(workload, reduced_site)]
+                else [_offload_most_layers(workload, reduced_site), *_move_experts(workload, reduced_site)]
             )
-        candidates = [item for item in attempts if item.fits]
-        choice = max(candidates, key=_speed) if candidates else min(attempts, key=lambda item: item.layout.missing_mib)
+        candidates = [trial for trial in trials if trial.fits]
+        choice = max(candidates, key=_speed) if candidates else min(trials, key=lambda trial: trial.layout.missing_mib)
         layers = (
             choice.layout.gpu_layers if host_devices and choice.layout.gpu_layers <= workload.summary.layers else None
         )
@@ -215,42 +215,42 @@ def _single_hosts(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[Singl
         )
 
 
-def _with_most_layers(workload: Workload, site: Site) -> Candidate:
+def _offload_most_layers(workload: Workload, site: Site) -> Candidate:
     """Return the candidate with as many units on devices as they hold."""
     units = workload.summary.layers + 1
 
-    def with_layers(number: int) -> Candidate:
-        return attempt_placement(workload._replace(server=workload.server._replace(gpu_layers=units - number)), site)
+    def attempt(count: int) -> Candidate:
+        return attempt_placement(workload._replace(server=workload.server._replace(gpu_layers=units - count)), site)
 
-    return _smallest_fitting(with_layers, units)
+    return _smallest_fitting(attempt, units)
 
 
-def _with_experts(workload: Workload, site: Site) -> list[Candidate]:
+def _move_experts(workload: Workload, site: Site) -> list[Candidate]:
     """Return the candidate with the experts of as few layers as possible on the processor; nothing for other models."""
     summary = workload.summary
     if summary.tensors is None or summary.active_share == 1:
         return []
 
-    def with_experts(number: int) -> Candidate:
-        entry = rf"blk\.({_numbers_below(number)})\.ffn_.*exps=CPU" if number < summary.layers else "exps=CPU"
-        return attempt_placement(workload._replace(server=workload.server._replace(override_tensor=(entry,))), site)
+    def attempt(count: int) -> Candidate:
+        override = rf"blk\.({_numbers_below(count)})\.ffn_.*exps=CPU" if count < summary.layers else "exps=CPU"
+        return attempt_placement(workload._replace(server=workload.server._replace(override_tensor=(override,))), site)
 
-    return [_smallest_fitting(with_experts, summary.layers)]
+    return [_smallest_fitting(attempt, summary.layers)]
 
 
 def _numbers_below(count: int) -> str:
-    """Return the expression for the numbers below this one."""
+    """Return a regular expression for the numbers below ``count``."""
     tens, ones = divmod(min(count, 100) - 1, 10)
     last_decade_pattern, full_decades_pattern = f"{tens or ''}[0-{ones}]", f"[1-{tens - 1}]?" if tens > 1 else ""
     return "|".join([f"{full_decades_pattern}[0-9]"] * bool(tens) + [last_decade_pattern, *map(str, range(100, count))])
 
 
-def _smallest_fitting(with_number: Callable[[int], Candidate], maximum: int) -> Candidate:
-    """Return the candidate with the smallest number that fits; that with the largest if none fits."""
-    lower_bound, upper_bound, best_candidate = 0, maximum, with_number(maximum)
+def _smallest_fitting(attempt: Callable[[int], Candidate], maximum: int) -> Candidate:
+    """Return the candidate with the smallest count that fits, or the candidate with the largest count if none fits."""
+    lower_bound, upper_bound, best_candidate = 0, maximum, attempt(maximum)
     while best_candidate.fits and upper_bound - lower_bound > 1:
         midpoint = (lower_bound + upper_bound) // 2
-        candidate = with_number(midpoint)
+        candidate = attempt(midpoint)
         lower_bound, upper_bound = (lower_bound, midpoint) if candidate.fits else (midpoint, upper_bound)
         best_candidate = candidate if candidate.fits else best_candidate
     return best_candidate
