@@ -94,9 +94,8 @@ def main():
         is_changed = params["state"] == "started" or bool(params["state"] and benchmark_job.exists())
         if is_changed and not check:
             benchmark_job.start(params["definition"]) if params["state"] == "started" else benchmark_job.end()
-        running = (
-            benchmark_job.is_running()
-        )  # checked before reading the results: the files of a finished job are complete
+        # Checked before reading the results: the files of a finished job are complete.
+        running = benchmark_job.is_running()
         programs = [results.read_results(Path(paths.prefix, "state"), number) for number in range(params["programs"])]
     module.exit_json(changed=is_changed, running=running, programs=typed_json.dump(programs))
 

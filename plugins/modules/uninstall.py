@@ -60,7 +60,13 @@ import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, typed_json
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    errors,
+    files,
+    lock_files,
+    locks,
+    typed_json,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
@@ -79,7 +85,7 @@ def result_of(removals, unfinished_builds, notes=(), old_owners=(), new_owners=(
 def uninstall(paths, account, host_name, check):
     """Remove the installation, and its mark last, so that the next run can complete a killed run."""
     cache = paths.cache
-    if locks.is_held(store.lock_path(cache)):
+    if lock_files.is_held(store.lock_path(cache)):
         raise Refusal(
             f"A build of a killed run is still running on {host_name} ({locks.holders_text(store.lock_path(cache))}): stop it, then run the playbook again"
         )

@@ -38,7 +38,7 @@ builds/archives._open_archive builds/archives._ZipArchive.__iter__ builds/archiv
 builds/archives.extract_members builds/builder.Builder._install builds/builder.Builder._log_step builds/builder.Builder._prepare
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed_manifest
 builds/option_check._lacks_tls builds/option_check.write_replacements common/files.sha256 common/files.sync common/files.text_of common/locks.find_holders
-common/locks.open_file common/reading.open_file drift/processes._runs_as drift/processes._read drift/processes.environment_of
+common/lock_files.open_file common/reading.open_file drift/processes._runs_as drift/processes._read drift/processes.environment_of
 drift/processes.account_processes drift/processes.start_time drift/state._is_unchanged drift/state._outdated_services
 facts/amx.is_miscompiled facts/connection._inherited_variable
 facts/firewall.active_manager facts/hardware._read_properties facts/hardware._read_mib facts/hardware._render_nodes facts/hardware.read_processor

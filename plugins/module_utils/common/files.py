@@ -41,8 +41,7 @@ def stream_sha256(stream: IO[bytes]) -> str:
 
 
 def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -> None:
-    """Replace a file atomically: even after a power failure it contains either the old or the new text. Surrogates from surrogateescape are written
-    back as the original bytes.
+    """Replace a file atomically: even after a power failure, it contains either the old or the new text. Surrogates become the original bytes.
 
     :param owner: uid of the owner; None for this process's uid.
     :raises OSError: ``target`` is unchanged, and the error names it.

@@ -1,21 +1,18 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Lock files. An account that can open a lock file, even for reading, can hold the lock forever, so other accounts have no access."""
+"""Locks that a block of code holds, and errors that name their holders."""
 
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, lock_files, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-POLL_SECONDS = 0.2
 HOST_LOCK_SECONDS = 600
 
 
@@ -23,46 +20,16 @@ class BusyError(Refusal):
     """Another process holds the lock."""
 
 
-def open_file(path: Path) -> int:
-    """Open a lock file, inaccessible to other accounts if its file system has modes.
-
-    :raises OSError: it is a link, cannot be opened, or belongs to neither this account nor the owner of its folder.
-    """
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    status = os.fstat(lock)
-    if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
-        os.close(lock)
-        raise PermissionError(
-            errno.EPERM, f"this file belongs to uid {status.st_uid}, which could hold the lock forever", str(path)
-        )
-    with suppress(OSError):
-        os.fchmod(lock, 0o600)
-    return lock
-
-
-def take(lock: int, seconds: float = 0) -> bool:
-    """Lock an open file until this process and its children close it. Return False if another process holds the lock for longer than ``seconds``."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() >= deadline:
-                return False
-        time.sleep(POLL_SECONDS)
-
-
 @contextmanager
 def hold(path: Path, seconds: float = 0) -> Iterator[int]:
     """Hold the lock of a file during a block, and yield its descriptor.
 
     :raises BusyError: other processes hold it for longer than ``seconds``.
-    :raises OSError: see ``open_file``.
+    :raises OSError: see ``lock_files.open_file``.
     """
-    lock = open_file(path)
+    lock = lock_files.open_file(path)
     try:
-        if not take(lock, seconds):
+        if not lock_files.take(lock, seconds):
             raise BusyError(
                 f"{path} has been locked for more than {seconds:g} s by {holders_text(path)} on this host: wait until the lock is released, or stop its "
                 "holder, then run the playbook again"
@@ -70,14 +37,6 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
         yield lock
     finally:
         os.close(lock)
-
-
-def is_held(path: Path) -> bool:
-    try:
-        with hold(path) if path.exists() else nullcontext():
-            return False
-    except BusyError:
-        return True
 
 
 @contextmanager

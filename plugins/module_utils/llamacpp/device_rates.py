@@ -402,8 +402,7 @@ def rate_of_row(row: RateRow, source: str, backend: str = "cpu", architecture: s
         round(row.gb_per_s * family.generation_share, 1),
         round(1000 * row.tflops * family.prompt_share, 1),
     )
-    node_us = round(family.node_us, 2)
-    return Rate(gb_per_s, prompt_gflops, source, node_us, factor, family.weights_per_s, family.wake_ms)
+    return Rate(gb_per_s, prompt_gflops, source, round(family.node_us, 2), factor, family.weights_per_s, family.wake_ms)
 
 
 def accelerator_rate(

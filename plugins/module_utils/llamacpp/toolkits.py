@@ -180,23 +180,12 @@ LIBRARIES = {
 }
 DECLARED_TOOLS = {toolkit.command: toolkit.declared_version for toolkit in TOOLKITS.values()}
 """Version of each toolkit's command that declared hosts are assumed to have."""
-REPOSITORIES = {
-    **{toolkit.command: toolkit.repository for toolkit in TOOLKITS.values() if toolkit.repository},
-    **{library.name: library.repository for library in LIBRARIES.values() if library.repository},
-}
-"""Repository of each tool or library if a distribution lacks it."""
 
 
 def command_of(backend: str) -> str:
     """Return the command that prints the version of the toolkit, or else of the compiler."""
     toolkit = TOOLKITS.get(backend)
     return toolkit.command if toolkit else "c++"
-
-
-def tools_of(backend: str) -> list[str]:
-    """Return the commands that a build for this backend needs."""
-    toolkit = TOOLKITS.get(backend)
-    return [*BUILD_TOOLS, *([toolkit.command] if toolkit else [])]
 
 
 def libraries_of(backend: str, fork: str = MAINLINE) -> list[str]:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import lock_files, locks
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 
 LOCK = ".lock"
@@ -54,11 +54,11 @@ def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
     """
     path = make_folder(name, variable)
     with _explain_error(variable, path):
-        lock = locks.open_file(path / LOCK)
+        lock = lock_files.open_file(path / LOCK)
         try:
-            if not locks.take(lock):
+            if not lock_files.take(lock):
                 Display().display(f"  [controller] {path} is in use: waiting for {locks.holders_text(path / LOCK)}")
-                locks.take(lock, math.inf)
+                lock_files.take(lock, math.inf)
             for work_path in path.glob(WORK_PREFIX + "*"):
                 shutil.rmtree(work_path, ignore_errors=True)
             yield path

@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, locks, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, lock_files, locks, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest, store
@@ -116,7 +116,7 @@ class Builder(installer.Installer):
         """Build and install the release if it is missing or damaged. If the playbook is killed, the build continues, and the next playbook waits for it."""
         (self.cache_folder / "builds").mkdir(parents=True, exist_ok=True)
         lock = store.lock_path(self.cache_folder)
-        if locks.is_held(lock):
+        if lock_files.is_held(lock):
             self._log_step(f"waiting for {locks.holders_text(lock)}")
         with locks.hold(lock, LOCK_SECONDS) as self._lock:
             current_manifest = manifest.installed_manifest(

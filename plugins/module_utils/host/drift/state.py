@@ -13,7 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, reading, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
+    lock_files,
+    names,
+    reading,
+    service_managers,
+)
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
@@ -168,7 +173,7 @@ def unneeded_releases(plan: host_types.HostPlan) -> list[str]:
     planned_ids = {build.id for build in plan.builds}
     argv_by_pid = processes.account_processes(plan.prefix, plan.account)
     used_builds = {*planned_ids, *kept_plans.kept_build_ids(plan.prefix), *running_releases(plan.prefix, argv_by_pid)}
-    is_building = locks.is_held(Path(plan.cache, names.BUILDS_LOCK))
+    is_building = lock_files.is_held(Path(plan.cache, names.BUILDS_LOCK))
     unused_releases = set() if is_building else {name for name in mtimes if name.lstrip(".") not in used_builds}
     return retention.unneeded_releases(planned_ids, mtimes, unused_releases)
 

@@ -22,6 +22,12 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Programs,
 )
 
+REPOSITORIES = {
+    **{toolkit.command: toolkit.repository for toolkit in toolkits.TOOLKITS.values() if toolkit.repository},
+    **{library.name: library.repository for library in toolkits.LIBRARIES.values() if library.repository},
+}
+"""Repository of each tool or library if a distribution lacks it."""
+
 
 def backends_of(host: Host, sources: Mapping[str, str], catalogue: Catalogue) -> tuple[str, ...]:
     """Return the backends of a host. Several backends run side by side.
@@ -149,7 +155,8 @@ def _needed_tools(
     """Return tool or package that a host needs for a build → whether it is missing."""
     facts = host.facts
     if compiling_tools:
-        needs = {tool: not facts.toolchain.get(tool) for tool in toolkits.tools_of(backend)}
+        tools = [*toolkits.BUILD_TOOLS, toolkits.command_of(backend)]
+        needs = {tool: not facts.toolchain.get(tool) for tool in tools}
         needs.update((name, name in compiling_tools.missing_libraries) for name in compiling_tools.libraries)
         return {**needs, **({"patch": not facts.toolchain.get("patch")} if release.patches else {})}
     if release.source == "package":
@@ -174,7 +181,7 @@ def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mappin
     facts, missing_tools = host.facts, [name for name, is_missing in needs.items() if is_missing]
     unpackaged_tools = [name for name in missing_tools if name not in packages]
     if unpackaged_tools:
-        sources = sorted({toolkits.REPOSITORIES[name] for name in unpackaged_tools if name in toolkits.REPOSITORIES})
+        sources = sorted({REPOSITORIES[name] for name in unpackaged_tools if name in REPOSITORIES})
         raise Refusal(
             f"{host.name} lacks {', '.join(unpackaged_tools)}, for which no {facts.distribution.id} package is known: install the missing tools "
             f"yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set another llama_backend for {host.name}"
