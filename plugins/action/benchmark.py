@@ -117,7 +117,7 @@ class ActionModule(Action):
         return loads
 
     def _start(self, loads: Sequence[PlannedLoad]) -> None:
-        seconds = (command_line.PROGRAM_SECONDS + EXIT_SECONDS) * len(loads)
+        seconds = (command_line.MAX_PROGRAM_SECONDS + EXIT_SECONDS) * len(loads)
         definition = definitions.definition(self._head_plan, _service_of(loads), seconds)
         self._call_module(state="started", definition=definition)
 
@@ -193,23 +193,20 @@ def _make_plan(cluster: Cluster, catalogue: Any) -> Plan | Refused:
 
 def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
     """Return the service that measures the loads, in the sandbox of the head's service."""
-    first_plan = loads[0].plan
-    host = first_plan.hosts[first_plan.head.host]
+    base_plan = loads[0].plan
+    host = base_plan.hosts[base_plan.head.host]
     heads = [
-        service
-        for load in loads
-        for service in load.plan.hosts[first_plan.head.host].services
-        if service.kind == "head"
+        service for load in loads for service in load.plan.hosts[base_plan.head.host].services if service.kind == "head"
     ]
     script = command_line.script_of(host.state, [(load.argv, load.plan.head.environment) for load in loads])
 
-    def union(permission: str, any_value: Any = "") -> Any:
+    def combine(permission: str, any_value: Any = "") -> Any:
         """Return the combined permissions of one kind; unlimited if one of the heads has no limit."""
         values = [getattr(service, permission) for service in heads]
         return any_value if any_value in values else tuple(sorted({element for value in values for element in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
-    if services.tunnel_ends(first_plan.workers):
-        argv = services.launcher_argv(first_plan, "client", argv)
-    service = services.temporary_service(heads[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv)
-    return service._replace(homes=union("homes", None), devices=union("devices"), allow=union("allow", ()))
+    if services.tunnel_ends(base_plan.workers):
+        argv = services.launcher_argv(base_plan, "client", argv)
+    service = services.temporary_service(heads[0], job.SERVICE_NAME, f"benchmark of cluster {base_plan.cluster}", argv)
+    return service._replace(homes=combine("homes", None), devices=combine("devices"), allow=combine("allow", ()))

@@ -56,7 +56,7 @@ class ActionModule(Action):
             return plan_action.make_plan(self.find_file, proposal.task_vars, answers, _model_report(proposal.model))
 
         proposal, result = discovery.choose_proposal(machines, plan_proposal)
-        text = discovery_text.inventory(proposal, omissions, result)
+        text = discovery_text.inventory_text(proposal, omissions, result)
         if not self.check_mode:
             with suppress(OSError):  # output.write reports the reason
                 path.parent.mkdir(parents=True, exist_ok=True)

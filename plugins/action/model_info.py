@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import resolver
 
-FILE_OPTION = re.compile(r"--(?!log-)[a-z_-]+[-_]file(=|$)|-jf$|--lora(=|$)|--control-vector(=|$)")
+FILE_OPTION_PATTERN = re.compile(r"--(?!log-)[a-z_-]+[-_]file(=|$)|-jf$|--lora(=|$)|--control-vector(=|$)")
 """Pattern for options of llama-server that name a file to read."""
 
 
@@ -51,7 +51,7 @@ def _file_problem(action: Action, variables: Mapping[str, Any], options: resolve
     values = [
         argument.partition("=")[2] or next_argument
         for argument, next_argument in zip(extra_args, [*extra_args[1:], ""])
-        if FILE_OPTION.match(argument)
+        if FILE_OPTION_PATTERN.match(argument)
     ]
     subjects = {path: "llama_server_extra_args has" for path in values if path.startswith("/")}
     credentials = {str(variables[f"llama_server_{name}"]): name for name in services.CREDENTIALS.values()}
@@ -60,7 +60,7 @@ def _file_problem(action: Action, variables: Mapping[str, Any], options: resolve
     if not paths or variables["llama_hardware"]:  # a host declared in llama_hardware has no files
         return ""
     account = {"account": options.account} if options.account else {}
-    reports = action.run_module(resolver.MODULE, paths=paths, timeout=options.timeout, **account).get("paths", {})
+    reports = action.run_module(resolver.MODULE_NAME, paths=paths, timeout=options.timeout, **account).get("paths", {})
     manager = service_managers.MANAGERS.get(options.service_manager or "")
     readable_paths = credentials if not manager or manager.passes_credentials else {}
     for path in paths:

@@ -27,8 +27,8 @@ LIMIT_SECONDS, LIMIT_FACTOR = 600, 10
 """Time limit of a proof: a number of seconds, plus a multiple of the predicted time."""
 EXIT_SECONDS = 60
 """Seconds for the head to report that it stopped a proof at its time limit. A head that reports nothing may have been restarted."""
-NEVER, SEARCH = "never", "search"
-REFERENCE, DEVICES = "reference", "devices"
+PROVE_NEVER, PROVE_SEARCH = "never", "search"
+REFERENCE_STAGE, DEVICES_STAGE = "reference", "devices"
 SEARCH_HINT = " -e llama_proof=search retries the failed device with other settings of flash attention, the KV cache types, or the micro-batch."
 FAILURE_REMEDY = (
     "Run the playbook again if a host or the network was down. Otherwise change llama_backend or llama_release, or remove the device. To serve without a "
@@ -38,8 +38,8 @@ FAILURE_REMEDY = (
 
 class ProofArguments(NamedTuple):
     plan: Plan
-    prove: Annotated[str, ("once", "always", NEVER, SEARCH)] = "once"
-    stage: Annotated[str, (REFERENCE, DEVICES)] = DEVICES
+    prove: Annotated[str, ("once", "always", PROVE_NEVER, PROVE_SEARCH)] = "once"
+    stage: Annotated[str, (REFERENCE_STAGE, DEVICES_STAGE)] = DEVICES_STAGE
 
 
 class ActionModule(Action):
@@ -49,14 +49,14 @@ class ActionModule(Action):
         plan, proofs, failures = arguments.plan, [], []
         prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
         for prefix, single_model_plan in (
-            zip(prefixes, plan.per_model()) if arguments.prove != NEVER and not self.check_mode else ()
+            zip(prefixes, plan.per_model()) if arguments.prove != PROVE_NEVER and not self.check_mode else ()
         ):
             work = proof_plan.proof_work(single_model_plan)
             if work:
-                work = work if arguments.prove == SEARCH else work._replace(remedies=())
+                work = work if arguments.prove == PROVE_SEARCH else work._replace(remedies=())
                 proofs.append(self._prove(single_model_plan, work, arguments))
                 failures += [f"{prefix}{sentence}" for sentence in proofs[-1].failures()]
-        hint = "" if arguments.prove == SEARCH else SEARCH_HINT
+        hint = "" if arguments.prove == PROVE_SEARCH else SEARCH_HINT
         crashed_workers = {verdict.name for proof in proofs for verdict in proof.devices if verdict.failure}
         logs = [
             (
@@ -96,7 +96,7 @@ class ActionModule(Action):
         remedy = "The head may have been restarted: run the playbook again."
         limit = LIMIT_SECONDS + LIMIT_FACTOR * seconds
         job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, remedy)
-        if arguments.stage == REFERENCE and prediction:
+        if arguments.stage == REFERENCE_STAGE and prediction:
             self._show(
                 f"unless an earlier run proved these devices, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "
                 f"{plan.model.name} for about {prediction.seconds} s. Then the server stops while the devices compute the same layers (about "
@@ -113,7 +113,7 @@ class ActionModule(Action):
         if answer.get("failed"):
             raise AnsibleActionFail(f"the proof on {self.host} did not complete: {failure_reason(answer)}")
         proof = typed_json.parse_report(self.host, "the proof", Proof, answer.get("proof"))
-        if arguments.stage == REFERENCE:
+        if arguments.stage == REFERENCE_STAGE:
             return Proof(0)
         if answer.get("record_error"):
             display.warning(
@@ -129,5 +129,5 @@ class ActionModule(Action):
 
 def _log_command(log: str) -> str:
     """Return the command that shows the lines of a log with the reason for a crash."""
-    pattern = shlex.quote(run.REASON_LINE)
+    pattern = shlex.quote(run.REASON_LINE_PATTERN)
     return f"grep -aiE {pattern} {shlex.quote(log)}" if log.startswith("/") else f"{log} --since=-1h --grep={pattern}"

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
 
-PROGRESS_SECONDS = 10.0
+PROGRESS_INTERVAL_SECONDS = 10.0
 LIMIT_SECONDS = 1800
 
 display = Display()
@@ -27,8 +27,8 @@ class ActionModule(Action):
 
         def show_progress() -> None:
             seconds = 0.0
-            while not has_returned.wait(PROGRESS_SECONDS):
-                seconds += PROGRESS_SECONDS
+            while not has_returned.wait(PROGRESS_INTERVAL_SECONDS):
+                seconds += PROGRESS_INTERVAL_SECONDS
                 display.display(
                     f"  [{self.host}] reboot: waited {seconds:.0f} s for the host (limit {LIMIT_SECONDS} s)"
                 )

@@ -22,7 +22,7 @@ display = Display()
 
 POLL_SECONDS = 5
 LIMIT_SECONDS = 6 * 3600
-SILENCE_SECONDS = 70 * 60
+MAX_SILENCE_SECONDS = 70 * 60
 """Longest permitted time without a change in the log. Compiling a single file for a GPU takes minutes."""
 
 
@@ -53,8 +53,8 @@ class ActionModule(Action):
         build, is_builder = arguments.build, arguments.build.builder == self.host
         cached_build = functools.partial(cache.CachedBuild, str(arguments.cluster), build_id=build.id)
         cached_archives = {name: path for name in build.trusted_builders if (path := cached_build(name).archive())}
-        must_pack = is_builder and arguments.share and not cached_archives
-        if must_pack:  # only the builder's own build, so each host knows which host compiled its programs
+        needs_packing = is_builder and arguments.share and not cached_archives
+        if needs_packing:  # only the builder's own build, so each host knows which host compiled its programs
             arguments = arguments._replace(build=build._replace(trusted_builders=(build.builder,)))
         result = self._install(arguments)
         if result.get("failed") or self.check_mode:
@@ -72,7 +72,7 @@ class ActionModule(Action):
                     f"{build.builder} has not built {build.id} for this host: fix the error on {build.builder}, or run without --limit if --limit "
                     f"excludes {build.builder}"
                 )
-        if must_pack and not result.get("failed"):
+        if needs_packing and not result.get("failed"):
             self._fetch_packed_release(cached_build(build.builder), arguments)
         return result
 
@@ -134,7 +134,7 @@ class ActionModule(Action):
 
         remedy = f"Run the playbook again to resume the build. Log on the host: {log_path}"
         pauses = itertools.repeat(POLL_SECONDS)
-        job = BackgroundJob("build", LIMIT_SECONDS, SILENCE_SECONDS, pauses, show_step, remedy)
+        job = BackgroundJob("build", LIMIT_SECONDS, MAX_SILENCE_SECONDS, pauses, show_step, remedy)
         return self.run_in_background(job, **typed_json.dump(arguments))
 
 

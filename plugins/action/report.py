@@ -111,7 +111,7 @@ class ActionModule(Action):
         text = bundle.make_bundle(records, self._find_secrets([*records["reports"]], visible_text))
         if not self.check_mode:
             output.write("llama_report_bundle", path, text, 0o600)
-            display.display(f"  The bundle was written to {validation.printable(path)}. {bundle.WARNING}")
+            display.display(f"  The bundle was written to {validation.printable(path)}. {bundle.README}")
         return {"changed": False}
 
     def _describe_controller(self, hosts: list[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.evidence import SHORT_ANSWER_SECONDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.evidence import SHORT_ANSWER_TIMEOUT_SECONDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import ServerWait
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import pla
 display = Display()
 
 STATUS_MARKS = {"passed": "ok", "failed": "FAILED", "not tested": "not tested"}
-PROBE_SECONDS = 1.0
+PROBE_TIMEOUT_SECONDS = 1.0
 UNREACHABLE = ""
 FALLBACK_POLL_SECONDS = 10
 
@@ -116,7 +116,7 @@ class ActionModule(Action):
         if absent_hosts:
             display.display(
                 f"  {', '.join(sorted(absent_hosts))} did not answer: the server may be waiting for these hosts, so verify waits at most "
-                f"{SHORT_ANSWER_SECONDS} s for the server"
+                f"{SHORT_ANSWER_TIMEOUT_SECONDS} s for the server"
             )
         return subject._replace(unreachable_hosts=tuple(sorted(absent_hosts)))
 
@@ -188,5 +188,5 @@ def _probe(host: str, endpoint: str) -> str | None:
             return UNREACHABLE
     except (OSError, UnicodeError):
         return UNREACHABLE
-    probes = port_probes.probe_endpoints([endpoint], [names.ANY_ADDRESS], PROBE_SECONDS)
+    probes = port_probes.probe_endpoints([endpoint], [names.ANY_ADDRESS], PROBE_TIMEOUT_SECONDS)
     return (probes[0].source if probes[0].open else None) if probes else UNREACHABLE

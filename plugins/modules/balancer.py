@@ -129,9 +129,9 @@ def main():
     with errors.report_errors(module):
         name, state, path = (module.params[key] for key in ("server", "state", "socket"))
         server = read_server(path, name)
-        must_change = bool(server.status) and state in HAPROXY_STATES
-        changed = must_change and server.is_drained != (state == "drained")
-        if must_change and not module.check_mode:
+        needs_change = bool(server.status) and state in HAPROXY_STATES
+        changed = needs_change and server.is_drained != (state == "drained")
+        if needs_change and not module.check_mode:
             if state == "drained" and not server.other_up_count:
                 module.warn(f"{name} is the only replica that is up: requests will fail until it serves again.")
             command = f"set server {HAPROXY_BACKEND}/{name} state {HAPROXY_STATES[state]}"

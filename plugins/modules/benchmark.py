@@ -86,13 +86,13 @@ def main():
         required_if=[("state", "started", ("definition",))],
         supports_check_mode=True,
     )
-    params, check = module.params, module.check_mode
+    params, check_mode = module.params, module.check_mode
     paths = typed_json.parse(InstallationPaths, params["host"])
-    lock = locks.hold_host_lock(paths.prefix) if params["state"] and not check else nullcontext()
+    lock = locks.hold_host_lock(paths.prefix) if params["state"] and not check_mode else nullcontext()
     with errors.report_errors(module), lock:
         benchmark_job = job.BenchmarkJob(paths)
         is_changed = params["state"] == "started" or bool(params["state"] and benchmark_job.exists())
-        if is_changed and not check:
+        if is_changed and not check_mode:
             benchmark_job.start(params["definition"]) if params["state"] == "started" else benchmark_job.end()
         # Checked before reading the results: the files of a finished job are complete.
         running = benchmark_job.is_running()

@@ -68,7 +68,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers i
 def main():
     module = AnsibleModule(argument_spec=typed_json.specification(cluster_lock.LockArguments), supports_check_mode=True)
     params = module.params
-    prefix, taken_from = Path(params["prefix"]), None
+    prefix, replaced_run = Path(params["prefix"]), None
     if module.check_mode:
         module.exit_json(changed=False, taken_from="")
     with errors.report_errors(module):
@@ -78,19 +78,19 @@ def main():
         if not files.is_marked(prefix):
             module.exit_json(changed=False, taken_from="")
         run = typed_json.parse(cluster_lock.Run, params["run"])
-        ended = typed_json.parse(cluster_lock.Run, params["ended"]) if params["ended"] else None
+        ended_run = typed_json.parse(cluster_lock.Run, params["ended"]) if params["ended"] else None
         try:
             if params["state"] == "present":
                 with locks.ignore_read_only():
-                    taken_from = cluster_lock.take_lock(prefix, run, params["take_over"], ended)
+                    replaced_run = cluster_lock.take_lock(prefix, run, params["take_over"], ended_run)
             else:
-                holder = cluster_lock.release_lock(prefix, ended or run)
+                holder = cluster_lock.release_lock(prefix, ended_run or run)
                 remove_leftovers(prefix)
                 if holder:
                     module.exit_json(changed=False, taken_from="", holder=typed_json.dump(holder))
         except cluster_lock.LockHeldError as error:
             module.fail_json(msg=str(error), holder=typed_json.dump(error.holder))
-    module.exit_json(changed=False, taken_from=taken_from.describe() if taken_from else "")
+    module.exit_json(changed=False, taken_from=replaced_run.describe() if replaced_run else "")
 
 
 if __name__ == "__main__":

@@ -65,13 +65,13 @@ def describe_existing_file(path):
         return "", ""
 
 
-def write_file(file, check):
+def write_file(file, check_mode):
     """Write a file if it differs; return the descriptions of the old file and of the new file."""
-    content, old = file.content.encode(), describe_existing_file(file.path)
-    new = describe_content(file.path, file.mode, hashlib.sha256(content).hexdigest(), content)
-    if old[0] != new[0] and not check:
+    content, old_state = file.content.encode(), describe_existing_file(file.path)
+    new_state = describe_content(file.path, file.mode, hashlib.sha256(content).hexdigest(), content)
+    if old_state[0] != new_state[0] and not check_mode:
         files.replace_file(Path(file.path), file.content, int(file.mode, 8))
-    return old, new
+    return old_state, new_state
 
 
 def main():
@@ -81,7 +81,7 @@ def main():
         file_plans = [typed_json.parse(FilePlan, file) for file in module.params["files"]]
         module.params["files"] = [file.path for file in file_plans]  # Ansible repeats the parameters in the result
         descriptions = [write_file(file, module.check_mode) for file in file_plans]
-    changes = [(old, new) for old, new in descriptions if old[0] != new[0]]
+    changes = [(old_state, new_state) for old_state, new_state in descriptions if old_state[0] != new_state[0]]
     diff = {side: "".join("".join(change[i]) for change in changes) for i, side in enumerate(("before", "after"))}
     module.exit_json(changed=bool(changes), diff=diff)
 

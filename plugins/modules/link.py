@@ -63,10 +63,10 @@ class LinkArguments(NamedTuple):
 def main():
     module = AnsibleModule(argument_spec=typed_json.specification(LinkArguments), supports_check_mode=True)
     arguments = typed_json.parse(LinkArguments, module.params)
-    system, check = System(), module.check_mode
-    lock = locks.hold_host_lock(arguments.prefix) if arguments.prefix and not check else nullcontext()
+    system, check_mode = System(), module.check_mode
+    lock = locks.hold_host_lock(arguments.prefix) if arguments.prefix and not check_mode else nullcontext()
     with errors.report_errors(module), lock:
-        old_text, new_text = applying.apply_links(arguments.links, check, system)
+        old_text, new_text = applying.apply_links(arguments.links, check_mode, system)
     sentences = [f"{link.interface} has {link.address}." for link in configuration.links_to_manage(arguments.links)]
     module.exit_json(
         changed=old_text != new_text,

@@ -81,7 +81,7 @@ from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, locks, names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import accounts, services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import listeners
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork
 
@@ -100,11 +100,11 @@ def run_launcher(paths: InstallationPaths, work: ProofWork, definition: str) -> 
         return
     manager = services.temporary_manager(paths)
     service = services.Service(SERVICE_NAME, definition + UNIT_SETTINGS, temporary=True)
-    services.apply_request(manager, services.ServiceRequest(run=[service], restart=[SERVICE_NAME]), check=False)
+    services.apply_request(manager, services.ServiceRequest(run=[service], restart=[SERVICE_NAME]), check_mode=False)
     try:
         yield work._replace(launcher=())
     finally:
-        services.apply_request(manager, services.ServiceRequest(remove=[SERVICE_NAME]), check=False)
+        services.apply_request(manager, services.ServiceRequest(remove=[SERVICE_NAME]), check_mode=False)
 
 
 def main():
@@ -129,9 +129,9 @@ def main():
         proof, record_error = Proof(0), ""
         if remaining_work.devices:
             step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
-            lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK), LOCK_WAIT_SECONDS)
+            lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK_FILE), LOCK_WAIT_SECONDS)
             with lock, run_launcher(paths, remaining_work, module.params["definition"]) as run_work:
-                result = accounts.run_as(work.account, step, run_work, processes.is_listening_alone)
+                result = accounts.run_as(work.account, step, run_work, listeners.is_listening_alone)
             if step is run.prove:
                 proof = typed_json.parse_report("this host", "the proof", Proof, result)
                 try:

@@ -60,13 +60,7 @@ import os
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    errors,
-    files,
-    lock_files,
-    locks,
-    typed_json,
-)
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, files, locks, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import removal
@@ -82,19 +76,19 @@ def result_of(removals, unfinished_builds, notes=(), old_owners=(), new_owners=(
     return {"changed": bool(before), **changes}
 
 
-def uninstall(paths, account, host_name, check):
+def uninstall(paths, account, host_name, check_mode):
     """Remove the installation, and its mark last, so that the next run can complete a killed run."""
     cache = paths.cache
-    if lock_files.is_held(store.lock_path(cache)):
+    if files.is_locked(store.lock_path(cache)):
         raise Refusal(
             f"A build of a killed run is still running on {host_name} ({locks.holders_text(store.lock_path(cache))}): stop it, then run the playbook again"
         )
-    chowned_paths = removal.give_to_root(account, cache, check) if account else []
+    chowned_paths = removal.give_to_root(account, cache, check_mode) if account else []
     unfinished_builds = store.unfinished_builds(cache, set()) if files.is_marked(Path(paths.prefix)) else []
-    if not check:
+    if not check_mode:
         for build_id in unfinished_builds:
             store.clear_build(cache, build_id)
-    removals, notes = removal.remove_installation(paths, host_name, check)
+    removals, notes = removal.remove_installation(paths, host_name, check_mode)
     old_owners, new_owners = (
         [f"{path}: {account}" for path in chowned_paths],
         [f"{path}: root" for path in chowned_paths],
@@ -102,12 +96,12 @@ def uninstall(paths, account, host_name, check):
     return result_of(removals, unfinished_builds, notes, old_owners, new_owners)
 
 
-def prune(host, check):
+def prune(host, check_mode):
     """Remove releases that the host no longer needs, and unfinished builds."""
     releases = state.unneeded_releases(host)
     installed_names = {path.name for path in Path(host.prefix, "releases").glob("*")}
     unfinished_builds = store.unfinished_builds(host.cache, installed_names | {build.id for build in host.builds})
-    if not check:
+    if not check_mode:
         for build in host.builds:  # makes the serving releases count as newer than unused builds
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
         for build_id in releases:

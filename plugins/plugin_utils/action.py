@@ -149,20 +149,20 @@ class Action(ActionBase):
         """Return the result of the task's module, which runs in the background on the host."""
         self._task.async_val = job.limit_seconds
         try:
-            start = self._execute_module(module_args=arguments, task_vars=self.variables, wrap_async=True)
+            reply = self._execute_module(module_args=arguments, task_vars=self.variables, wrap_async=True)
         finally:
             self._task.async_val = 0
-        if start.get("failed"):
-            return start
-        if not re.fullmatch(JOB_ID_PATTERN, str(start.get("ansible_job_id"))):
+        if reply.get("failed"):
+            return reply
+        if not re.fullmatch(JOB_ID_PATTERN, str(reply.get("ansible_job_id"))):
             raise AnsibleActionFail(
                 f"{self.host} did not start the {job.name} in the background "
-                f"({validation.printable(str(start.get('msg') or 'its answer has no job ID'))}): run the playbook again"
+                f"({validation.printable(str(reply.get('msg') or 'its answer has no job ID'))}): run the playbook again"
             )
         folder = self.get_shell_option("async_dir", default="~/.ansible_async")
-        poll = partial(self.run_module, "ansible.builtin.async_status", jid=start["ansible_job_id"], _async_dir=folder)
+        poll = partial(self.run_module, "ansible.builtin.async_status", jid=reply["ansible_job_id"], _async_dir=folder)
         try:
-            status = self._wait(start["ansible_job_id"], poll, job)
+            status = self._wait(reply["ansible_job_id"], poll, job)
             poll(mode="cleanup")
         except AnsibleConnectionFailure as error:
             reason = validation.printable(str(error))

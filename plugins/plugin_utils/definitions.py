@@ -18,10 +18,10 @@ COMMENT_MARKERS, QUOTES = (" ;", " #"), ('"', "'")
 """Texts that start a comment in supervisor's values, and characters that supervisor cannot escape in environment variables."""
 
 
-def _check_expressible(words: Iterable[str], forbidden: Sequence[str] = ()) -> None:
+def _check_expressible(words: Iterable[str], forbidden_texts: Sequence[str] = ()) -> None:
     """Refuse words that no service manager can express, or that contain a forbidden text."""
     for word in words:
-        forbidden_text = next((text for text in forbidden if text in word), None)
+        forbidden_text = next((text for text in forbidden_texts if text in word), None)
         if validation.is_plain(word) and not forbidden_text:
             continue
         problem = "contains a line break or another control character, which no service manager can express: remove this character"

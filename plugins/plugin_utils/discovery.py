@@ -31,7 +31,7 @@ class Machine(NamedTuple):
     variables: Mapping[str, Any]
     """Variables that the operator has set, including connection variables."""
     facts: Facts
-    discovered: discovery.Discovery = discovery.Discovery()
+    findings: discovery.Discovery = discovery.Discovery()
 
     @property
     def device_memory_mib(self) -> int:
@@ -45,7 +45,7 @@ def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> 
     :param machines: hosts with the names under which they were reached.
     :param tried_hosts: names of all hosts that the run tried to reach.
     """
-    hostnames = [machine.discovered.hostname.partition(".")[0] for machine in machines]
+    hostnames = [machine.findings.hostname.partition(".")[0] for machine in machines]
     renamed_machines: list[Machine] = []
     for machine, hostname in zip(machines, hostnames):
         name, variables = machine.name, dict(machine.variables)
@@ -53,7 +53,7 @@ def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> 
         is_unique = (
             hostnames.count(hostname) == 1 and hostname not in tried_hosts and hostname.lower() not in RESERVED_NAMES
         )
-        addresses = [link.addresses[0] for link in machine.discovered.interfaces if link.main and link.addresses]
+        addresses = [link.addresses[0] for link in machine.findings.interfaces if link.main and link.addresses]
         if is_local and addresses and len(machines) > 1:
             variables.setdefault("ansible_host", addresses[0].partition("/")[0])
         if (is_address or is_local) and is_unique and re.fullmatch(HOST_NAME_PATTERN, hostname):
@@ -75,26 +75,26 @@ class DirectLink(NamedTuple):
 
 def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
     """Return the links between hosts, the fastest first."""
-    links, macs = [], [interface.mac for machine in machines for interface in machine.discovered.interfaces]
+    links, macs = [], [interface.mac for machine in machines for interface in machine.findings.interfaces]
     for machine, neighbour in combinations(machines, 2):
         interface_pairs = [
             (near_end, far_end)
-            for near_end in machine.discovered.interfaces
-            for far_end in neighbour.discovered.interfaces
+            for near_end in machine.findings.interfaces
+            for far_end in neighbour.findings.interfaces
             if far_end.mac in near_end.sees
             and near_end.mac in far_end.sees
             and macs.count(near_end.mac) == macs.count(far_end.mac) == 1
         ]
         main_interfaces = {interface for pair in interface_pairs if pair[0].main and pair[1].main for interface in pair}
         for near_end, far_end in interface_pairs:
-            addresses, gbit = _common_network(near_end, far_end), min(_gbit_per_s(near_end), _gbit_per_s(far_end))
+            addresses, gbit_per_s = _common_network(near_end, far_end), min(_gbit_per_s(near_end), _gbit_per_s(far_end))
             if (
                 addresses
                 and not main_interfaces.intersection((near_end, far_end))
-                and gbit >= min(map(_gbit_per_s, main_interfaces), default=0)
+                and gbit_per_s >= min(map(_gbit_per_s, main_interfaces), default=0)
             ):
                 endpoints = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
-                links.append(DirectLink(endpoints, near_end.kind, gbit))
+                links.append(DirectLink(endpoints, near_end.kind, gbit_per_s))
     return sorted(links, key=lambda link: -link.gbit)
 
 
@@ -121,7 +121,7 @@ class Proposal(NamedTuple):
     """Model; None for the known-answer model."""
     reason: str
     """Reason for the choice of the head."""
-    spares: Sequence[Machine] = ()
+    spare_hosts: Sequence[Machine] = ()
     """Hosts outside the cluster, because the plan would not use them."""
 
     @property
@@ -134,27 +134,23 @@ class Proposal(NamedTuple):
         names = [machine.name for machine in self.machines]
         is_worker = len(names) > 1 and not self.head.device_memory_mib
         groups = {"llama_cluster": names, "llama_head": names[:1], "llama_workers": names if is_worker else names[1:]}
-        return {**groups, **({"spare": [machine.name for machine in self.spares]} if self.spares else {})}
+        return {**groups, **({"spare": [machine.name for machine in self.spare_hosts]} if self.spare_hosts else {})}
 
     @property
     def hosts(self) -> dict[str, dict[str, Any]]:
         """Return the variables of each host. An interface of ``llama_links`` that leads to several hosts has no peer."""
-        machines = (*self.machines, *self.spares)
+        machines = (*self.machines, *self.spare_hosts)
         peers: dict[str, dict[tuple[str, str], list[str]]] = {machine.name: {} for machine in machines}
         for worker, link in self.links.items():
             for host, peer in ((worker, self.head.name), (self.head.name, worker)):
                 peers[host].setdefault(link.endpoints[host], []).append(peer)
         hosts = {}
         for machine in machines:
-            link_variables = [
-                {
-                    "interface": interface,
-                    "address": address,
-                    **({"peer": peer_names[0]} if len(peer_names) == 1 else {}),
-                }
-                for (interface, address), peer_names in peers[machine.name].items()
+            link_entries = [
+                {"interface": interface, "address": address, **({"peer": peer_list[0]} if len(peer_list) == 1 else {})}
+                for (interface, address), peer_list in peers[machine.name].items()
             ]
-            hosts[machine.name] = {**machine.variables, **({"llama_links": link_variables} if link_variables else {})}
+            hosts[machine.name] = {**machine.variables, **({"llama_links": link_entries} if link_entries else {})}
         return hosts
 
     @property
@@ -169,7 +165,7 @@ class Proposal(NamedTuple):
 
 
 def choose_proposal(
-    machines: Sequence[Machine], plan: Callable[[Proposal], Plan | Refused]
+    machines: Sequence[Machine], make_plan: Callable[[Proposal], Plan | Refused]
 ) -> tuple[Proposal, Plan | Refused]:
     """Return the proposal with the largest discovered model that fits, or else with the known-answer model on all hosts, and its plan.
 
@@ -189,16 +185,16 @@ def choose_proposal(
             if {head.name, machine.name} == {*link.endpoints}
         }
         proposal = Proposal([head, *workers], worker_links, model, reason)
-        return proposal, plan(proposal)
+        return proposal, make_plan(proposal)
 
-    models = {(model.kind, model.name): model for machine in machines for model in machine.discovered.models}
+    models = {(model.kind, model.name): model for machine in machines for model in machine.findings.models}
     for key, model in sorted(models.items(), key=lambda item: -item[1].layer_bytes):
-        hosts = [host for host in machines if any((found.kind, found.name) == key for found in host.discovered.models)]
+        hosts = [host for host in machines if any((entry.kind, entry.name) == key for entry in host.findings.models)]
         reason = f"it has {model.name}, the largest discovered model that fits into the cluster's memory"
         proposal, full_plan = propose(hosts, model, reason)
         if can_serve(full_plan):
             subset = _without_spare_hosts(proposal, full_plan, [machine.name for machine in hosts])
-            subset_plan = plan(subset) if subset else None
+            subset_plan = make_plan(subset) if subset else None
             return (subset, subset_plan) if subset and subset_plan and can_serve(subset_plan) else (proposal, full_plan)
     return propose(machines, None, "no other host has significantly more memory")
 
@@ -216,7 +212,7 @@ def _without_spare_hosts(proposal: Proposal, full_plan: Plan, model_hosts: Colle
         return proposal._replace(
             machines=[machine for machine in proposal.machines if machine.name in used_hosts],
             links={name: link for name, link in proposal.links.items() if used_hosts.issuperset(link.endpoints)},
-            spares=[machine for machine in proposal.machines if machine.name not in used_hosts],
+            spare_hosts=[machine for machine in proposal.machines if machine.name not in used_hosts],
         )
     return None
 

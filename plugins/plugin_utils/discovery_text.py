@@ -28,7 +28,7 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(_Name, lambda dumper, name: dumper.represent_scalar("tag:yaml.org,2002:str", name, style='"'))
 
 
-def inventory(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | Refused) -> str:
+def inventory_text(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | Refused) -> str:
     head, hosts = proposal.head.name, proposal.hosts
     workers = {_Name(name): hosts[name] if name != head else {} for name in proposal.groups["llama_workers"]}
     groups = {"llama_head": {"hosts": {_Name(head): hosts[head]}}, "llama_workers": {"hosts": workers}}
@@ -37,19 +37,19 @@ def inventory(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan |
     if "spare" in proposal.groups:
         content["spare"] = {"hosts": {_Name(name): hosts[name] for name in proposal.groups["spare"]}}
     yaml_text = yaml.dump(content, Dumper=_Dumper, sort_keys=False, width=10 * LINE_WIDTH)
-    comments = [line for text in _reasons(proposal, omitted_hosts, plan) for line in _comment(text)]
+    comments = [line for text in _comments(proposal, omitted_hosts, plan) for line in _comment_lines(text)]
     return "\n".join(["---", *comments, yaml_text])
 
 
-def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:
+def _comments(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | Refused) -> Iterator[str]:
     yield "Written by playbooks/discover.yml from the hosts' reports. You can edit this file: no playbook overwrites it."
     head = proposal.head.name
     yield f"{head} is the head: {proposal.reason}."
     if head in proposal.groups["llama_workers"]:
         yield f"{head} has no accelerator, so its processor is a worker."
     yield from (
-        f"{machine.name}: {_devices(machine)}; {_gib(machine.facts.memory_mib)} of memory"
-        for machine in (*proposal.machines, *proposal.spares)
+        f"{machine.name}: {_devices_text(machine)}; {_gib(machine.facts.memory_mib)} of memory"
+        for machine in (*proposal.machines, *proposal.spare_hosts)
     )
     for link in proposal.links.values():
         interfaces = " and ".join(f"{interface} of {host}" for host, (interface, _address) in link.endpoints.items())
@@ -64,19 +64,19 @@ def _reasons(proposal: Proposal, omitted_hosts: Mapping[str, str], plan: Plan | 
     elif isinstance(plan, Plan):
         speed = plan.estimate.generation_range
         size = int(proposal.model.summary.get("bytes") or proposal.model.layer_bytes)
-        yield f"{proposal.model.name}: {units.amount(size)}; predicted: {speed} tokens per second"
-        machines = (*proposal.machines, *proposal.spares)
+        yield f"{proposal.model.name}: {units.size_text(size)}; predicted: {speed} tokens per second"
+        machines = (*proposal.machines, *proposal.spare_hosts)
         model_names = {
-            model.name for machine in machines for model in machine.discovered.models if not model.unreadable_path
+            model.name for machine in machines for model in machine.findings.models if not model.unreadable_path
         }
         other_models = sorted(model_names - {proposal.model.name})
         yield from [f"Other models: {', '.join(other_models)}"] if other_models else []
-        if proposal.spares:
-            names = ", ".join(machine.name for machine in proposal.spares)
+        if proposal.spare_hosts:
+            names = ", ".join(machine.name for machine in proposal.spare_hosts)
             yield f"Spare hosts: {names}. The cluster would not be faster with them. To use them for larger models, add them to llama_workers."
 
 
-def _comment(text: str) -> list[str]:
+def _comment_lines(text: str) -> list[str]:
     return textwrap.wrap(
         validation.printable(text),
         LINE_WIDTH,
@@ -87,7 +87,7 @@ def _comment(text: str) -> list[str]:
     )
 
 
-def _devices(machine: Machine) -> str:
+def _devices_text(machine: Machine) -> str:
     devices = machine.facts.named_accelerators
     return ", ".join(f"{name} {device.name} {_gib(device.memory_mib)}" for name, device in devices) or "no accelerator"
 

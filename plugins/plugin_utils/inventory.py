@@ -79,8 +79,8 @@ def _type_problems(values: Any, options: Any) -> Iterator[str]:
         if option["type"] == "int" and isinstance(value, bool):  # the validator accepts these as 1 and 0
             yield f"{name} is true or false, but must be a number."
         if option["type"] == "int" and isinstance(value, str) and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
-            thousands = re.fullmatch(r"(\d{1,6})k", value)
-            yield f"{name} is {value!r}: use a number{f', like {int(thousands[1]) * 1024}' if thousands else ''}."
+            thousands_match = re.fullmatch(r"(\d{1,6})k", value)
+            yield f"{name} is {value!r}: use a number{f', like {int(thousands_match[1]) * 1024}' if thousands_match else ''}."
         if option["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
             yield f"{name} is {value!r}: use true or false."
         if option["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):
@@ -221,8 +221,8 @@ def _field(value: Any, name: str) -> Any:
 
 def _restore_units_filter(facts: Any, cached_facts: Any) -> Any:
     """Return facts of a host, with the last known `units_filter` if this run could not determine it and the kernel is the same."""
-    same_kernel = isinstance(facts, Mapping) and _field(cached_facts, "kernel") == facts.get("kernel")
-    if same_kernel and facts.get("units_filter") is None and isinstance(_field(cached_facts, "units_filter"), bool):
+    is_same_kernel = isinstance(facts, Mapping) and _field(cached_facts, "kernel") == facts.get("kernel")
+    if is_same_kernel and facts.get("units_filter") is None and isinstance(_field(cached_facts, "units_filter"), bool):
         return {**facts, "units_filter": cached_facts["units_filter"]}
     return facts
 
@@ -275,12 +275,12 @@ def cluster_hosts(
         raise Refusal(
             f"The inventory has no group {cluster!r}: put the cluster's hosts into this group, or set llama_cluster_group to the correct group."
         )
-    members = {}
+    hosts = {}
     for name in replica_of(task_vars):
         roles = [role for role, group in ROLE_GROUPS.items() if name in groups.get(group, [])]
         if roles:
             host_variables = hostvars[name]
-            members[name] = {
+            hosts[name] = {
                 "groups": roles,
                 "ansible_host": host_variables.get("ansible_host") or name,
                 "variables": _validated_variables(name, host_variables),
@@ -302,25 +302,23 @@ def cluster_hosts(
                 f"The group {validation.printable(group)} (with {', '.join(map(validation.printable, misplaced_hosts))}) is not a group of this collection: "
                 f"rename it to {similar_groups[0]}, or remove these hosts from {cluster}."
             )
-    if unused_hosts and members:
+    if unused_hosts and hosts:
         Display().warning(
             f"The run ignores these hosts of {cluster}, which are in neither llama_head nor llama_workers: "
             f"{', '.join(map(validation.printable, unused_hosts))}. Check the spelling of these groups."
         )
-    cached_facts = next(
-        (_field(host["facts"], "cached") for host in members.values() if "head" in host["groups"]), None
-    )
-    for name, host in members.items():
+    cached_facts = next((_field(host["facts"], "cached") for host in hosts.values() if "head" in host["groups"]), None)
+    for name, host in hosts.items():
         host["facts"] = _restore_units_filter(host["facts"], _field(cached_facts, name)) or _field(cached_facts, name)
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Its SSH connection belongs to the person who runs Ansible, and may come from anywhere.
             host["facts"] = {**host["facts"], "reached_at": None}
-    if not members:
+    if not hosts:
         raise Refusal(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers into these groups."
         )
     _check_missing_hosts(cached_facts, used_hosts.union(retired_hosts), retired_group)
-    return cluster, cluster_inputs.check_hosts(cluster, members)
+    return cluster, cluster_inputs.check_hosts(cluster, hosts)
 
 
 def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedRecord | None:

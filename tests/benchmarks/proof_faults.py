@@ -194,7 +194,7 @@ def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence
         folder=str(folder),
         account=None,
         environment=environment,
-        launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{folder}/{run.PROOF_SOCKET}"),
+        launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{folder}/{run.PROOF_SOCKET_FILE}"),
         sockets=True,
         context=context,
         micro_batch=512,

@@ -60,7 +60,7 @@ def log_lines(texts):
     return {
         kind.replace(" ", "-")
         for kind in kinds
-        if not re.search(start_log.BUFFER_LINE, line.format(kind.replace("%s", "csa")))
+        if not re.search(start_log.BUFFER_LINE_PATTERN, line.format(kind.replace("%s", "csa")))
     }
 
 

@@ -10,7 +10,7 @@ import models
 import pytest
 import real_models
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import listeners
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side
@@ -61,7 +61,7 @@ def prove(programs, workers, tmp_path):
             folder=str(tmp_path),
             account=None,
             environment={},
-            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.PROOF_SOCKET}"),
+            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.PROOF_SOCKET_FILE}"),
             sockets=True,
             context=context,
             micro_batch=512,
@@ -71,7 +71,7 @@ def prove(programs, workers, tmp_path):
             variants=(("--repack",), *([] if quantised else [("--flash-attn", "off")])),
             devices=(side(1, "first cpu", first), side(2, "second cpu", second, *wrong)),
         )
-        return typed_json.parse(Proof, run.prove(work, processes.is_listening_alone))
+        return typed_json.parse(Proof, run.prove(work, listeners.is_listening_alone))
 
     return of
 
@@ -114,7 +114,7 @@ def test_the_device_that_computes_something_else_is_named(prove):
 
 @pytest.mark.timeout(600)
 def test_the_device_that_crashes_is_named_with_the_line_of_its_log(prove, workers, monkeypatch):
-    monkeypatch.setattr(run, "WORKER_SECONDS", 0)
+    monkeypatch.setattr(run, "WORKER_TIMEOUT_SECONDS", 0)
     proof = prove("dense", endpoints=[workers[0], f"127.0.0.1:{free_port()}"])
     (sentence,) = proof.failures()
     assert sentence.startswith("second cpu crashes on signal 6: ")

@@ -111,7 +111,7 @@ class Machine:
         monkeypatch.setattr("platform.system", lambda: self.told["system"])
         monkeypatch.setattr("platform.machine", lambda: self.told["machine"])
         monkeypatch.setattr("sys.platform", self.told["system"].lower())
-        monkeypatch.setattr(amx, "tiles_work", lambda: True)
+        monkeypatch.setattr(amx, "has_working_tiles", lambda: True)
         return self
 
     @property

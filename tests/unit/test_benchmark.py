@@ -239,7 +239,7 @@ def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
 
 @pytest.mark.parametrize(
     "name, value, words, status",
-    [("PROGRAM_SECONDS", 0.2, ["sleep", "60"], 124), ("FILE_BLOCKS", 10, ["head", "-c", "100000", "/dev/zero"], 153)],
+    [("MAX_PROGRAM_SECONDS", 0.2, ["sleep", "60"], 124), ("MAX_FILE_BLOCKS", 10, ["head", "-c9999", "/dev/zero"], 153)],
 )
 def test_a_program_that_takes_or_writes_too_much_is_ended(tmp_path, monkeypatch, name, value, words, status):
     monkeypatch.setattr(command_line, name, value)
@@ -275,7 +275,7 @@ PROGRAM, SERVER = "llamacpp-benchmark", "llamacpp-server"
 def head(request, tmp_path, monkeypatch):
     """A head whose server runs."""
     machine = machine_with(request.param, tmp_path, monkeypatch)
-    monkeypatch.setattr(services, "VOLATILE_UNITS", machine.folder / "units")
+    monkeypatch.setattr(services, "VOLATILE_UNITS_FOLDER", machine.folder / "units")
     machine.apply(defined(SERVER))
     machine.lines("calls"), machine.lines("events")
     return machine
@@ -341,7 +341,7 @@ def test_without_a_session_of_the_user_nothing_of_a_benchmark_is_found(head, mon
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr(job.services.commands, "set_runtime_directory", lambda: None)
     place = typed_json.parse(InstallationPaths, {**head.host, "scope": "user", "service_manager": "systemd_user"})
-    assert job.cancel_benchmark(place, [SERVER], check=False) == []
+    assert job.cancel_benchmark(place, [SERVER], check_mode=False) == []
 
 
 class Host:
@@ -416,7 +416,7 @@ def test_everything_is_measured_and_written(measuring, tmp_path):
     assert measuring.host.calls == ["started", *["looked"] * 2, "absent"]
     assert json.loads((tmp_path / "new" / "folder" / "benchmark.json").read_text()) == record
     assert (tmp_path / "new" / "folder" / "benchmark.md").read_text().count("11.00 ± 1.41") == 8
-    assert f"RuntimeMaxSec={2 * (command_line.PROGRAM_SECONDS + action.EXIT_SECONDS)}" in measuring.host.definition
+    assert f"RuntimeMaxSec={2 * (command_line.MAX_PROGRAM_SECONDS + action.EXIT_SECONDS)}" in measuring.host.definition
     assert measuring.left == {}, "the known-answer model corrects no plan"
 
 

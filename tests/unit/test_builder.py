@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import lock_files, locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, locks
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, installer, manifest, store
@@ -197,7 +197,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     os.waitpid(module, 0)
     holders = locks.find_holders(lock)
     assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in holders} >= {"cmake", "ninja", "sleep"}
-    assert lock_files.is_held(store.lock_path(one.cache_folder))
+    assert files.is_locked(store.lock_path(one.cache_folder))
     assert store.unfinished_builds(str(one.cache_folder), ()) == []
     marked = one.work_folder / "source" / "CMakeLists.txt"
     marked.write_text(CMAKE)  # so that the tree as it was left compiles at once
@@ -214,7 +214,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     waiting.join()
     assert made[0].id == "tiny-cpu-0123abcd"
     assert "== unpack" not in one.log_path.read_text()
-    assert not lock_files.is_held(store.lock_path(one.cache_folder))
+    assert not files.is_locked(store.lock_path(one.cache_folder))
 
 
 def wait_for(condition):

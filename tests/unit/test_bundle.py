@@ -164,8 +164,8 @@ def test_what_the_account_of_the_services_puts_in_place_of_a_log_is_not_read(tmp
     os.mkfifo(path)
     assert logs.log("x") == "", "and a pipe is not waited for"
     path.unlink()
-    path.write_bytes(bytes(services.LOG_BYTES) + b"last\n")
-    assert len(logs.log("x")) == services.LOG_BYTES
+    path.write_bytes(bytes(services.MAX_LOG_BYTES) + b"last\n")
+    assert len(logs.log("x")) == services.MAX_LOG_BYTES
 
 
 def test_what_a_host_shows_of_kernel_and_drivers():

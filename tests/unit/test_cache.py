@@ -11,7 +11,7 @@ import tarfile
 
 import pytest
 from ansible.errors import AnsibleError
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import lock_files
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache, sources
 from support.builds import planned_source
@@ -102,8 +102,8 @@ print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha25
 
 
 def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
-    held = lock_files.open_file(cache.make_folder("sources", "llama_release") / cache.LOCK)
-    assert lock_files.take(held)
+    held = files.open_lock(cache.make_folder("sources", "llama_release") / cache.LOCK_FILE)
+    assert files.take_lock(held)
     said = []
     monkeypatch.setattr(cache.Display, "display", lambda _self, text: (said.append(text), os.close(held)))
     assert sources.fetch(of_path(tmp_path))[0].changed

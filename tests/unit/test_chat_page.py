@@ -146,7 +146,7 @@ NPM_CI = "npm ci --ignore-scripts --no-audit --no-fund"
     ],
 )
 def test_a_page_that_is_wanted_and_cannot_be_had(source, tmp_path, monkeypatch, cache, node, npm, reason):
-    monkeypatch.setattr(chat_page, "STEP_SECONDS", 1)
+    monkeypatch.setattr(chat_page, "STEP_TIMEOUT_SECONDS", 1)
     if node:
         install(tmp_path, node, npm)
     with pytest.raises(AnsibleError) as failed:

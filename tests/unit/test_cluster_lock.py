@@ -33,14 +33,14 @@ FIRST, SECOND = (typed_json.dump(run(number)) for number in (1, 2))
 def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
     assert cluster_lock.take_lock(tmp_path, run()) is None
     assert cluster_lock.take_lock(tmp_path, run()) is None, "it has it already"
-    assert (tmp_path / names.CLUSTER_LOCK).stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / names.CLUSTER_LOCK_FILE).stat().st_mode & 0o777 == 0o600
     for _another_try in range(2):
         for other in (run(2), run(machine="boot-1 pid:[2]"), run(pid=4712)):
             with pytest.raises(cluster_lock.LockHeldError) as held:
                 cluster_lock.take_lock(tmp_path, other)
             assert held.value.holder.is_same_run(run())
         cluster_lock.release_lock(tmp_path, run(2))
-    with monkeypatch.context() as patched, locks.hold(tmp_path / names.CLUSTER_LOCK):
+    with monkeypatch.context() as patched, locks.hold(tmp_path / names.CLUSTER_LOCK_FILE):
         patched.setattr(cluster_lock, "WAIT_SECONDS", 0)
         with pytest.raises(locks.BusyError):
             cluster_lock.release_lock(tmp_path, run())  # another run may take over just now
@@ -64,7 +64,7 @@ def test_the_message_names_run_time_and_remedy(tmp_path):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({**run()._asdict(), "since": "x"}), "x" * 100000])
 def test_what_a_run_left_that_was_killed_while_it_wrote_keeps_nobody_out(tmp_path, text):
-    (tmp_path / names.CLUSTER_LOCK).write_text(text)
+    (tmp_path / names.CLUSTER_LOCK_FILE).write_text(text)
     assert cluster_lock.take_lock(tmp_path, run()) is None
     assert cluster_lock.read_holder(tmp_path).is_same_run(run())
 
@@ -82,7 +82,7 @@ def test_the_module_takes_and_releases(tmp_path, call):
     assert "site.yml run by anna" in call(prefix=str(prefix), run=SECOND, take_over=True)["taken_from"]
     call(prefix=str(prefix), run=SECOND, state="absent")
     assert cluster_lock.read_holder(prefix) is None
-    (prefix / names.CLUSTER_LOCK).unlink()
+    (prefix / names.CLUSTER_LOCK_FILE).unlink()
     call(prefix=str(prefix), run=SECOND, state="absent")
     assert [path.name for path in prefix.iterdir()] == [names.FOLDER_MARK], "after a teardown none is made"
     call(prefix=str(prefix.parent), run=FIRST)
@@ -96,7 +96,7 @@ def test_a_run_that_changes_nothing_releases_a_lock_of_an_ended_run_and_removes_
     (proof / "layers.gguf").write_text("8 GiB")
     cluster_lock.take_lock(tmp_path, run())
     release = {"prefix": str(tmp_path), "state": "absent", "run": SECOND}
-    with locks.hold(tmp_path / names.PROOF_LOCK):
+    with locks.hold(tmp_path / names.PROOF_LOCK_FILE):
         assert call(**release)["holder"]["machine"] == run().machine
     assert proof.exists(), "a proof runs"
     assert cluster_lock.read_holder(tmp_path).is_same_run(run()), "it may still run"
@@ -121,7 +121,7 @@ def test_a_full_disk_is_named_by_its_mount(small_disk, call):
     fill_disk(small_disk / "filler", 0)
     failed = call(prefix=str(small_disk), run=FIRST)
     assert failed["msg"].startswith(
-        f"{small_disk}/{names.CLUSTER_LOCK}: No space left on device. Free space on {small_disk} and"
+        f"{small_disk}/{names.CLUSTER_LOCK_FILE}: No space left on device. Free space on {small_disk} and"
     )
 
 

@@ -137,11 +137,11 @@ def test_addresses_are_those_that_python_reads(octets, end):
         read = ipaddress.IPv4Interface(text)
         assert str(read.ip) == text.partition("/")[0]
     except ValueError:
-        assert not re.fullmatch(validation.NETWORK, text)
+        assert not re.fullmatch(validation.NETWORK_PATTERN, text)
         return
-    assert re.fullmatch(validation.NETWORK, text)
+    assert re.fullmatch(validation.NETWORK_PATTERN, text)
     many = read.ip.is_multicast or read.ip.is_reserved or read.ip in ipaddress.IPv4Network("0.0.0.0/8")
-    form = validation.INTERFACE if "/" in text else validation.HOST_IP
+    form = validation.INTERFACE_PATTERN if "/" in text else validation.HOST_IP_PATTERN
     assert bool(re.fullmatch(form, text)) != many
 
 

@@ -55,9 +55,9 @@ class Stub:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.head = SimpleNamespace(
             **{"headers": {}, "argv": [], "endpoints": [], "ready": True, "asleep": False, "last_sample": None},
-            url=f"http://127.0.0.1:{self.server.server_address[1]}",
+            base_url=f"http://127.0.0.1:{self.server.server_address[1]}",
             listens=lambda _sample: True,
-            idle_timer=SimpleNamespace(since=0.0),
+            idle_timer=SimpleNamespace(last_activity_time=0.0),
         )
 
     def entry(self, slot):
@@ -79,7 +79,7 @@ class Stub:
 def place(tmp_path):
     """A state folder, a stub, and a function that makes the keeper of a new start."""
     (tmp_path / "model.gguf").write_bytes(b"model")
-    stub, logged = Stub(tmp_path / conversations.FOLDER), []
+    stub, logged = Stub(tmp_path / conversations.CONVERSATIONS_FOLDER), []
     argv = ["/build/bin/llama-server", "--model", str(tmp_path / "model.gguf"), "--ctx-size", "8192"]
     argv += ["--parallel", "2", "--cache-type-k", "q8_0", conversations.SLOT_OPTION, str(stub.folder)]
 
@@ -98,7 +98,7 @@ def step(keeper, times=1):
     """Let the keeper do what is due."""
     for _time in range(times):
         assert keeper.fault() is None
-        keeper.job.join(10)
+        keeper.job_thread.join(10)
 
 
 def names(place):
@@ -133,7 +133,7 @@ def test_a_conversation_is_saved_when_its_slot_rests_and_is_there_after_a_restar
     place.stub.slots = {0: [], 1: []}
     again = place.start()
     again.watch_output(b"0.14.692 I srv  llama_server: model loaded\n")
-    again.job.join(10)
+    again.job_thread.join(10)
     assert place.stub.slots[0] == conversation(1)
     assert names(place) == [conversations.SAVED_SUFFIX]
     assert again.counts[metrics.CONVERSATION_METRICS[0]] == 1
@@ -263,7 +263,7 @@ def test_a_save_that_hangs_ends_llama_server_and_nothing_is_kept_for_a_while(pla
     place.stub.slots[0], place.stub.broken, place.stub.head.last_sample = conversation(1), "hangs", IDLE
     keeper.has_pending_slots = True
     keeper.fault()
-    keeper.job.join(10)
+    keeper.job_thread.join(10)
     assert keeper.fault() is None
     fault = keeper.fault()
     assert fault.is_silent
@@ -271,7 +271,7 @@ def test_a_save_that_hangs_ends_llama_server_and_nothing_is_kept_for_a_while(pla
     place.stub.broken = ""
     again = place.start()
     assert again.fault() is None
-    assert again.job is None, "the next start does not try again"
+    assert again.job_thread is None, "the next start does not try again"
 
 
 def test_no_more_than_the_limit_is_used_and_the_oldest_file_goes_first(place):
@@ -344,7 +344,7 @@ def test_a_server_that_falls_asleep_is_restored_only_when_it_wakes(place):
     step(keeper)
     assert place.stub.asked == []
     keeper.watch_output(b"0.42.692.925 I srv  handle_sleep: server is exiting sleeping state\n")
-    keeper.job.join(10)
+    keeper.job_thread.join(10)
     assert [action for action, _slot, _name in place.stub.asked] == ["restore"]
 
 

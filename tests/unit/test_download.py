@@ -223,7 +223,7 @@ def test_two_runs_at_once_do_not_mix(server, models, fetch):
 
 def test_a_download_that_does_not_end_is_named(server, models, fetch):
     models.mkdir()
-    with (models / model_files.LOCK).open("w") as stream:
+    with (models / model_files.LOCK_FILE).open("w") as stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         with pytest.raises(Refusal, match=rf"process {os.getpid()} on this host: .*or stop its holder"):
             fetch(seconds=0.1)

@@ -62,7 +62,7 @@ def collect(server, folder, tmp_path, local, monkeypatch):
 
 def test_a_healthy_head(collect, server, folder, tmp_path):
     (tmp_path / "key").write_text("\nsecret\nother\n")
-    (folder / journal.START_LOG).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
+    (folder / journal.START_LOG_FILE).write_text("load_tensors: CPU model buffer size = 2 MiB\nlast\n")
     runtime.write_handshakes(folder, {})
     help_text = [f"--option{number}" for number in range(30)]
     runtime.record_exit(folder, "with status 1", "\n".join(["one", "Failed to open file", *help_text]))
@@ -70,7 +70,7 @@ def test_a_healthy_head(collect, server, folder, tmp_path):
     (tmp_path / "links" / "worker1.json").write_text('{"mbit_per_second": 9400}')
     found = collect(1, api_key_file=str(tmp_path / "key"))
     assert found.health == (True, "ok")
-    assert found.exits == (1, "with status 1", ("Failed to open file", *help_text[-runtime.LAST_LINES :]))
+    assert found.exits == (1, "with status 1", ("Failed to open file", *help_text[-runtime.MAX_LAST_LINES :]))
     assert found.links == {"worker1": (9400, None, "", False), "worker2": None}
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     assert found.handshakes == ({}, None)
@@ -119,7 +119,7 @@ def test_the_key_goes_to_a_server_that_starts_during_the_wait(collect, tmp_path)
 def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, server):
     load = "load_tensors: CPU model buffer size = 2 MiB\n"
     sleep = "I srv handle_sleep: server is entering sleeping state\n"
-    (folder / journal.START_LOG).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
+    (folder / journal.START_LOG_FILE).write_text(f"{load}{sleep}{load}{sleep}{load[:40]}")
     written = {"state": "asleep", "without": [], "since": 1, "process": os.getpid()}
     (folder / serving.RECORD_FILE).write_text(json.dumps(written))
     left, woken = collect(wake=False), collect(start_timeout=900)
@@ -133,7 +133,7 @@ def test_a_server_that_sleeps_is_judged_by_its_first_load(collect, folder, serve
 
 def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server, folder, local, monkeypatch):
     one, two = several(typed(local.plan()), "one", "a two").head.models
-    (folder / f"a%20two.{journal.START_LOG}").write_text("[1] load: CPU model buffer size = 2 MiB\n")
+    (folder / f"a%20two.{journal.START_LOG_FILE}").write_text("[1] load: CPU model buffer size = 2 MiB\n")
     found = collect(models=(two,))
     assert server.looked[-2:] == ["/props?model=a%20two", "/"]
     assert server.asked[-1][1] == {"prompt": "", "temperature": 0, "max_tokens": 64, "n_probs": 1, "model": "a two"}
@@ -182,7 +182,7 @@ def test_a_model_that_fails_names_the_workers_that_it_lacks(collect, server, fol
 def test_the_run_that_has_the_lock_is_known(collect, tmp_path):
     assert collect().lock is None
     run = cluster_lock.Run("anna", "laptop7", "boot", 4711, "site.yml", 1)
-    (tmp_path / names.CLUSTER_LOCK).write_text(json.dumps(run._asdict()))
+    (tmp_path / names.CLUSTER_LOCK_FILE).write_text(json.dumps(run._asdict()))
     assert collect().lock == run
 
 
@@ -215,7 +215,7 @@ def test_files_of_the_launcher_of_another_form_count_for_nothing(tmp_path):
 
 def test_files_that_are_pipes_or_links_are_not_read(collect, folder):
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        for name in (runtime.HANDSHAKES_FILE, runtime.EXITS_FILE, journal.START_LOG):
+        for name in (runtime.HANDSHAKES_FILE, runtime.EXITS_FILE, journal.START_LOG_FILE):
             make(folder / name)
         found = collect()
         assert (found.log, found.exits.total) == ((), 0)

@@ -201,7 +201,7 @@ def test_a_controller_without_git(repository, monkeypatch):
 def test_a_repository_that_does_not_answer(repository, tmp_path, monkeypatch):
     slow = executable(tmp_path / "bin" / "git", "#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setenv("PATH", f"{slow.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(git, "LOOK_UP_SECONDS", 0.2)
+    monkeypatch.setattr(git, "LOOK_UP_TIMEOUT_SECONDS", 0.2)
     with pytest.raises(Refusal, match="did not finish within"):
         repository.resolved("main")
 

@@ -196,10 +196,10 @@ AMX = "fpu avx512_vnni amx_bf16 amx_tile amx_int8"
 )
 def test_tiles_that_programs_cannot_use(tmp_path, monkeypatch, flags, work, unusable):
     write_cpuinfo(tmp_path, f"model name\t: One\nflags\t\t: {flags}\n")
-    monkeypatch.setattr(amx, "tiles_work", lambda: True)
+    monkeypatch.setattr(amx, "has_working_tiles", lambda: True)
     whole = hardware.read_processor(tmp_path)
     assert "unusable" not in whole
-    monkeypatch.setattr(amx, "tiles_work", lambda: work)
+    monkeypatch.setattr(amx, "has_working_tiles", lambda: work)
     found = hardware.read_processor(tmp_path)
     assert found.get("unusable") == (["amx"] if unusable else None)
     assert found.get("amx") == (True if flags == AMX and work else None)
@@ -218,7 +218,7 @@ def test_tiles_that_the_compiler_configures_wrongly(tmp_path, monkeypatch, opera
     write_cpuinfo(tmp_path, f"model name\t: One\nflags\t\t: {AMX}\n")
     (tmp_path / "usr/lib").mkdir(parents=True)
     (tmp_path / "usr/lib/amxtileintrin.h").write_text(operand)
-    monkeypatch.setattr(amx, "tiles_work", lambda: True)
+    monkeypatch.setattr(amx, "has_working_tiles", lambda: True)
     answers = {"c++": "/usr/lib/amxtileintrin.h\n"}
     assert ("unusable" in hardware.read_processor(tmp_path, lambda argv: answers.get(argv[0], ""))) is unusable
 
@@ -226,7 +226,7 @@ def test_tiles_that_the_compiler_configures_wrongly(tmp_path, monkeypatch, opera
 @pytest.mark.parametrize("name", ["constructed/m4_max", "constructed/gb10"])
 def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     machine = Machine(name, tmp_path).stand_in(monkeypatch)
-    monkeypatch.setattr(amx, "tiles_work", lambda: pytest.fail("tried"))
+    monkeypatch.setattr(amx, "has_working_tiles", lambda: pytest.fail("tried"))
     assert "unusable" not in hardware.read_processor(tmp_path, machine.ask)
 
 
@@ -243,15 +243,15 @@ def test_tiles_are_not_tried_on_other_processors(tmp_path, monkeypatch, name):
     ids=["all well", "permission refused", "SIGILL", "hangs", "cannot be tried"],
 )
 def test_tiles_work_where_a_program_that_uses_them_comes_to_its_end(monkeypatch, program, works):
-    monkeypatch.setattr(amx, "PROGRAM_SECONDS", 1)
-    assert amx.tiles_work(program) is works
+    monkeypatch.setattr(amx, "MAX_PROGRAM_SECONDS", 1)
+    assert amx.has_working_tiles(program) is works
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")
 def test_tiles_are_tried_without_harm():
     """Wherever the tests run: this process goes on, and where none are announced, none work."""
     flags = set(re.findall(r"amx_\w+", Path("/proc/cpuinfo").read_text()))
-    assert amx.tiles_work() in ([True, False] if flags >= amx.AMX_FLAGS else [False])
+    assert amx.has_working_tiles() in ([True, False] if flags >= amx.AMX_FLAGS else [False])
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="tiles are Intel's")

@@ -85,9 +85,9 @@ def test_a_unit_tries_whether_its_addresses_are_filtered(status, filters):
             raise commands.CommandError(argv, "refused", status)
         return ""
 
-    assert firewall.filtering_works("/usr/bin/python3", run) is filters
+    assert firewall.has_unit_filter("/usr/bin/python3", run) is filters
     assert "--property=IPAddressDeny=any" in ran[0]
-    assert firewall.filtering_works(None, run) is None
+    assert firewall.has_unit_filter(None, run) is None
     assert len(ran) == 1
 
 
@@ -95,7 +95,7 @@ def test_root_is_asked_for_where_the_connecting_user_is_another_one(monkeypatch)
     ran = []
     for uid in (0, 1000):
         monkeypatch.setattr("os.geteuid", lambda uid=uid: uid)
-        firewall.filtering_works("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
+        firewall.has_unit_filter("/usr/bin/python3", lambda argv, _seconds: ran.append(argv))
     assert [argv[:2] for argv in ran] == [["systemd-run", "--quiet"], ["sudo", "-n"]]
 
 
@@ -175,20 +175,20 @@ def test_supervisor_that_stands_still(tmp_path):
                 waiting[-1].setblocking(False)
                 waiting[-1].connect(path)
         asked = []
-        asking = threading.Thread(target=lambda: asked.append(installation.supervisor_runs(str(tmp_path))), daemon=True)
+        asking = threading.Thread(target=lambda: asked.append(installation.has_supervisor(str(tmp_path))), daemon=True)
         asking.start()
         asking.join(20)
         assert asked == [True]
     for client in waiting:
         client.close()
-    assert installation.supervisor_runs(str(tmp_path)) is False
+    assert installation.has_supervisor(str(tmp_path)) is False
 
 
 def test_output_of_a_command_that_hangs_fails_is_missing_or_prints_no_utf_8(monkeypatch):
     assert commands.output(["no-such-command"]) == ""
     assert commands.output(["false"]) == ""
     assert commands.output(["printf", r"\377 1.2"]) == "\ufffd 1.2"
-    monkeypatch.setattr(commands, "COMMAND_SECONDS", 0.1)
+    monkeypatch.setattr(commands, "COMMAND_TIMEOUT_SECONDS", 0.1)
     assert commands.output(["sh", "-c", "sleep 5; echo late"]) == ""
 
 
@@ -245,7 +245,7 @@ def test_what_was_measured_of_links(tmp_path):
     folder.mkdir()
     (folder / "worker1.json").write_text('{"round_trip_ms": 0.2}')
     (folder / "worker0.json").write_text('{"mbit_per_second": 940, "requested": true}')
-    odd = ["{", "[]", '{"round_trip_ms": "slow"}', '{"round_trip_ms": 1e999}', "[" * 9999, " " * (host.LINK_BYTES + 1)]
+    odd = ["{", "[]", '{"round_trip_ms": ""}', '{"round_trip_ms": 1e999}', "[" * 9999, " " * (host.MAX_LINK_BYTES + 1)]
     for number, text in enumerate(odd, 2):
         (folder / f"worker{number}.json").write_text(text)
     os.mkfifo(folder / "worker9.json")

@@ -113,7 +113,7 @@ def test_a_key_or_a_certificate_that_cannot_be_read_hides_nothing_else(place, se
 
 
 def test_a_server_that_is_silent_is_not_waited_for(place, monkeypatch):
-    monkeypatch.setattr(host_status, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(host_status, "ASK_TIMEOUT_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         found = read(place, head_of(silent.getsockname()[1]))["head"]
     assert found["health"] == {"healthy": False, "detail": "no complete answer within 0.1 s"}

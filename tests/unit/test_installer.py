@@ -182,8 +182,8 @@ def test_the_directory_of_a_zip_archive_is_limited(tmp_path, compiled, monkeypat
     archive = zipped(tmp_path, pack_folder(tmp_path, compiled))
     content = archive.read_bytes()
     archive.write_bytes(content[:-22] + b"PK\6\7" + bytes(16) + content[-22:-2] + b"\xff\xff" + bytes(0xFFFF))
-    for limit in (archives.HEADER_BYTES, 400):
-        monkeypatch.setattr(archives, "HEADER_BYTES", limit)
+    for limit in (archives.MAX_HEADER_BYTES, 400):
+        monkeypatch.setattr(archives, "MAX_HEADER_BYTES", limit)
         with pytest.raises(Refusal, match="its central directory is missing or too long"):
             unpack(tmp_path, archive)
         archive.write_bytes(content)
@@ -255,7 +255,7 @@ def test_a_release_goes_to_another_host(tmp_path, built):
     ],
 )
 def test_a_manifest_that_another_host_wrote_may_hold_anything(tmp_path, built, change):
-    (built[0] / manifest.FILE_NAME).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
+    (built[0] / manifest.MANIFEST_FILE).write_text(json.dumps({**typed_json.dump(built[1]), **change}))
     with pytest.raises(Refusal, match=f"does not match {builds.BUILD.id} on its builder: remove"):
         receive(tmp_path, pack(tmp_path))
     assert not release_of(tmp_path, "other").exists()
@@ -265,7 +265,7 @@ def test_members_of_a_packed_release_that_do_not_belong_there_are_left_out(tmp_p
     archive = tmp_path / "hostile.tar.gz"
     with tarfile.open(archive, "w:gz") as packed:
         packed.add(__file__, "../../outside")
-        for name in (manifest.FILE_NAME, *built[1].files):
+        for name in (manifest.MANIFEST_FILE, *built[1].files):
             packed.add(built[0] / name, name)
     receive(tmp_path, archive)
     names = sorted(path.name for path in (tmp_path / "other").rglob("*") if path.is_file())
@@ -300,7 +300,7 @@ HELPS = {
 def test_the_help_of_a_program(tmp_path, monkeypatch, lines):
     """It is asked in a folder that every account may enter, with what its libraries need."""
     known, error = HELPS[lines]
-    monkeypatch.setattr(installer, "HELP_SECONDS", 1)
+    monkeypatch.setattr(installer, "HELP_LIMIT_SECONDS", 1)
     monkeypatch.chdir(tmp_path)
     executable(tmp_path / "llama-server", f"#!/bin/sh\n{lines}\n")
     build = builds.BUILD._replace(targets=("llama-server",), environment={"LIBRARIES": "/opt"})

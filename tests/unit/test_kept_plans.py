@@ -51,7 +51,7 @@ def test_a_plan_is_kept_before_it_is_applied_and_when_it_served(prefix, record):
     assert stat.S_IMODE((prefix / "plans/next.json").stat().st_mode) == 0o600
     assert kept_plans.read_plan(str(prefix), kept_plans.CURRENT) is None
     assert not kept_plans.last_plan(str(prefix)).served
-    assert kept_plans.mark_served(str(prefix), record["id"], check=True)
+    assert kept_plans.mark_served(str(prefix), record["id"], check_mode=True)
     assert kept(prefix) == {"next": 1}
     assert kept_plans.mark_served(str(prefix), record["id"])
     assert kept(prefix) == {"now": 1}
@@ -98,7 +98,7 @@ def test_a_full_disk_ends_the_run(call, prefix, record, monkeypatch):
     "spoil",
     [
         lambda path: path.write_text(path.read_text()[:-40]),
-        lambda path: os.truncate(path, kept_plans.PLAN_BYTES + 1),
+        lambda path: os.truncate(path, kept_plans.MAX_PLAN_BYTES + 1),
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 1})),
         lambda path: path.write_text(json.dumps({**json.loads(path.read_text()), "host": None})),
         lambda path: path.unlink(),

@@ -141,7 +141,7 @@ MANAGERS = ["networkd", "NetworkManager"]
 def machine(tmp_path, monkeypatch):
     monkeypatch.delenv("SSH_CONNECTION", raising=False)
     monkeypatch.setattr(commands, "find", lambda program: None)
-    monkeypatch.setattr(applying, "CONFIGURE_SECONDS", 0.1)
+    monkeypatch.setattr(applying, "CONFIGURE_TIMEOUT_SECONDS", 0.1)
     monkeypatch.setattr(applying, "POLL_SECONDS", 0.001)
     return Machine(tmp_path)
 

@@ -20,7 +20,7 @@ from support.verification import subject, unhealthy
 
 ONE, TWO = "192.0.2.11:50052", "192.0.2.12:50052"
 GB = 10**9
-EXPECTED = loading.ExpectedBytes({ONE: 4 * GB, TWO: 2 * GB}, 3 * GB, are_cached=False)
+EXPECTED = loading.ExpectedBytes({ONE: 4 * GB, TWO: 2 * GB}, 3 * GB, uses_cache=False)
 
 
 def load_of(seconds, one, two, read=None):
@@ -34,7 +34,7 @@ def test_what_a_plan_has_on_each_device(pair):
     assert expected == loading.ExpectedBytes(used, round(plan.head.cpu.weights_mib * 1024 * 1024), False)
     assert expected.head_bytes > 0
     pair.hosts["worker1"]["variables"]["llama_worker_endpoints"] = [{"name": "cpu", "cache": True}]
-    assert load_bytes_of(typed(pair.plan())).are_cached
+    assert load_bytes_of(typed(pair.plan())).uses_cache
     assert load_bytes_of(subject(pair.plan())._replace(placement=())) == loading.ExpectedBytes()
 
 
@@ -59,7 +59,7 @@ def test_what_a_person_is_shown():
     assert shown(load_of(20, 1_200_000_000, 0, read=3_400_000_000)) == (
         f"1.2 of 4.0 GB sent to worker {ONE}, 0.0 of 2.0 GB sent to worker {TWO}, 3.4 of 9.0 GB read from files, 170 MB/s, about 33 s left"
     )
-    small = loading.ExpectedBytes({ONE: 80_000_000}, 0, are_cached=True)
+    small = loading.ExpectedBytes({ONE: 80_000_000}, 0, uses_cache=True)
     assert (
         shown(LoadCounters(4, None, {ONE: 20_000_000}), small)
         == f"20 of 80 MB sent to worker {ONE}, 5.0 MB/s, at most 12 s left"

@@ -66,7 +66,7 @@ def test_on_a_disk_that_went_read_only_no_lock_is_needed(tmp_path, monkeypatch, 
     def refuse(*_arguments):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(locks, "open_file", refuse)
+    monkeypatch.setattr(locks.files, "open_lock", refuse)
     assert "failed" not in call(module=link, prefix=str(tmp_path), links=[])
     run = typed_json.dump(Run("anna", "laptop7", "boot-1", 4711, "stop.yml"))
     assert "failed" not in call(module=cluster_lock, prefix=str(tmp_path), run=run)

@@ -211,7 +211,7 @@ def test_a_worker_says_what_it_knows(exported):
 
 
 def test_a_folder_that_is_missing_and_a_description_of_others_stop_nothing(exported, monkeypatch, capfd):
-    monkeypatch.setattr(exporter, "EXPORT_SECONDS", 0)
+    monkeypatch.setattr(exporter, "EXPORT_INTERVAL_SECONDS", 0)
     monkeypatch.setattr(exporter.journal, "LOGGED_KEYS", set())
     exported.folder.rmdir()
     _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
@@ -224,7 +224,7 @@ def test_a_folder_that_is_missing_and_a_description_of_others_stop_nothing(expor
 
 
 def test_a_service_that_a_run_drops_writes_until_it_is_stopped_and_leaves_no_file(exported, monkeypatch):
-    monkeypatch.setattr(exporter, "EXPORT_SECONDS", 0)
+    monkeypatch.setattr(exporter, "EXPORT_INTERVAL_SECONDS", 0)
     _option, description, service = exported.describe("llamacpp-worker-cpu", kind="worker", worker="cpu")
     exports, file = exporter.Exporter(description, service), exported.file
     exported.describe("llamacpp-worker-gpu", kind="worker", worker="gpu")

@@ -164,7 +164,7 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
     given = {"llama_model_path": str(path), "llama_model_mmproj": str(projector)}
 
     found, action = run(call, given, PREFIX)
-    assert action.ran == [resolver.MODULE]
+    assert action.ran == [resolver.MODULE_NAME]
     assert found["summary"] == header_summary.summarize(gguf.read_path(str(path)))
     assert [(file["role"], file["path"], file["bytes"]) for file in found["files"]] == [
         ("model", str(path), path.stat().st_size),

@@ -91,12 +91,12 @@ def gathered(plan, folder, state, name="worker2"):
         (ENDPOINT,) if state == "waiting" else (),
         loading.LoadCounters(12.0, 10**9, {ENDPOINT: 5 * 10**7}) if state == "loading" else None,
     )
-    record.since = NOW - 600
+    record.state_start_time = NOW - 600
     head = Watched(state not in ("silent", "loading")) if state != "waiting" else None
     if state == "loading":
         head.load = record.load
     exports.export_head(record, head)
-    return exports.snapshot, {**json.loads((folder / serving.RECORD_FILE).read_text()), "since": record.since}
+    return exports.snapshot, {**json.loads((folder / serving.RECORD_FILE).read_text()), "since": NOW - 600}
 
 
 @pytest.mark.parametrize("needless, lost", [(3, 4), (9, 0), (None, 7)])
@@ -135,7 +135,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
     seen = " ".join(re.sub("<[^>]*>", " ", page.render(shown, NOW)).split())
     found = parsed((tmp_path / "llamacpp-server.prom").read_text())
     assert status["state"] == page.state_of(shown) == state
-    for text in (serving.STATE_LABELS.get(state, state), "passed"):
+    for text in (serving.STATE_TEXTS.get(state, state), "passed"):
         assert text in terminal
         assert text in seen
     assert one(found, "state", state=record["state"]) == 1
@@ -293,7 +293,7 @@ def test_a_launcher_shows_it_by_the_names_of_its_host(exported):
 
 @pytest.mark.programs
 def test_clients_that_say_nothing_or_too_much_are_put_off(monkeypatch):
-    monkeypatch.setattr(page, "CLIENT_SECONDS", 1.0)
+    monkeypatch.setattr(page, "CLIENT_TIMEOUT_SECONDS", 1.0)
     port = served(["the page"])
     idle = [socket.create_connection(("127.0.0.1", port)) for _number in range(page.MAX_CLIENTS + 8)]
     until(lambda: fetched(port) == (200, "the page"))
@@ -309,7 +309,7 @@ def test_clients_that_say_nothing_or_too_much_are_put_off(monkeypatch):
 
 @pytest.mark.programs
 def test_a_page_that_cannot_be_made_is_tried_again(monkeypatch):
-    monkeypatch.setattr(page, "WRONG_KEY_SECONDS", 0)
+    monkeypatch.setattr(page, "WRONG_KEY_DELAY_SECONDS", 0)
     current = []
     port = served(current)
     assert [fetched(port) for _number in range(2 * page.MAX_CLIENTS)] == [(0, "")] * 2 * page.MAX_CLIENTS

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import listeners, processes
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import progress
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can take another account")
@@ -63,34 +63,34 @@ def test_processes_and_listeners_of_macos(monkeypatch):
     assert processes.account_processes("/p", None) == {10: ["/p/bin/rpc-server", "-p", "1"]}
     asked = []
     monkeypatch.setattr(
-        processes, "output", lambda argv: asked.append(argv[-1]) or ("9\n" if "@" in argv[-1] else "10\n")
+        listeners, "output", lambda argv: asked.append(argv[-1]) or ("9\n" if "@" in argv[-1] else "10\n")
     )
-    assert [processes.is_served("127.0.0.1", 8080, pids) for pids in ([9], [10, 11], [])] == [True, False, False]
+    assert [listeners.is_served("127.0.0.1", 8080, pids) for pids in ([9], [10, 11], [])] == [True, False, False]
     assert {*asked} == {"-iTCP@127.0.0.1:8080"}
-    monkeypatch.setattr(processes, "output", lambda argv: "" if "@" in argv[-1] else "10\n")
-    assert processes.is_served("127.0.0.1", 8080, [10, 11])
-    assert processes.is_listening_alone(8080)
+    monkeypatch.setattr(listeners, "output", lambda argv: "" if "@" in argv[-1] else "10\n")
+    assert listeners.is_served("127.0.0.1", 8080, [10, 11])
+    assert listeners.is_listening_alone(8080)
 
 
 def test_whether_one_of_our_processes_listens(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("0.0.0.0", 0)) as everywhere:
         for port in (listener.getsockname()[1], everywhere.getsockname()[1]):
-            served = [processes.is_served("127.0.0.1", port, pids) for pids in ([os.getpid()], [], [os.getppid()])]
-            assert (served, processes.is_listening_alone(port)) == ([True, False, False], True)
-        assert not processes.is_served("192.0.2.1", listener.getsockname()[1], [os.getpid()])
+            served = [listeners.is_served("127.0.0.1", port, pids) for pids in ([os.getpid()], [], [os.getppid()])]
+            assert (served, listeners.is_listening_alone(port)) == ([True, False, False], True)
+        assert not listeners.is_served("192.0.2.1", listener.getsockname()[1], [os.getpid()])
         assert processes.listening_addresses(port, processes.read_sockets()) == ["0.0.0.0"]
         inode = str(os.fstat(everywhere.fileno()).st_ino)
         owners = {"127.0.0.1": "", "0.0.0.0": inode}
         exact, everyone = (processes.Socket(at, 8080, "", "0A", owner) for at, owner in owners.items())
         monkeypatch.setattr(processes, "read_sockets", lambda: processes.Sockets([exact, everyone], []))
-        served = [processes.is_served(at, 8080, [os.getpid()]) for at in ("127.0.0.1", "127.0.0.2")]
+        served = [listeners.is_served(at, 8080, [os.getpid()]) for at in ("127.0.0.1", "127.0.0.2")]
         assert served == [False, True]
         exact = exact._replace(uid=os.getuid() + 1)
         monkeypatch.setattr(processes, "read_sockets", lambda: processes.Sockets([exact, everyone], []))
-        assert not processes.is_listening_alone(8080)
+        assert not listeners.is_listening_alone(8080)
         monkeypatch.undo()
-    assert not processes.is_served("127.0.0.1", port, [os.getpid()])
-    assert not processes.is_listening_alone(port)
+    assert not listeners.is_served("127.0.0.1", port, [os.getpid()])
+    assert not listeners.is_listening_alone(port)
 
 
 def test_clients_of_a_port():

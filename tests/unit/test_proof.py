@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import loc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import listeners
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import runtime
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options, replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import (
@@ -505,7 +505,7 @@ def work(tmp_path):
         return ProofWork(
             **{"model": str(model), "folder": str(tmp_path), "layers": (0, 1), "bytes": 1000, "context": 300},
             **{"account": None, "environment": {}, "sockets": True, "micro_batch": 512},
-            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.PROOF_SOCKET}"),
+            launcher=(sys.executable, "-m", runtime.__name__, "prove", "--", f"{tmp_path}/{run.PROOF_SOCKET_FILE}"),
             **{"limit_s": 300, "timeout_s": 30},
             processor=Side(ID(reference), "head's processor", (str(program), processor)),
             variants=tuple((how,) for how in variants),
@@ -524,7 +524,7 @@ def place(folder, manager="supervisor"):
 def prove(work, tmp_path):
     """Runs a proof; returns it."""
 
-    def of(*sides, owner=processes.is_listening_alone, **changed):
+    def of(*sides, owner=listeners.is_listening_alone, **changed):
         (tmp_path / run.PROOF_FOLDER / ".nv").mkdir(parents=True, exist_ok=True)  # a driver's cache
         (tmp_path / run.PROOF_FOLDER / "partial").write_text("")
         proof = typed_json.parse(Proof, run.prove(work(*sides, **changed), owner))
@@ -581,7 +581,7 @@ def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devic
     ],
 )
 def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(prove, monkeypatch, how, remedies, said):
-    monkeypatch.setattr(run, "WORKER_SECONDS", 1)
+    monkeypatch.setattr(run, "WORKER_TIMEOUT_SECONDS", 1)
     proof = prove("right", ("right", how), remedies=remedies, timeout_s=8 if how == "hangs" else 30)
     [sentence] = proof.failures()
     assert sentence.startswith("worker1 cpu ")
@@ -612,11 +612,11 @@ def test_what_cannot_be_compared_says_why(prove, tmp_path, processor, changed, w
 
 @pytest.mark.programs
 def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
-    assert run.prepare_reference(work(variants=("near",)), processes.is_listening_alone)
+    assert run.prepare_reference(work(variants=("near",)), listeners.is_listening_alone)
     assert {path.suffix for path in (tmp_path / run.PROOF_FOLDER).iterdir()} == {".json", ".gguf"}
     for _again in range(2):
         assert [one.is_correct for one in prove("crashes", ("rounds", "wrong")).devices] == [True, False]
-    assert run.prepare_reference(work("crashes", ("right",)), processes.is_listening_alone)
+    assert run.prepare_reference(work("crashes", ("right",)), listeners.is_listening_alone)
     assert "crashes with status 3" in prove("crashes", reference=98).untested
     os.utime(tmp_path / "model.gguf", (1, 1))
     assert "crashes with status 3" in prove("crashes").untested
@@ -625,7 +625,7 @@ def test_the_reference_is_computed_before_and_used_after(prove, work, tmp_path):
 @pytest.mark.programs
 @pytest.mark.parametrize("text", ["", "5", '[[], [{"one": 1}], []]', "[" * 9999])
 def test_a_damaged_reference_is_computed_again(prove, work, tmp_path, text):
-    assert run.prepare_reference(work(), processes.is_listening_alone)
+    assert run.prepare_reference(work(), listeners.is_listening_alone)
     next((tmp_path / run.PROOF_FOLDER).glob("*.json")).write_text(text)
     assert [device.is_correct for device in prove(devices=("right",)).devices] == [True]
 
@@ -634,7 +634,7 @@ def test_a_damaged_reference_is_computed_again(prove, work, tmp_path, text):
 def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, monkeypatch):
     """Neither another proof's nor what was written of one when its proof was killed."""
     assert prove(devices=("right",)).failures() == []
-    assert run.prepare_reference(work(reference=98, layers=(0,)), processes.is_listening_alone)
+    assert run.prepare_reference(work(reference=98, layers=(0,)), listeners.is_listening_alone)
     assert list((tmp_path / run.PROOF_FOLDER).glob("*.gguf"))
     assert prove("crashes").failures() == []
     monkeypatch.setattr(run, "MAX_REFERENCES", 1)
@@ -644,10 +644,10 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
 
 @pytest.mark.programs
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
-    assert not run.prepare_reference(work("crashes"), processes.is_listening_alone)
+    assert not run.prepare_reference(work("crashes"), listeners.is_listening_alone)
     assert not list((tmp_path / run.PROOF_FOLDER).iterdir())
     monkeypatch.setattr(run.resources, "available_memory", lambda _text: run.RESERVED_MEMORY_BYTES >> 20)
-    assert not run.prepare_reference(work("hangs"), processes.is_listening_alone)
+    assert not run.prepare_reference(work("hangs"), listeners.is_listening_alone)
     assert not list(tmp_path.glob("*.starts"))
 
 
@@ -688,7 +688,7 @@ def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
     work, call, tmp_path, monkeypatch, manager, launchers
 ):
     machine, seen = machine_with(manager, tmp_path, monkeypatch), []
-    monkeypatch.setattr(services, "VOLATILE_UNITS", machine.folder / "volatile")
+    monkeypatch.setattr(services, "VOLATILE_UNITS_FOLDER", machine.folder / "volatile")
     definition = machine.folder / "volatile/llamacpp-proof.service"
 
     def prove(_account, _step, proof_work, _owner):
@@ -703,7 +703,7 @@ def test_under_systemd_a_service_runs_the_programs_and_ends_with_the_proof(
     assert call(work=typed_json.dump(work(launcher=("launcher",))), **arguments)["failed"]
     assert (seen, machine.state("llamacpp-proof"), definition.exists()) == (launchers, [services.STOPPED], False)
     monkeypatch.setattr(proof_module, "LOCK_WAIT_SECONDS", 0)
-    with locks.hold(Path(machine.host["prefix"], names.PROOF_LOCK)):
+    with locks.hold(Path(machine.host["prefix"], names.PROOF_LOCK_FILE)):
         assert call(work=typed_json.dump(work()), **arguments)["failed"], "the proof of a killed playbook runs"
     assert len(seen) == 1
 
@@ -750,7 +750,7 @@ def test_programs_end_with_their_client(work, tmp_path):
 
 
 def test_a_launcher_that_does_not_answer_leaves_the_proof_untested(prove, monkeypatch):
-    monkeypatch.setattr(run, "LAUNCHER_SECONDS", 0)
+    monkeypatch.setattr(run, "LAUNCHER_TIMEOUT_SECONDS", 0)
     assert "the launcher of the proof does not answer" in prove(launcher=("/bin/false",)).untested
 
 
@@ -793,7 +793,7 @@ def test_what_the_operator_is_told_and_which_logs_are_read(served, verdict, prov
     action.run_in_background = mock.Mock(return_value={"proof": typed_json.dump(Proof(9, devices=(verdict,)))})
     answer = action.run(task_vars={"inventory_hostname": "head"})
     assert len(action.run_in_background.call_args.kwargs["work"]["remedies"]) == tried
-    commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.REASON_LINE}'")] if verdict.failure else []
+    commands = [LOGS[manager].format("llamacpp-worker-cpu", f"'{run.REASON_LINE_PATTERN}'")] if verdict.failure else []
     assert answer["crashed_workers"] == [{"host": "worker2", "command": command} for command in commands]
     assert re.match(said, f"{answer['failure_text']}. {answer['remedy']}" if answer["failure_text"] else "")
     assert ("Worker logs: " in answer["remedy"]) == bool(commands)
@@ -851,7 +851,7 @@ def test_a_worker_s_log_is_searched_for_what_tells_why_it_crashed(tmp_path):
     telling = ["x.cu:3: out of room", "CUDA error: no kernel image", "GGML_ASSERT(rows < 8) failed"]
     others = ["Accepted client connection", "libggml-base.so(ggml_abort+0x152) [0x7f]"]
     (tmp_path / "log").write_text("\n".join(telling + others))
-    argv = ["grep", "-aiE", run.REASON_LINE, tmp_path / "log"]
+    argv = ["grep", "-aiE", run.REASON_LINE_PATTERN, tmp_path / "log"]
     assert subprocess.run(argv, stdout=subprocess.PIPE, text=True, check=False).stdout.splitlines() == telling
 
 

@@ -83,7 +83,7 @@ def test_a_run_that_waits_for_a_host_shows_progress(monkeypatch):
     reboot = mock.Mock(side_effect=lambda *_arguments, **_more: time.sleep(0.2) or {"rebooted": True})
     monkeypatch.setattr(plugin, "run_action", reboot)
     monkeypatch.setattr(action, "display", display)
-    monkeypatch.setattr(action, "PROGRESS_SECONDS", 0.05)
+    monkeypatch.setattr(action, "PROGRESS_INTERVAL_SECONDS", 0.05)
     assert plugin.run(task_vars={"inventory_hostname": "one"}) == {"rebooted": True}
     reboot.assert_called_once_with("ansible.builtin.reboot", reboot_timeout=1800)
     lines = [call.args[0] for call in display.display.call_args_list]

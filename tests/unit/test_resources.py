@@ -47,7 +47,7 @@ def test_a_disk_is_shown_once(tmp_path):
 
 
 def test_a_disk_that_does_not_answer_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(resources, "DISK_SECONDS", 0.05)
+    monkeypatch.setattr(resources, "DISK_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(os, "statvfs", lambda _path: time.sleep(2))
     assert resources.disks(["/"]) == (resources.Disk("/", None, None),)
 

@@ -43,7 +43,7 @@ def test_it_waits_for_every_worker_then_starts_and_records_the_handshakes(cluste
     record = json.loads((cluster.state / runtime.HANDSHAKES_FILE).read_text())
     assert set(record["workers"]) == {first_endpoint, f"127.0.0.1:{second_port}"}
     assert record["workers"][first_endpoint]["protocol"] == "7.0.0"
-    assert "model buffer size" in (cluster.state / journal.START_LOG).read_text()
+    assert "model buffer size" in (cluster.state / journal.START_LOG_FILE).read_text()
 
 
 @pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGKILL, -9)])
@@ -90,29 +90,29 @@ def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
     (tmp_path / REPLACEMENTS_FILE).write_text('{"--ctx-size": "-c", "--fit": ""}')
     argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
     runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path))
-    assert (tmp_path / journal.START_LOG).read_text() == "-c 8 --alias x\n"
+    assert (tmp_path / journal.START_LOG_FILE).read_text() == "-c 8 --alias x\n"
 
 
 def test_the_log_of_a_start_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(journal, "START_LOG_BYTES", 100)
+    monkeypatch.setattr(journal, "MAX_START_LOG_BYTES", 100)
     head = llama_server.Head([sys.executable, "-c", "print('x' * 1000)"], [], "http://127.0.0.1:1", tmp_path)
     head.process.wait()
     head.relay.join()
-    assert len((tmp_path / journal.START_LOG).read_text()) == 100
+    assert len((tmp_path / journal.START_LOG_FILE).read_text()) == 100
 
 
 @pytest.mark.parametrize("spoil", [os.mkfifo, lambda path: path.symlink_to("/dev/full")], ids=["pipe", "link"])
 def test_the_server_is_heard_where_its_log_is_no_file(tmp_path, capfd, spoil):
-    spoil(tmp_path / journal.START_LOG)
+    spoil(tmp_path / journal.START_LOG_FILE)
     head = llama_server.Head([sys.executable, "-c", "print('x' * 100000)"], [], "http://127.0.0.1:1", tmp_path)
     head.relay.join(10)
     head.kill()
     assert head.log_tail.strip().endswith(b"xxx")
-    assert f"{journal.START_LOG} could not be written: " in capfd.readouterr().out
+    assert f"{journal.START_LOG_FILE} could not be written: " in capfd.readouterr().out
 
 
 def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(cluster, small_disk):
-    for name in (runtime.HANDSHAKES_FILE, runtime.EXITS_FILE, journal.START_LOG):
+    for name in (runtime.HANDSHAKES_FILE, runtime.EXITS_FILE, journal.START_LOG_FILE):
         (small_disk / name).write_text("{}")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     port = free_port()
@@ -121,7 +121,7 @@ def test_a_read_only_disk_stops_neither_the_wait_for_workers_nor_the_server(clus
     assert any(f"{runtime.HANDSHAKES_FILE} could not be written: Read-only file system" in line for line in said)
     a_worker(port=port)
     said = lines_until(process, "model buffer size")
-    assert any(f"{journal.START_LOG} could not be written: Read-only file system" in line for line in said)
+    assert any(f"{journal.START_LOG_FILE} could not be written: Read-only file system" in line for line in said)
     os.kill(children(process)[0], signal.SIGKILL)
     assert process.wait(50) == 1
 
@@ -189,7 +189,7 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
 )
 def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, capfd, place, name, error):
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(exporter, "EXPORT_SECONDS", 0)
+    monkeypatch.setattr(exporter, "EXPORT_INTERVAL_SECONDS", 0)
     monkeypatch.setattr(place, name, mock.Mock(side_effect=error))
     monkeypatch.setattr(journal, "LOGGED_KEYS", set())
     exports, argv = exports_of(tmp_path, tmp_path), [sys.executable, "-c", "import time; time.sleep(0.5)"]
@@ -253,7 +253,7 @@ OK = b"HTTP/1.1 200 OK\r\n\r\n"
     ],
 )
 def test_health_is_one_answer_in_time(certify, monkeypatch, scheme, secured, answer, expected):
-    monkeypatch.setattr(llama_server, "HEALTH_SECONDS", 0.5)
+    monkeypatch.setattr(llama_server, "HEALTH_TIMEOUT_SECONDS", 0.5)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certify("own"))
 

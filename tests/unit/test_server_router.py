@@ -107,10 +107,10 @@ def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, mod
     until(lambda: cluster.is_now("loading") and (cluster.record()["load"] or {}).get("sent"))
     asked.join()
     until(lambda: cluster.is_now("serving"))
-    log = (cluster.state / f"slow.{journal.START_LOG}").read_text()
+    log = (cluster.state / f"slow.{journal.START_LOG_FILE}").read_text()
     assert "model buffer size loads slowly" in log
     assert "model buffer size answers" not in log
-    assert "model buffer size answers" in (cluster.state / f"one.{journal.START_LOG}").read_text()
+    assert "model buffer size answers" in (cluster.state / f"one.{journal.START_LOG_FILE}").read_text()
 
 
 def test_what_children_say_is_kept_with_their_models(tmp_path):
@@ -121,14 +121,14 @@ def test_what_children_say_is_kept_with_their_models(tmp_path):
         b"I load: spawning server instance with name=two on port 4002\n[ 4002] two\n[40001] name=x on port 7\n"
         b"I load: spawning server instance with name=a/b on port 40003\n[40003] again\n[40001] late\n"
     )
-    with journal.StartLog(tmp_path / journal.START_LOG) as start_log:
+    with journal.StartLog(tmp_path / journal.START_LOG_FILE) as start_log:
         for at in range(0, len(said), 7):
             router.record_output(start_log, said[at : at + 7])
         router.record_output(start_log, b"x" * (llama_server.MAX_LINE_BYTES + 1))
     assert router.partial_line == b""
-    assert (tmp_path / f"a%2Fb.{journal.START_LOG}").read_text() == "[40003] again\n"
-    assert (tmp_path / f"two.{journal.START_LOG}").read_text() == "[ 4002] two\n"
-    whole = (tmp_path / journal.START_LOG).read_text()
+    assert (tmp_path / f"a%2Fb.{journal.START_LOG_FILE}").read_text() == "[40003] again\n"
+    assert (tmp_path / f"two.{journal.START_LOG_FILE}").read_text() == "[ 4002] two\n"
+    whole = (tmp_path / journal.START_LOG_FILE).read_text()
     assert whole.count("spawning") == 3
     assert "router\n" in whole
     assert "[40001] late\n" in whole

@@ -94,7 +94,7 @@ def machine(request, tmp_path, monkeypatch):
 def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
     monkeypatch.setattr(commands, "SEARCH_PATH", f"{made.folder}:{commands.SEARCH_PATH}")
-    monkeypatch.setattr(installation, "supervisor_runs", lambda prefix: True)
+    monkeypatch.setattr(installation, "has_supervisor", lambda prefix: True)
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
     if name == "systemd_user":
@@ -167,7 +167,7 @@ def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
     assert f"{WORKER} cannot start. Fix this on the host" in said
     assert f"The log of {WORKER} ends with:\n" in said
     assert said.endswith("no such device")
-    assert said.count("first line") < services.LOG_LINES
+    assert said.count("first line") < services.MAX_LOG_LINES
 
 
 @pytest.mark.parametrize("name", ["systemd", "systemd_user", "supervisor"])
@@ -216,9 +216,9 @@ def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
     machine = machine_with("systemd_user", tmp_path, monkeypatch)
     machine.apply(WORKER)
     assert all(line.startswith("systemctl --user ") for line in machine.lines("calls"))
-    monkeypatch.setattr(installation, "has_lingering", lambda user: False)
+    monkeypatch.setattr(installation, "is_lingering", lambda user: False)
     assert [line.split(" of ")[0] for line in installation.manager_problems(machine.manager.paths)] == ["services"]
-    monkeypatch.setattr(installation, "has_lingering", lambda user: True)
+    monkeypatch.setattr(installation, "is_lingering", lambda user: True)
     assert installation.manager_problems(machine.manager.paths) == []
 
 
@@ -234,7 +234,7 @@ def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
     machine = machine_with("launchd", tmp_path, monkeypatch)
     machine.apply(WORKER)
     (machine.folder / file).touch()
-    monkeypatch.setattr(services, "COMMAND_SECONDS", 0.2)
+    monkeypatch.setattr(services, "COMMAND_TIMEOUT_SECONDS", 0.2)
     with pytest.raises(Refusal, match=f"launchctl bootout .*{WORKER}.* failed: {reason}"):
         machine.apply(stop=[WORKER])
 
@@ -242,7 +242,7 @@ def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
-    monkeypatch.setattr(installation, "supervisor_runs", lambda prefix: False)
+    monkeypatch.setattr(installation, "has_supervisor", lambda prefix: False)
     assert installation.manager_problems(machine.manager.paths) == ["supervisor is not running"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(Refusal, match=r"supervisor.* is not running: run site.yml"):

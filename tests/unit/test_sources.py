@@ -110,7 +110,7 @@ ENDLESS_HEADERS = {
 @pytest.mark.parametrize("name", ENDLESS_HEADERS)
 def test_headers_of_an_archive_are_limited(tmp_path, monkeypatch, name):
     """Without a limit 398 KiB take 1.2 GiB of memory. Content does not count."""
-    monkeypatch.setattr(archives, "HEADER_BYTES", LIMIT)
+    monkeypatch.setattr(archives, "MAX_HEADER_BYTES", LIMIT)
     content = _header(tarfile.REGTYPE, 2 * LIMIT) + bytes(2 * LIMIT)
     for number, data in enumerate((content + FILE * 9, content + ENDLESS_HEADERS[name])):
         path = tmp_path / f"{number}.tar.gz"

@@ -19,11 +19,11 @@ def test_the_head_is_let_in_at_each_step_wherever_earlier_renewals_ended(tmp_pat
     """:param ended: after how many of the three steps each renewal ended."""
     head, worker = tmp_path / "head", tmp_path / "worker"
     for path in (head, worker):
-        tunnel_keys.put_key_first(path, OLD, None, False, check=False)
+        tunnel_keys.put_key_first(path, OLD, None, False, check_mode=False)
     for key, steps in zip("123", (*ended, 3)):
         for path, keep in ((worker, True), (head, False), (worker, False))[:steps]:
-            assert tunnel_keys.put_key_first(path, key * 64, None, keep, check=False)
-            assert not tunnel_keys.put_key_first(path, key * 64, None, keep, check=False)
+            assert tunnel_keys.put_key_first(path, key * 64, None, keep, check_mode=False)
+            assert not tunnel_keys.put_key_first(path, key * 64, None, keep, check_mode=False)
             assert tunnel_keys.identities(head, None)[0] in tunnel_keys.identities(worker, None)
     for path in (head, worker):
         assert path.read_text() == tunnel_keys.line_of("3" * 64)
@@ -32,13 +32,13 @@ def test_the_head_is_let_in_at_each_step_wherever_earlier_renewals_ended(tmp_pat
 
 def test_what_another_account_could_read_or_write_is_no_key(tmp_path):
     path = tmp_path / "192.0.2.11"
-    tunnel_keys.put_key_first(path, OLD, None, False, check=False)
+    tunnel_keys.put_key_first(path, OLD, None, False, check_mode=False)
     path.chmod(0o640)
     assert tunnel_keys.identities(path, None) == ()
     path.chmod(0o600)
     other = next(entry.pw_name for entry in pwd.getpwall() if entry.pw_uid != path.stat().st_uid)
     assert tunnel_keys.identities(path, other) == ()
-    tunnel_keys.put_key_first(path, NEW, None, True, check=False)
+    tunnel_keys.put_key_first(path, NEW, None, True, check_mode=False)
     assert tunnel_keys.identities(path, None) == (NEW_ID, OLD_ID)
 
 
@@ -52,7 +52,7 @@ def test_what_is_no_key_is_neither_read_nor_followed_nor_kept(tmp_path, form):
         path.unlink()
         path.symlink_to(secret) if form == "link" else os.mkfifo(path, 0o600)
     assert tunnel_keys.identities(path, None) == ()
-    tunnel_keys.put_key_first(path, NEW, None, True, check=False)
+    tunnel_keys.put_key_first(path, NEW, None, True, check_mode=False)
     assert path.read_text() == tunnel_keys.line_of(NEW)
     assert secret.read_text() == tunnel_keys.line_of(OLD)
 
@@ -60,7 +60,7 @@ def test_what_is_no_key_is_neither_read_nor_followed_nor_kept(tmp_path, form):
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another account")
 def test_a_key_belongs_to_the_account_of_the_services(tmp_path):
     path = tmp_path / "192.0.2.11"
-    tunnel_keys.put_key_first(path, OLD, "nobody", False, check=False)
+    tunnel_keys.put_key_first(path, OLD, "nobody", False, check_mode=False)
     assert path.stat().st_uid == pwd.getpwnam("nobody").pw_uid
     assert tunnel_keys.identities(path, "nobody") == (OLD_ID,)
     assert tunnel_keys.identities(path, None) == ()
@@ -68,7 +68,7 @@ def test_a_key_belongs_to_the_account_of_the_services(tmp_path):
 
 def test_a_missing_account_is_named(tmp_path):
     with pytest.raises(OSError, match="the account nobody-at-all does not exist"):
-        tunnel_keys.put_key_first(tmp_path / "key", OLD, "nobody-at-all", False, check=False)
+        tunnel_keys.put_key_first(tmp_path / "key", OLD, "nobody-at-all", False, check_mode=False)
 
 
 def test_the_module_waits_for_stunnel_where_it_had_read_the_file(tmp_path, call, monkeypatch):

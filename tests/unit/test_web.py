@@ -103,7 +103,7 @@ def test_a_file_that_changes_while_it_is_read(server, monkeypatch):
 
 
 def test_a_server_that_says_nothing(server, monkeypatch):
-    monkeypatch.setattr(web, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(web, "MAX_SILENCE_SECONDS", 0.2)
     released = threading.Event()
     server.faults["/m.gguf"] = lambda handler: released.wait(20)
     assert "was not received: its server did not answer in time; try again" in why_not(server.url + "/m.gguf")

@@ -28,9 +28,9 @@ OPTION_NAMES = {
 """Option of llama-bench → name, in the table of options, of the llama-server option with the same values."""
 
 
-PROGRAM_SECONDS = 7200
+MAX_PROGRAM_SECONDS = 7200
 """Time limit for a program."""
-FILE_BLOCKS = (256 << 20) // 512
+MAX_FILE_BLOCKS = (256 << 20) // 512
 """Size limit of a file that a program writes, in blocks of 512 bytes."""
 
 
@@ -41,9 +41,9 @@ def script_of(state_folder: str, programs: Sequence[tuple[Sequence[str], Mapping
     :param programs: command line and environment of each program.
     """
     lines = [
-        f"cd {shlex.quote(state_folder)} || exit 1; ulimit -f {FILE_BLOCKS}",
+        f"cd {shlex.quote(state_folder)} || exit 1; ulimit -f {MAX_FILE_BLOCKS}",
         "trap 'kill $!; wait; exit 143' TERM",
-        f'run() {{ n={FILE_PREFIX}$1; shift; timeout {PROGRAM_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
+        f'run() {{ n={FILE_PREFIX}$1; shift; timeout {MAX_PROGRAM_SECONDS} env "$@" >$n.jsonl 2>$n.log </dev/null & wait $!; echo $? >$n.status; }}',
     ]
     for number, (argv, environment) in enumerate(programs):
         words = [*(f"{name}={value}" for name, value in environment.items()), *argv]

@@ -37,8 +37,8 @@ SIGKILL to the whole unit; OnFailure does."""
 class BenchmarkJob:
     def __init__(self, paths: InstallationPaths) -> None:
         scope = "--user " if paths.scope == "user" else ""
-        systemd = paths.service_manager in services.SYSTEMD
-        self._restart_sections = RESTART_SECTIONS.format(server=names.SERVER_SERVICE, scope=scope) if systemd else ""
+        is_systemd = paths.service_manager in services.SYSTEMD
+        self._restart_sections = RESTART_SECTIONS.format(server=names.SERVER_SERVICE, scope=scope) if is_systemd else ""
         self._state_folder = Path(paths.prefix, "state")
         self._server_manager = services.manager_of(paths)
         self.job_manager = services.temporary_manager(paths)
@@ -77,10 +77,12 @@ class BenchmarkJob:
 
 
 def _apply(manager: services.Manager, **request: Any) -> None:
-    services.apply_request(manager, services.ServiceRequest(**request), check=False)
+    services.apply_request(manager, services.ServiceRequest(**request), check_mode=False)
 
 
-def cancel_benchmark(paths: InstallationPaths, touched_services: Collection[str], check: bool) -> list[services.Change]:
+def cancel_benchmark(
+    paths: InstallationPaths, touched_services: Collection[str], check_mode: bool
+) -> list[services.Change]:
     """End a benchmark whose server is about to be changed: otherwise it would start the server at its end, whoever stopped it.
 
     :param touched_services: services that are about to be stopped or started.
@@ -91,6 +93,6 @@ def cancel_benchmark(paths: InstallationPaths, touched_services: Collection[str]
     if not job.exists():
         return []
     state_before = job.job_manager.state([SERVICE_NAME])[SERVICE_NAME]
-    if not check:
+    if not check_mode:
         job.end(start_server=False)
     return [services.Change(SERVICE_NAME, state_before, services.STOPPED, "", "")]

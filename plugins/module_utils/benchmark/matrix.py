@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster
 
 GENERATED_TOKENS = 128
-CACHE_STEP = 256
+CACHE_STEP_TOKENS = 256
 """llama.cpp allocates a cache in multiples of this number of tokens."""
 
 
@@ -28,7 +28,7 @@ class Request(NamedTuple):
     @property
     def context(self) -> int:
         """Return the cache size of the longest test in llama-bench, in tokens."""
-        return -(-(max(*self.prompts, GENERATED_TOKENS) + max(self.depths)) // CACHE_STEP) * CACHE_STEP
+        return -(-(max(*self.prompts, GENERATED_TOKENS) + max(self.depths)) // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
 
 
 def request_of(variables: Mapping[str, Any]) -> Request:

@@ -23,7 +23,7 @@ SEARCH_PATH = os.pathsep.join(
     ]
 )
 """Search path of absolute folders only: an empty entry means the current folder, and modules run as root."""
-COMMAND_SECONDS = 20
+COMMAND_TIMEOUT_SECONDS = 20
 ROOT = Path("/")
 Ask = Callable[[list], str]
 """Function that runs a command and returns its output, like ``output``."""
@@ -44,9 +44,9 @@ def find(program: str) -> str | None:
 
 def set_runtime_directory() -> None:
     """Set XDG_RUNTIME_DIR, which systemctl --user needs, if the login did not set it."""
-    runtime = f"/run/user/{os.geteuid()}"
-    if os.path.exists(runtime + "/bus"):
-        os.environ.setdefault("XDG_RUNTIME_DIR", runtime)
+    runtime_folder = f"/run/user/{os.geteuid()}"
+    if os.path.exists(runtime_folder + "/bus"):
+        os.environ.setdefault("XDG_RUNTIME_DIR", runtime_folder)
 
 
 def run_as_options(account: str | None) -> dict[str, Any]:
@@ -95,6 +95,6 @@ def run(argv: list[str], seconds: float, text: str = "", may_fail: bool = False,
 def output(argv: list[str]) -> str:
     """Return the output of a command; empty if it is missing or fails."""
     try:
-        return run(argv, COMMAND_SECONDS)
+        return run(argv, COMMAND_TIMEOUT_SECONDS)
     except CommandError:
         return ""

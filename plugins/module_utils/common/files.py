@@ -1,20 +1,23 @@
 # Copyright (c) 2026 the llamacpp.cluster contributors
 # SPDX-License-Identifier: GPL-3.0-or-later
-"""Files of the host."""
+"""Files of the host, and the primitives of lock files."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import stat
 import tempfile
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 
+POLL_SECONDS = 0.2
 TEMPORARY_PREFIX = ".llamacpp-"
 """Prefix of the names of temporary files."""
 
@@ -100,3 +103,43 @@ def sync(*paths: Path) -> None:
                 raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(descriptor)
+
+
+def open_lock(path: Path) -> int:
+    """Open a lock file. An account that can open it, even for reading, can hold the lock forever, so other accounts have no access.
+
+    :raises OSError: it is a link, cannot be opened, or belongs to neither this account nor the owner of its folder.
+    """
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    status = os.fstat(lock)
+    if status.st_uid not in (os.geteuid(), os.stat(path.parent).st_uid):
+        os.close(lock)
+        raise PermissionError(
+            errno.EPERM, f"this file belongs to uid {status.st_uid}, which could hold the lock forever", str(path)
+        )
+    with suppress(OSError):
+        os.fchmod(lock, 0o600)
+    return lock
+
+
+def take_lock(lock: int, seconds: float = 0) -> bool:
+    """Lock an open file until this process and its children close it. Return False if another process holds the lock for longer than ``seconds``."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+        time.sleep(POLL_SECONDS)
+
+
+def is_locked(path: Path) -> bool:
+    if not path.exists():
+        return False
+    lock = open_lock(path)
+    try:
+        return not take_lock(lock)
+    finally:
+        os.close(lock)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, lock_files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 HOST_LOCK_SECONDS = 600
@@ -25,11 +25,11 @@ def hold(path: Path, seconds: float = 0) -> Iterator[int]:
     """Hold the lock of a file during a block, and yield its descriptor.
 
     :raises BusyError: other processes hold it for longer than ``seconds``.
-    :raises OSError: see ``lock_files.open_file``.
+    :raises OSError: see ``files.open_lock``.
     """
-    lock = lock_files.open_file(path)
+    lock = files.open_lock(path)
     try:
-        if not lock_files.take(lock, seconds):
+        if not files.take_lock(lock, seconds):
             raise BusyError(
                 f"{path} has been locked for more than {seconds:g} s by {holders_text(path)} on this host: wait until the lock is released, or stop its "
                 "holder, then run the playbook again"
@@ -49,7 +49,7 @@ def hold_host_lock(prefix: str) -> Iterator[None]:
     with ExitStack() as stack:
         if files.is_marked(Path(prefix)):
             with ignore_read_only():
-                stack.enter_context(hold(Path(prefix, names.HOST_LOCK), HOST_LOCK_SECONDS))
+                stack.enter_context(hold(Path(prefix, names.HOST_LOCK_FILE), HOST_LOCK_SECONDS))
         yield
 
 

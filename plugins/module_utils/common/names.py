@@ -36,11 +36,11 @@ PACKAGES_FILE = "packages"
 """File below the prefix with the distribution's packages that runs have installed."""
 CACHED_FACTS_FILE = "facts.json"
 """File below the head's prefix with the facts of the last plan."""
-CLUSTER_LOCK = "cluster.lock"
+CLUSTER_LOCK_FILE = "cluster.lock"
 """File below the head's prefix that names the run that may change hosts."""
-HOST_LOCK = "changes.lock"
+HOST_LOCK_FILE = "changes.lock"
 """Lock file below each host's prefix, held by the process that changes the host."""
-BUILDS_LOCK = "builds.lock"
+BUILDS_LOCK_FILE = "builds.lock"
 """Lock file in each host's cache, held by the process that builds, possibly for a killed playbook."""
 TAKE_OVER_VARIABLE = "llama_lease_take_over"
 """Variable with which an operator takes over the cluster lock of another run."""
@@ -56,7 +56,7 @@ VERIFICATION_FILE = "verified.json"
 """File below the head's prefix with the result of the last verification."""
 PROOFS_FILE = "proof.json"
 """File below the head's prefix with the verdicts of proofs."""
-PROOF_LOCK = "proof.lock"
+PROOF_LOCK_FILE = "proof.lock"
 """Lock file below the head's prefix, held by the process that proves devices, possibly for a killed playbook."""
 READINGS_FILE = "reading.json"
 """File below the head's prefix with the readings of plain text at the last verification."""
@@ -86,8 +86,9 @@ KNOWN_ANSWER_MTIME = 2
 """Modification time of known-answer models in seconds, which identifies their content. Increase it when the content of the file changes."""
 INSTALLED_ENTRIES = (
     *("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", PACKAGES_FILE, CACHED_FACTS_FILE),
-    *(SPEED_FILE, VERIFICATION_FILE, PROOFS_FILE, PROOF_LOCK, READINGS_FILE, START_DIGESTS_FILE, CLUSTER_LOCK),
-    *(HOST_LOCK, CLUSTER_FILE, FALLBACKS_FILE, PRESETS_FILE, METRICS_FILE, PLANS_FOLDER, KEYS_FOLDER, FOLDER_MARK),
+    *(SPEED_FILE, VERIFICATION_FILE, PROOFS_FILE, PROOF_LOCK_FILE, READINGS_FILE, START_DIGESTS_FILE),
+    *(CLUSTER_LOCK_FILE, HOST_LOCK_FILE, CLUSTER_FILE, FALLBACKS_FILE, PRESETS_FILE, METRICS_FILE, PLANS_FOLDER),
+    *(KEYS_FOLDER, FOLDER_MARK),
 )
 """Entries of an installation below its prefix, removed in this order. Models are not listed: they may belong to the operator."""
 PAGE_PORT_VARIABLE = "llama_server_page_port"
@@ -95,7 +96,7 @@ PORT_VARIABLES = {False: "port in llama_worker_endpoints", True: "llama_server_p
 """Setting of a service's port, by whether the service is llama-server."""
 IPERF_PORT = 50051
 """Port of iperf3 on a worker's host during a link measurement."""
-FAMILIES = {
+OS_FAMILIES = {
     "debian": "debian",
     "ubuntu": "debian",
     "fedora": "redhat",
@@ -140,7 +141,7 @@ def distribution(os_release: str) -> dict[str, Any]:
     """Return id, version and package family from the text of /etc/os-release."""
     fields = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', os_release, re.MULTILINE))
     names = [fields.get("ID", "unknown"), *fields.get("ID_LIKE", "").split()]
-    family = next((FAMILIES[name.split("-")[0]] for name in names if name.split("-")[0] in FAMILIES), "unknown")
+    family = next((OS_FAMILIES[name.split("-")[0]] for name in names if name.split("-")[0] in OS_FAMILIES), "unknown")
     version = fields.get("VERSION_ID", fields.get("VERSION_CODENAME", ""))
     return {"id": names[0], "version": "" if names[0] in ROLLING_DISTRIBUTIONS else version, "family": family}
 

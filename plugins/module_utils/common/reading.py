@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 
 PARSE_ERRORS = (AttributeError, KeyError, OverflowError, RecursionError, TypeError, ValueError)
 """Errors that invalid JSON, or JSON of another structure, causes."""
-READ_SECONDS = 60.0
+READ_TIMEOUT_SECONDS = 60.0
 MAX_DIGITS = 20
 
 
@@ -39,18 +39,18 @@ def open_file(path: str | Path, follows_links: bool = False) -> IO[bytes]:
     return open(descriptor, "rb")
 
 
-def read_start(path: Path, limit: int, follows_links: bool = False) -> bytes:
-    """Return the first ``limit`` bytes of a file; see ``open_file``."""
+def read_start(path: Path, max_bytes: int, follows_links: bool = False) -> bytes:
+    """Return the first ``max_bytes`` of a file; see ``open_file``."""
     with open_file(path, follows_links) as stream:
-        return stream.read(limit)
+        return stream.read(max_bytes)
 
 
-def read_end(path: Path, size: int) -> str:
-    """Return the last ``size`` bytes of a file as text; empty if it cannot be read."""
+def read_end(path: Path, max_bytes: int) -> str:
+    """Return the last ``max_bytes`` of a file as text; empty if it cannot be read."""
     try:
         with open_file(path) as stream:
-            stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
-            return stream.read(size).decode("utf-8", "replace")
+            stream.seek(max(0, os.fstat(stream.fileno()).st_size - max_bytes))
+            return stream.read(max_bytes).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -83,13 +83,13 @@ def run_within(seconds: float, work: Callable[[], Any]) -> Any:
     return result["value"]
 
 
-def read_reply(reply: Any, limit: int) -> bytes:
-    """Return at most ``limit`` bytes of an HTTP reply. Its method ``read`` would return everything after a chunk of negative length."""
-    data = bytearray(limit)
+def read_reply(reply: Any, max_bytes: int) -> bytes:
+    """Return at most ``max_bytes`` of an HTTP reply. Its method ``read`` would return everything after a chunk of negative length."""
+    data = bytearray(max_bytes)
     return bytes(memoryview(data)[: reply.readinto(data)])
 
 
-def read_from_disk(path: str | Path, work: Callable[[], Any], seconds: float = READ_SECONDS) -> Any:
+def read_from_disk(path: str | Path, work: Callable[[], Any], seconds: float = READ_TIMEOUT_SECONDS) -> Any:
     """Return the result of ``work``, which reads this path.
 
     :raises Refusal: the work takes longer, for example because of a dead network mount.
@@ -102,15 +102,15 @@ def read_from_disk(path: str | Path, work: Callable[[], Any], seconds: float = R
         ) from None
 
 
-def read_object(path: Path, limit: int) -> dict[str, Any]:
-    """Return the JSON object in a file of at most ``limit`` bytes.
+def read_object(path: Path, max_bytes: int) -> dict[str, Any]:
+    """Return the JSON object in a file of at most ``max_bytes``.
 
     :raises OSError: the file cannot be read.
     :raises ValueError: the file is larger or invalid; see ``parse``.
     """
-    data = read_start(path, limit + 1)
-    if len(data) > limit:
-        raise ValueError(f"{path} has more than {limit} bytes")
+    data = read_start(path, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} has more than {max_bytes} bytes")
     return parse(data)
 
 

@@ -12,10 +12,10 @@ import re
 from collections.abc import Iterator, Mapping
 from urllib.parse import quote, quote_plus
 
-SECRET_USER = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
-SECRET_PROXY = re.compile(r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)")
+LOGIN_PATTERN = re.compile(r"https?://[^/\s]*@|://[^/@\s:]*:[^/@\s]*@", re.IGNORECASE)
+PROXY_PATTERN = re.compile(r"(?:^|=)[^/@:=]{1,255}:[^/]{0,255}@(?:[\w.-]{1,255}|\[[\da-fA-F:.]{2,45}\]):\d{1,5}(?:/|$)")
 """Pattern for a proxy without a scheme, ``user:password@proxy:3128``. A text without a port may be a name, like ``model:7b@q4``."""
-SECRET_PARAMETER = re.compile(
+PARAMETER_PATTERN = re.compile(
     r"[?&;#](?:[\w.-]*(?:token|secret|password|passwd|passphrase|signature|credential)s?\d*"
     r"|(?:[\w.-]*(?:[_.-]|api|access|account|app|auth|client|private|secret|subscription))?key(?:id)?\d*"
     r"|sig|auth|authorization|bearer|code|jwt|pass|pat|pwd)=",
@@ -23,7 +23,7 @@ SECRET_PARAMETER = re.compile(
 )
 MIN_SECRET_LENGTH = 4
 """Minimum length of a known secret: a shorter text occurs in many words."""
-SECRET_NAME = re.compile(
+SECRET_NAME_FORM = re.compile(
     r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|jwt|(?:db|user)pass"
     r"|(?:private|preshared|access|api|auth|client|encryption|signing|ssh)[_-]?keys?|(?-i:[A-Z0-9]_KEYS?(?![A-Za-z]))"
     r"|(?:auth|access|api|hf|refresh|session)token(?![a-z])"
@@ -31,34 +31,34 @@ SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 """Pattern for the name of a secret."""
-NOT_SECRET = r"(?![\w-]{0,99}[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
+NOT_SECRET_PATTERN = r"(?![\w-]{0,99}[_-](?:file|path)(?![\w-]))(?!(?<=token)[\"'\\]*\s*[:=]\s*-?\d[\d.e+-]*(?![\w.]))"
 """Lookaheads that exclude file names and token counts."""
-REST_OF_LINE = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!\\n)[^\n])*)"
+REST_OF_LINE_PATTERN = r"(?P<secret>(?!(?:null|true|false)\b|<removed: )[^\s\"'\\](?:(?!\\n)[^\n])*)"
 """Pattern for the rest of a line with any quoting, without a leading quote."""
 SECRET_PATTERNS = (
     ("private key", r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?P<secret>[^<].*?)(?:-----END|\Z)", re.DOTALL),
     ("Ansible Vault value", r"\$ANSIBLE_VAULT;\S{1,99}(?P<secret>(?:(?:\s|\\n)+[0-9a-f]{6,80})+)", 0),
     ("token", r"\b(?P<secret>(?:hf_|gh[a-z]_|github_pat_|glpat-|xox[a-z]-|sk-|AKIA|eyJ)[\w.-]{8,})", 0),
-    ("token in a URL", rf"{SECRET_PARAMETER.pattern}(?P<secret>[^&;#\s\"'<]+)", re.IGNORECASE),
+    ("token in a URL", rf"{PARAMETER_PATTERN.pattern}(?P<secret>[^&;#\s\"'<]+)", re.IGNORECASE),
     ("stunnel key", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
     (
         "password, token or key",
-        rf"(?:{SECRET_NAME.pattern}){NOT_SECRET}[\w.-]{{0,99}}[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE}",
+        rf"(?:{SECRET_NAME_FORM.pattern}){NOT_SECRET_PATTERN}[\w.-]{{0,99}}[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE_PATTERN}",
         re.IGNORECASE,
     ),
     (
         "password, token or key",
-        rf"--[\w-]{{0,60}}(?:key|token|pass(?:word|phrase)?|secret)[\"'\\]*[\s,][\s\"'\\]*{REST_OF_LINE}",
+        rf"--[\w-]{{0,60}}(?:key|token|pass(?:word|phrase)?|secret)[\"'\\]*[\s,][\s\"'\\]*{REST_OF_LINE_PATTERN}",
         re.IGNORECASE,
     ),
     ("API key", r"\b(?:bearer|basic(?=\s+[A-Za-z+/]*(?-i:[A-Z0-9=])))\s+(?P<secret>[\w.~+/=-]{8,})", re.IGNORECASE),
 )
 """Kind, expression and flags of each pattern. No expression matches a marker."""
-URL = re.compile(
+URL_PATTERN = re.compile(
     r"(?P<scheme>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,20}:(?:\\?/){2})(?P<user>[^\s/\"'<>\\]*@)?(?P<host>[^\s/?#\"'<>@\\]*)(?P<path>[^\s?#\"'<>]*)(?P<query>[^\s\"'<>]*)",
     re.IGNORECASE,
 )
-PUBLIC_HOSTS = re.compile(
+PUBLIC_HOST_PATTERN = re.compile(
     r"(?:[\w-]+\.)*(?:github\.com|huggingface\.co|hf\.co|modelscope\.cn|pypi\.org|pythonhosted\.org|debian\.org|ubuntu\.com)|",
     re.ASCII,
 )
@@ -71,7 +71,7 @@ def has_secret(text: str) -> bool:
         return False
     words = [word for word in text.split() if "://" in word or "@" in word]
     return any(
-        SECRET_USER.search(word) or SECRET_PARAMETER.search(word) if "://" in word else SECRET_PROXY.search(word)
+        LOGIN_PATTERN.search(word) or PARAMETER_PATTERN.search(word) if "://" in word else PROXY_PATTERN.search(word)
         for word in words
     )
 
@@ -85,14 +85,14 @@ def redact(text: str, secrets: Mapping[str, str] = {}) -> str:
         if len(secret) >= MIN_SECRET_LENGTH:
             for form in _sorted_forms(secret):
                 text = text.replace(form, marker(secrets[secret]))
-    text = URL.sub(_redact_url, text)
-    for kind, expression, flags in SECRET_PATTERNS:
+    text = URL_PATTERN.sub(_redact_url, text)
+    for kind, pattern, flags in SECRET_PATTERNS:
 
         def replace_secret(match: re.Match[str], kind: str = kind) -> str:
             start, end = (position - match.start() for position in match.span("secret"))
             return match[0][:start] + marker(kind) + match[0][end:]
 
-        text = re.sub(expression, replace_secret, text, flags=flags)
+        text = re.sub(pattern, replace_secret, text, flags=flags)
     return text
 
 
@@ -103,7 +103,7 @@ def marker(kind: str) -> str:
 def _redact_url(match: re.Match[str]) -> str:
     """Return a URL with its scheme and host, and with its path if the host is public."""
     url = match["scheme"] + match["host"]
-    if match["user"] or not PUBLIC_HOSTS.fullmatch(match["host"]):
+    if match["user"] or not PUBLIC_HOST_PATTERN.fullmatch(match["host"]):
         return url + marker("remainder of a URL") * bool(match["user"] or match["path"].strip("/\\") or match["query"])
     query = match["query"] if match["query"].startswith("#") else marker("remainder of a URL") * bool(match["query"])
     return url + match["path"] + query
@@ -119,7 +119,7 @@ def _quoted_forms(secret: str) -> Iterator[str]:
     data = secret.encode("utf-8", "surrogateescape")
     urls = [quote(data, safe=safe_characters) for safe_characters in ("", "/")] + [quote_plus(data)]
     yield from [re.sub("%..", lambda match: match[0].lower(), url) for url in urls]
-    quotes = [secret.replace("'", end) for end in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
+    quotes = [secret.replace("'", escape) for escape in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
     plain_forms = [secret, repr(secret)[1:-1], *quotes, *urls, html.escape(secret), html.escape(secret, quote=False)]
     percent_forms = [form.replace("%", "%%") for form in plain_forms]
     for form in {*plain_forms, *percent_forms, *(form.replace("$", "$$") for form in percent_forms)}:

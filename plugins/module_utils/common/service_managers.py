@@ -106,5 +106,5 @@ def folder(manager: str, scope: str, prefix: str, environment: Mapping[str, str]
     :param environment: environment of the connecting user, with ``HOME``.
     """
     home = environment["HOME"]
-    config = environment.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
-    return MANAGERS[manager].folders[scope].format(prefix=prefix, config=config, home=home)
+    config_folder = environment.get("XDG_CONFIG_HOME") or os.path.join(home, ".config")
+    return MANAGERS[manager].folders[scope].format(prefix=prefix, config=config_folder, home=home)

@@ -123,10 +123,10 @@ def parse(record_type: type[T], data: Any) -> T:
     return typing.cast(T, _make_reader(hint)(data))
 
 
-def read_file(record_type: type[T], path: Path, limit: int) -> T | None:
-    """Return the record in a JSON file of at most ``limit`` bytes; None if the file is missing or invalid."""
+def read_file(record_type: type[T], path: Path, max_bytes: int) -> T | None:
+    """Return the record in a JSON file of at most ``max_bytes``; None if the file is missing or invalid."""
     try:
-        return parse(record_type, reading.read_object(path, limit))
+        return parse(record_type, reading.read_object(path, max_bytes))
     except (OSError, ValueError):
         return None
 

@@ -9,11 +9,11 @@ GB, MB = 1_000_000_000, 1_000_000
 TIME_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
-def amount(size: float) -> str:
+def size_text(size_bytes: float) -> str:
     """Return a size in bytes as text: '1.2 GB', '80 MB', '1.5 MB'."""
-    if size >= GB:
-        return f"{size / GB:.1f} GB"
-    return f"{size / MB:.{0 if size >= 10 * MB else 1}f} MB"
+    if size_bytes >= GB:
+        return f"{size_bytes / GB:.1f} GB"
+    return f"{size_bytes / MB:.{0 if size_bytes >= 10 * MB else 1}f} MB"
 
 
 def parse_count(text: str) -> int | None:

@@ -17,16 +17,16 @@ MAX_INT = 1 << 53
 """Largest integer that every JSON parser represents exactly."""
 MAX_VALUE_LENGTH = 60
 """Maximum length of a value in a message."""
-OCTET = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
-PORT = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
-IPV4 = rf"{OCTET}(\.{OCTET}){{3}}"
+OCTET_PATTERN = "(25[0-5]|2[0-4][0-9]|1[0-9][0-9]|[1-9]?[0-9])"
+PORT_PATTERN = "(6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+IPV4_PATTERN = rf"{OCTET_PATTERN}(\.{OCTET_PATTERN}){{3}}"
 """Pattern for any IPv4 address that ``ipaddress`` accepts."""
-PREFIX_LENGTH = "/(3[0-2]|[12]?[0-9])"
-NETWORK = f"{IPV4}({PREFIX_LENGTH})?"
-ENDPOINT = f"{IPV4}:{PORT}"
-HOST_IP = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4}"
+PREFIX_LENGTH_PATTERN = "/(3[0-2]|[12]?[0-9])"
+NETWORK_PATTERN = f"{IPV4_PATTERN}({PREFIX_LENGTH_PATTERN})?"
+ENDPOINT_PATTERN = f"{IPV4_PATTERN}:{PORT_PATTERN}"
+HOST_IP_PATTERN = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4_PATTERN}"
 """Pattern for the address of a single host: neither 0.x nor multicast nor reserved."""
-INTERFACE = f"{HOST_IP}{PREFIX_LENGTH}"
+INTERFACE_PATTERN = f"{HOST_IP_PATTERN}{PREFIX_LENGTH_PATTERN}"
 """Pattern for the address of a single host with its prefix length."""
 
 
@@ -42,10 +42,10 @@ def quote(value: Any) -> str:
 
 def is_plain(text: str) -> bool:
     """Return whether a text is a single line without control characters, safe in definitions, commands, files and on screens."""
-    return text.isprintable() or not any(map(_is_control, text))
+    return text.isprintable() or not any(map(_is_control_character, text))
 
 
-def _is_control(character: str) -> bool:
+def _is_control_character(character: str) -> bool:
     """Return whether a character is a control character or a noncharacter, like U+FFFE, which YAML refuses."""
     code = ord(character)
     return unicodedata.category(character) in CONTROL_CATEGORIES or code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
@@ -55,19 +55,16 @@ MAX_LINE_LENGTH = 2000
 """Maximum length of a line on a screen."""
 
 
-def printable(text: Any, limit: int | None = MAX_LINE_LENGTH) -> str:
+def printable(text: Any, max_length: int | None = MAX_LINE_LENGTH) -> str:
     """Return a single line for messages, results and screens. Unprintable characters are escaped, so that different texts remain different.
 
-    :param limit: maximum length of the result; None for no limit.
+    :param max_length: maximum length of the result; None for no limit.
     """
-    short_text = str(text)[:limit]
+    short_text = str(text)[:max_length]
     if short_text.isprintable():
         return short_text
-    escaped_text = (
-        character if character.isprintable() else character.encode("unicode_escape").decode()
-        for character in short_text
-    )
-    return "".join(escaped_text)[:limit]
+    escaped_text = (char if char.isprintable() else char.encode("unicode_escape").decode() for char in short_text)
+    return "".join(escaped_text)[:max_length]
 
 
 def range_remedy(value: float | None, minimum: int, maximum: int) -> str:
@@ -92,7 +89,7 @@ class Number(NamedTuple):
     allows_fractions: bool = False
 
 
-Address = Annotated[str, Text(HOST_IP)]
+Address = Annotated[str, Text(HOST_IP_PATTERN)]
 """Address of a host."""
 Size = Annotated[int, Number()]
 """Size in bytes."""

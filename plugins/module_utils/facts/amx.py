@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 
 AMX_FLAGS = {"amx_tile", "amx_int8"}
 """Flags in /proc/cpuinfo for which llama.cpp is compiled with AMX."""
-PROGRAM_SECONDS = 20
+MAX_PROGRAM_SECONDS = 20
 TILE_HEADER, FAULTY_OPERAND = "include/amxtileintrin.h", "(const void **)__config"
 """The compiler's header for tiles, and a text that only a faulty header contains."""
 
@@ -57,10 +57,10 @@ for thread in threads:
 """
 
 
-def tiles_work(program: str = TILE_PROGRAM) -> bool:
+def has_working_tiles(program: str = TILE_PROGRAM) -> bool:
     """Return whether a child process can multiply with tiles."""
     try:
-        commands.run([sys.executable, "-c", program], PROGRAM_SECONDS)
+        commands.run([sys.executable, "-c", program], MAX_PROGRAM_SECONDS)
     except commands.CommandError:
         return False
     return True
@@ -77,4 +77,4 @@ def is_unusable(flags: Collection[str], root: Path = commands.ROOT, ask: command
 
     :param flags: flags of the processor in /proc/cpuinfo.
     """
-    return set(flags) >= AMX_FLAGS and (is_miscompiled(root, ask) or not tiles_work())
+    return set(flags) >= AMX_FLAGS and (is_miscompiled(root, ask) or not has_working_tiles())

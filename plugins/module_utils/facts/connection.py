@@ -45,8 +45,8 @@ def _inherited_variable(root: Path, pid: int) -> str:
         values = [text[len(SSH_VARIABLE) + 1 :] for text in variables if text.startswith(f"{SSH_VARIABLE}=")]
         if values:
             return values[0]
-        parent = re.search(r"^PPid:\s*(\d+)$", text_of(folder / "status"), re.MULTILINE)
-        pid = int(parent[1]) if parent else 0
+        parent_match = re.search(r"^PPid:\s*(\d+)$", text_of(folder / "status"), re.MULTILINE)
+        pid = int(parent_match[1]) if parent_match else 0
         if pid <= 1:
             break
     return ""

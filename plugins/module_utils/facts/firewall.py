@@ -14,8 +14,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 
 MANAGERS = names.FIREWALLS
 """systemd units in order of preference, because two of them may be active."""
-UFW_SETTINGS = "/etc/ufw/ufw.conf"
-TRIAL_SECONDS = 30
+UFW_SETTINGS_FILE = "/etc/ufw/ufw.conf"
+TRIAL_TIMEOUT_SECONDS = 30
 """Time limit for SEND_PROGRAM, which usually takes 50 ms. A host can be busy, and without a result the planner may refuse a plan."""
 REFUSED_STATUS = 77
 SEND_PROGRAM = f"""import socket, sys
@@ -31,7 +31,7 @@ def select_manager(active_units: Collection[str], ufw_settings: str) -> str | No
     """Return the manager that filters packets. The unit of ufw is active even if ufw is switched off.
 
     :param active_units: units in MANAGERS that systemd reports as active.
-    :param ufw_settings: content of UFW_SETTINGS.
+    :param ufw_settings: content of UFW_SETTINGS_FILE.
     """
     for name in MANAGERS:
         is_enabled = name != "ufw" or re.search(r"^ENABLED=[\"']?yes", ufw_settings, re.MULTILINE)
@@ -51,13 +51,13 @@ def active_units(units: Collection[str], states: str) -> set[str]:
 def active_manager() -> str | None:
     """Return the manager that filters packets on this host."""
     try:
-        states = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_SECONDS, may_fail=True)
+        states = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_TIMEOUT_SECONDS, may_fail=True)
     except commands.CommandError:
         return None
-    return select_manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS)))
+    return select_manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS_FILE)))
 
 
-def filtering_works(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
+def has_unit_filter(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
     """Return whether IPAddressDeny of a unit takes effect, or None if root or systemd-run is missing.
 
     Without BPF for control groups, as in many containers, systemd only logs a warning and starts the unit anyway. So this function starts a
@@ -65,10 +65,10 @@ def filtering_works(interpreter: str | None, run: Callable[[list[str], float], s
     if interpreter is None:
         return None
     root = [] if os.geteuid() == 0 else ["sudo", "-n"]
-    properties = ["--property=IPAddressDeny=any", f"--property=RuntimeMaxSec={TRIAL_SECONDS}"]
+    properties = ["--property=IPAddressDeny=any", f"--property=RuntimeMaxSec={TRIAL_TIMEOUT_SECONDS}"]
     unit = ["systemd-run", "--quiet", "--wait", "--collect", *properties]
     try:
-        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND_PROGRAM], TRIAL_SECONDS)
+        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND_PROGRAM], TRIAL_TIMEOUT_SECONDS)
     except commands.CommandError as error:
         return True if error.status == REFUSED_STATUS else None
     return False

@@ -28,7 +28,7 @@ NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--fo
 MISSING_VALUES = {"N/A", "Not Supported"}
 """Values that nvidia-smi prints, with or without brackets, for a missing property, such as dedicated memory."""
 
-UNIFIED_GFX = re.compile("gfx(90[29c]|1013|103[356]|1103|115[0-3])")
+UNIFIED_GFX_FORM = re.compile("gfx(90[29c]|1013|103[356]|1103|115[0-3])")
 """AMD processors with integrated graphics. Kernels before 6.10 do not report these in the KFD topology."""
 
 LOCAL_HEAPS = {"1", "2"}
@@ -40,8 +40,8 @@ INTEL_INTEGRATED_SLOT = "0000:00:02.0"
 
 
 def _read_mib(path: Path) -> int | None:
-    size = parse_count(text_of(path))
-    return None if size is None else size // MIB
+    size_bytes = parse_count(text_of(path))
+    return None if size_bytes is None else size_bytes // MIB
 
 
 def _read_properties(path: Path) -> dict[str, str]:
@@ -73,7 +73,7 @@ def read_memory_mib() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
 
 
-INSTRUCTION_FLAGS = (
+INSTRUCTION_FLAG_PATTERN = (
     "mmx|3dnow|sse|pni|ssse|avx|amx|fma|f16c|xop|bmi|tbm|abm|lzcnt|popcnt|movbe|cx16|lahf|aes|vaes|sha|gfni|pclmul|vpclmul|adx"
     "|fp|asimd|sve|sme|i8mm|bf16|atomics|crc32|pmull|lrcpc|fcma|jscvt"
 )
@@ -111,23 +111,23 @@ def read_processor(root: Path = commands.ROOT, ask: commands.Ask = commands.outp
         model, features, board = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), "", ""
     else:
         text = text_of(root / "proc/cpuinfo")
-        model_name = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
-        flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
-        model = model_name.group(1) if model_name else platform.machine()
-        board = "" if model_name else arm_model(text, text_of(root / "proc/device-tree/model"))
-        features = flags.group(1) if flags else ""
-    instructions = [feature for feature in features.split() if re.match(INSTRUCTION_FLAGS, feature)]
+        model_match = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
+        flags_match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
+        model = model_match.group(1) if model_match else platform.machine()
+        board = "" if model_match else arm_model(text, text_of(root / "proc/device-tree/model"))
+        features = flags_match.group(1) if flags_match else ""
+    instructions = [feature for feature in features.split() if re.match(INSTRUCTION_FLAG_PATTERN, feature)]
     unusable_features = ["amx"] if tiles.is_unusable(instructions, root, ask) else []
     instructions = [feature for feature in instructions if not feature.startswith(tuple(unusable_features))]
     features_id = hashlib.sha256(" ".join([model, *sorted(instructions)]).encode()).hexdigest()[:12]
     facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": features_id}
-    amx = {"amx": True} if set(instructions) >= tiles.AMX_FLAGS else {}
-    vectors = {"avx512": "avx512f" in instructions} if "sse2" in instructions else {}
-    return {**facts, **amx, **vectors, **({"unusable": unusable_features} if unusable_features else {})}
+    amx_facts = {"amx": True} if set(instructions) >= tiles.AMX_FLAGS else {}
+    avx512_facts = {"avx512": "avx512f" in instructions} if "sse2" in instructions else {}
+    return {**facts, **amx_facts, **avx512_facts, **({"unusable": unusable_features} if unusable_features else {})}
 
 
-def _accelerator(backend: str, name: str, architecture: str, memory: int, unified: bool) -> dict:
-    sizes = {"memory_mib": memory, "unified": unified}
+def _accelerator(backend: str, name: str, architecture: str, memory_mib: int, is_unified: bool) -> dict:
+    sizes = {"memory_mib": memory_mib, "unified": is_unified}
     return {"backend": backend, "name": name, "architecture": architecture, **sizes}
 
 
@@ -135,21 +135,21 @@ def _is_known(field: str) -> bool:
     return field.strip("[]") not in MISSING_VALUES
 
 
-def find_nvidia(listing: str, memory: int) -> list[dict]:
-    """Return the devices in the output of NVIDIA_QUERY. A device without dedicated memory (GB10) uses the host's ``memory`` MiB."""
+def find_nvidia(listing: str, memory_mib: int) -> list[dict]:
+    """Return the devices in the output of NVIDIA_QUERY. A device without dedicated memory (GB10) uses the host's ``memory_mib``."""
     devices = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 3:
             continue
         name, capability, size = fields
-        dedicated = parse_count(size)
+        dedicated_mib = parse_count(size)
         if (re.fullmatch(r"\d+\.\d+", capability) or not _is_known(capability)) and (
-            dedicated is not None or not _is_known(size)
+            dedicated_mib is not None or not _is_known(size)
         ):
-            architecture, is_unified = capability if _is_known(capability) else "", dedicated is None
-            device_memory = memory if dedicated is None else dedicated
-            devices.append(_accelerator(words.CUDA, name, architecture, device_memory, is_unified))
+            architecture, is_unified = capability if _is_known(capability) else "", dedicated_mib is None
+            device_memory_mib = memory_mib if dedicated_mib is None else dedicated_mib
+            devices.append(_accelerator(words.CUDA, name, architecture, device_memory_mib, is_unified))
     return devices
 
 
@@ -160,7 +160,7 @@ def nvidia_failure(devices: list[dict]) -> str | None:
     ):
         return None
     try:
-        commands.run(NVIDIA_QUERY, commands.COMMAND_SECONDS)
+        commands.run(NVIDIA_QUERY, commands.COMMAND_TIMEOUT_SECONDS)
     except commands.CommandError as error:
         return "".join(filter(str.isprintable, " ".join(error.reason.split())))[:200]
     return None
@@ -170,9 +170,9 @@ def find_nvidia_in_driver_files(root: Path) -> list[dict]:
     """Return the devices in the driver's files, which contain neither compute capability nor memory."""
     devices = []
     for path in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
-        model = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
-        if model:
-            devices.append(_accelerator(words.CUDA, model.group(1).strip(), "", 0, False))
+        model_match = re.search(r"^Model:\s*(.+)$", text_of(path), re.MULTILINE)
+        if model_match:
+            devices.append(_accelerator(words.CUDA, model_match.group(1).strip(), "", 0, False))
     return devices
 
 
@@ -189,9 +189,9 @@ def find_amd(root: Path) -> dict[str, dict]:
         render_node = f"renderD{values.get('drm_render_minor', '').strip()}"
         banks = [_read_properties(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
         sizes = [parse_count(bank.get("size_in_bytes", "")) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS]
-        vram = sum(filter(None, sizes)) // MIB
-        is_integrated = bool(parse_count(values.get("cpu_cores_count", "")) or UNIFIED_GFX.fullmatch(architecture))
-        memory = _amd_memory(root / "sys/class/drm" / render_node / "device", vram, is_integrated)
+        vram_mib = sum(filter(None, sizes)) // MIB
+        is_integrated = bool(parse_count(values.get("cpu_cores_count", "")) or UNIFIED_GFX_FORM.fullmatch(architecture))
+        memory = _amd_memory(root / "sys/class/drm" / render_node / "device", vram_mib, is_integrated)
         devices[render_node] = _accelerator(words.HIP, f"AMD {architecture}", architecture, *memory)
     return devices
 
@@ -205,12 +205,12 @@ def _amd_memory(folder: Path, local_mib: int, is_integrated: bool) -> tuple[int,
     :param local_mib: dedicated memory in the KFD topology, in MiB; 0 without the topology.
     :param is_integrated: whether the device is known to be part of a processor.
     """
-    vram, gtt = _read_mib(folder / "mem_info_vram_total"), _read_mib(folder / "mem_info_gtt_total")
-    if vram is not None and local_mib > vram:
-        return gtt or local_mib, True
-    if (is_integrated or vram == 0) and (gtt or 0) > (vram or 0):
-        return gtt or 0, True
-    return vram or local_mib, False
+    vram_mib, gtt_mib = _read_mib(folder / "mem_info_vram_total"), _read_mib(folder / "mem_info_gtt_total")
+    if vram_mib is not None and local_mib > vram_mib:
+        return gtt_mib or local_mib, True
+    if (is_integrated or vram_mib == 0) and (gtt_mib or 0) > (vram_mib or 0):
+        return gtt_mib or 0, True
+    return vram_mib or local_mib, False
 
 
 def _render_nodes(root: Path) -> list[tuple[str, str, dict]]:
@@ -223,7 +223,7 @@ def _render_nodes(root: Path) -> list[tuple[str, str, dict]]:
     return sorted(nodes, key=lambda entry: entry[:2])
 
 
-def find_intel(root: Path, memory: int) -> dict[str, dict]:
+def find_intel(root: Path, memory_mib: int) -> dict[str, dict]:
     """Return render node → device, discrete devices first, as SYCL orders them by execution units.
     The kernel does not report the memory of a discrete device. An integrated device uses half of the host's memory."""
     devices = []
@@ -231,43 +231,43 @@ def find_intel(root: Path, memory: int) -> dict[str, dict]:
         if uevent.get("DRIVER") in INTEL_DRIVERS:
             is_integrated = slot == INTEL_INTEGRATED_SLOT
             title = f"Intel graphics {uevent.get('PCI_ID', slot).lower()}"
-            device_memory = memory // 2 if is_integrated else 0
-            devices.append((name, _accelerator(words.SYCL, title, "", device_memory, is_integrated)))
+            device_memory_mib = memory_mib // 2 if is_integrated else 0
+            devices.append((name, _accelerator(words.SYCL, title, "", device_memory_mib, is_integrated)))
     return dict(sorted(devices, key=lambda entry: bool(entry[1]["unified"])))
 
 
-def find_vulkan(root: Path, nvidia_devices: list[dict], amd_and_intel: dict[str, dict]) -> list[dict]:
+def find_vulkan(root: Path, nvidia_devices: list[dict], amd_intel_devices: dict[str, dict]) -> list[dict]:
     """Return the devices with a Vulkan driver in the order of the Vulkan loader. Integrated devices are omitted if there are discrete ones, as
     in llama.cpp, at least in older builds.
 
-    :param amd_and_intel: render node → device of AMD or Intel, as HIP or SYCL drives it.
+    :param amd_intel_devices: render node → device of AMD or Intel, as HIP or SYCL drives it.
     """
     devices = list(nvidia_devices)
     for slot, name, uevent in _render_nodes(root):
-        if name in amd_and_intel:
-            devices.append(amd_and_intel[name])
+        if name in amd_intel_devices:
+            devices.append(amd_intel_devices[name])
         elif uevent.get("DRIVER") == words.AMDGPU:
-            size, is_unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
+            memory_mib, is_unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
             location = uevent.get("PCI_ID", slot).lower()
-            devices.append({"name": f"AMD graphics {location}", "memory_mib": size, "unified": is_unified})
+            devices.append({"name": f"AMD graphics {location}", "memory_mib": memory_mib, "unified": is_unified})
     discrete_devices = [device for device in devices if not device["unified"]]
     return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete_devices or devices]
 
 
-def find_apple(memory: int, ask: commands.Ask) -> list[dict]:
+def find_apple(memory_mib: int, ask: commands.Ask) -> list[dict]:
     """Return the GPU of Apple silicon with the memory that macOS lets it wire, by default three quarters of the host's."""
     name, limit = (ask(["sysctl", "-n", key]).strip() for key in ("machdep.cpu.brand_string", "iogpu.wired_limit_mb"))
-    device_memory = parse_count(limit) or memory * 3 // 4
-    return [_accelerator(words.METAL, name, "apple", device_memory, True)]
+    device_memory_mib = parse_count(limit) or memory_mib * 3 // 4
+    return [_accelerator(words.METAL, name, "apple", device_memory_mib, True)]
 
 
-def find_accelerators(memory: int, root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> list[dict]:
+def find_accelerators(memory_mib: int, root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> list[dict]:
     """Return every device once per backend that can drive it.
 
-    :param memory: memory of the host in MiB.
+    :param memory_mib: memory of the host.
     """
     if platform.system() == "Darwin":
-        return find_apple(memory, ask) if platform.machine() == "arm64" else []
-    nvidia_devices = find_nvidia(ask(NVIDIA_QUERY), memory) or find_nvidia_in_driver_files(root)
-    amd_and_intel = {**find_amd(root), **find_intel(root, memory)}
-    return [*nvidia_devices, *amd_and_intel.values(), *find_vulkan(root, nvidia_devices, amd_and_intel)]
+        return find_apple(memory_mib, ask) if platform.machine() == "arm64" else []
+    nvidia_devices = find_nvidia(ask(NVIDIA_QUERY), memory_mib) or find_nvidia_in_driver_files(root)
+    amd_intel_devices = {**find_amd(root), **find_intel(root, memory_mib)}
+    return [*nvidia_devices, *amd_intel_devices.values(), *find_vulkan(root, nvidia_devices, amd_intel_devices)]

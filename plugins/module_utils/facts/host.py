@@ -37,15 +37,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import (
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import toolkits
 
 MIN_PYTHON = (3, 9)
-ROOT_FOLDERS = "/usr/sbin:/usr/bin:/sbin:/bin"
+ROOT_SEARCH_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 """Folders of root's programs, which the search path of other accounts may lack."""
 HOST_TOOLS = ("useradd", "setfacl", "curl")
 DEVICE_GROUPS = ("render", "video")
 """Groups whose members may use the graphics devices of Linux."""
 
-LINK_BYTES, RECORD_BYTES = 64 * 1024, 256 * 1024
+MAX_LINK_BYTES, MAX_RECORD_BYTES = 64 * 1024, 256 * 1024
 """Maximum sizes of a link's measurement and a cluster record."""
-APT_LISTS = Path("/var/lib/apt/lists")
+APT_LISTS_FOLDER = Path("/var/lib/apt/lists")
 
 VERSION_ARGUMENTS = {
     "cmake": ["--version"],
@@ -85,27 +85,29 @@ def find_python(scope: str) -> str | None:
     for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
         if not os.access(candidate, os.X_OK) or (scope == "system" and not is_executable_by_all(candidate)):
             continue
-        version = re.match(r"Python (\d{1,9})\.(\d{1,9})", output([candidate, "--version"]))
-        if version and tuple(map(int, version.groups())) >= MIN_PYTHON:
+        version_match = re.match(r"Python (\d{1,9})\.(\d{1,9})", output([candidate, "--version"]))
+        if version_match and tuple(map(int, version_match.groups())) >= MIN_PYTHON:
             return candidate
     return None
 
 
-def package_state(policy: str, main: str, lists: Path = APT_LISTS) -> dict:
+def package_state(policy_listing: str, package: str, lists_folder: Path = APT_LISTS_FOLDER) -> dict:
     """Return the state of llama.cpp's packages: ``installed`` names them, and ``version`` is upstream's version of the main package, installed or
     offered, or None. ``listed`` is false if the host has no package list.
 
-    :param policy: output of ``apt-cache policy`` for these packages.
-    :param lists: folder of apt's package lists.
+    :param policy_listing: output of ``apt-cache policy`` for these packages.
+    :param lists_folder: folder of apt's package lists.
     """
-    entries = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy, re.MULTILINE)
+    entries = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy_listing, re.MULTILINE)
     installed_versions = {name: version for name, version, _candidate in entries if version != "(none)"}
     offered_versions = {name: candidate for name, _version, candidate in entries}
-    version = re.match(r"(?:\d+:)?(\d[0-9.]*\d)", installed_versions.get(main) or offered_versions.get(main, ""))
+    version_match = re.match(
+        r"(?:\d+:)?(\d[0-9.]*\d)", installed_versions.get(package) or offered_versions.get(package, "")
+    )
     return {
-        "version": version.group(1) if version else None,
+        "version": version_match.group(1) if version_match else None,
         "installed": sorted(installed_versions),
-        "listed": bool(version) or any(lists.glob("*_Packages*")),
+        "listed": bool(version_match) or any(lists_folder.glob("*_Packages*")),
     }
 
 
@@ -122,7 +124,7 @@ def _llama_packages(catalogue: dict, family: str) -> dict | None:
     return package_state(output(["apt-cache", "policy", *names]), spec["version"])
 
 
-def find_root_tool(name: str, folders: str = ROOT_FOLDERS) -> str | None:
+def find_root_tool(name: str, folders: str = ROOT_SEARCH_PATH) -> str | None:
     """Return ``installed`` for a tool that is present, without asking for its version."""
     return "installed" if shutil.which(name, path=folders) else None
 
@@ -132,7 +134,7 @@ def measured_links(prefix: str) -> dict:
     links = {}
     for path in sorted(Path(prefix, "links").glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
-            result = reading.read_object(path, LINK_BYTES)
+            result = reading.read_object(path, MAX_LINK_BYTES)
             figures = {key: result.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             figures = {key: None if figure is None else 1.0 * figure for key, figure in figures.items()}
             detail = validation.printable(result.get("detail", ""))
@@ -143,7 +145,7 @@ def measured_links(prefix: str) -> dict:
 def cluster_of(prefix: str) -> str | None:
     """Return the cluster to which this host belongs; None if unknown."""
     with suppress(OSError, ValueError, KeyError):
-        return str(reading.read_object(Path(prefix, names.CLUSTER_FILE), RECORD_BYTES)["cluster"])
+        return str(reading.read_object(Path(prefix, names.CLUSTER_FILE), MAX_RECORD_BYTES)["cluster"])
     return None
 
 
@@ -176,7 +178,7 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
     interpreter = find_python(effective_scope)
     found_toolchains = toolchains.find_toolchains()
     memory = hardware.read_memory_mib()
-    folders = os.pathsep.join([*os.get_exec_path(), ROOT_FOLDERS, "/usr/local/bin", "/opt/homebrew/bin"])
+    folders = os.pathsep.join([*os.get_exec_path(), ROOT_SEARCH_PATH, "/usr/local/bin", "/opt/homebrew/bin"])
     tools = {
         **tool_versions(found_toolchains),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
@@ -205,12 +207,9 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
         "rdma": interfaces.rdma_addresses(),
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
-        "lingering": {
-            "enabled": installation.has_lingering(user),
-            "by_us": os.path.exists(paths.prefix + "/lingering"),
-        },
+        "lingering": {"enabled": installation.is_lingering(user), "by_us": os.path.exists(paths.prefix + "/lingering")},
         "firewall": firewall.active_manager() if service_manager.host_settings else None,
-        "units_filter": firewall.filtering_works(interpreter) if service_manager.port_filter else None,
+        "units_filter": firewall.has_unit_filter(interpreter) if service_manager.port_filter else None,
         "host_settings": service_manager.host_settings,
         "kernel": platform.release(),
         "glibc": hardware.glibc_version(),
@@ -243,5 +242,5 @@ def supervisor_state(prefix: str) -> dict:
         return {"version": None, "running": False}
     return {
         "version": version_of([prefix + "/venv/bin/supervisord", "--version"]),
-        "running": installation.supervisor_runs(prefix),
+        "running": installation.has_supervisor(prefix),
     }

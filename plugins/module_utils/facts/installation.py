@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands import ROOT, Ask, output
 
-JSON_BYTES = 64 * 1024 * 1024
+MAX_JSON_BYTES = 64 * 1024 * 1024
 """Maximum size of a JSON file of the installation; that with the facts of all hosts is the largest."""
 
 
@@ -66,26 +66,24 @@ def resolve_scope(requested_scope: str) -> str:
 
 def detect_paths(requested_scope: str) -> InstallationPaths:
     """Return the paths of the installation on this host, even if it does not exist."""
-    effective_scope = resolve_scope(requested_scope)
-    manager = detect_service_manager(effective_scope)
+    scope = resolve_scope(requested_scope)
+    manager = detect_service_manager(scope)
     environment = {"HOME": pwd.getpwuid(os.getuid()).pw_dir, **os.environ}
-    return InstallationPaths(
-        effective_scope, manager, **names.installation_folders(effective_scope, manager, environment)
-    )
+    return InstallationPaths(scope, manager, **names.installation_folders(scope, manager, environment))
 
 
 def planned_paths(host_plan: object) -> InstallationPaths:
     return InstallationPaths(*(getattr(host_plan, name) for name in InstallationPaths._fields))
 
 
-def supervisor_runs(prefix: str) -> bool:
+def has_supervisor(prefix: str) -> bool:
     """Return whether the installation's supervisor runs, without waiting if it hangs. A folder without our mark never counts."""
     if not files.is_marked(Path(prefix)):
         return False
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control:
-        control.setblocking(False)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as control_socket:
+        control_socket.setblocking(False)
         try:
-            control.connect(prefix + "/supervisor/control.sock")
+            control_socket.connect(prefix + "/supervisor/control.sock")
         except (PermissionError, BlockingIOError):
             return True
         except OSError:
@@ -93,7 +91,7 @@ def supervisor_runs(prefix: str) -> bool:
     return True
 
 
-def has_lingering(user: str) -> bool:
+def is_lingering(user: str) -> bool:
     """Return whether the services of a user keep running after logout."""
     return os.path.exists("/var/lib/systemd/linger/" + user)
 
@@ -101,9 +99,9 @@ def has_lingering(user: str) -> bool:
 def manager_problems(paths: InstallationPaths) -> list[str]:
     """Return a sentence for each reason why the service manager cannot run services."""
     user = pwd.getpwuid(os.geteuid()).pw_name
-    if paths.service_manager == "systemd_user" and not has_lingering(user):
+    if paths.service_manager == "systemd_user" and not is_lingering(user):
         return [f"services of {user} stop at logout, because lingering is disabled"]
-    if paths.service_manager == "supervisor" and not supervisor_runs(paths.prefix):
+    if paths.service_manager == "supervisor" and not has_supervisor(paths.prefix):
         return ["supervisor is not running"]
     return []
 
@@ -136,6 +134,6 @@ def defined_services(manager: str, unit_folder: str) -> list[str]:
 def read_json(prefix: str, name: str) -> dict:
     """Return the JSON object in a file of the installation; empty if it cannot be read."""
     try:
-        return reading.read_object(Path(prefix, name), JSON_BYTES)
+        return reading.read_object(Path(prefix, name), MAX_JSON_BYTES)
     except (OSError, ValueError):
         return {}

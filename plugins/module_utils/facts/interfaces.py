@@ -14,13 +14,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import is_loopback
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import HOST_IP
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import HOST_IP_PATTERN
 
 USB4_GENERATION = 4
 """Value in ``generation`` of a USB4 router; 1 to 3 are Thunderbolt."""
 INFINIBAND_TYPE = 32
 """ARPHRD_INFINIBAND in ``type`` of an interface."""
-IPV4_GID = "0000:0000:0000:0000:0000:ffff:"
+IPV4_GID_PREFIX = "0000:0000:0000:0000:0000:ffff:"
 """Prefix of IPv4 addresses in the tables of RDMA devices."""
 PORT_KINDS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
 """Prefix of a macOS hardware port's name → kind; other ports are Ethernet."""
@@ -44,9 +44,9 @@ def addresses(ask: Ask = output) -> list[str]:
 def rdma_addresses(root: Path = ROOT) -> list[str]:
     """Return the IPv4 addresses in the tables of RDMA devices. RPC uses only port 1."""
     gid_texts = [text_of(path).strip() for path in (root / "sys/class/infiniband").glob("*/ports/1/gids/*")]
-    matches = [re.fullmatch(IPV4_GID + "([0-9a-f]{4}):([0-9a-f]{4})", text) for text in gid_texts]
+    matches = [re.fullmatch(IPV4_GID_PREFIX + "([0-9a-f]{4}):([0-9a-f]{4})", text) for text in gid_texts]
     addresses = {socket.inet_ntoa(bytes.fromhex("".join(match.groups()))) for match in matches if match}
-    return sorted(address for address in addresses if re.fullmatch(HOST_IP, address))
+    return sorted(address for address in addresses if re.fullmatch(HOST_IP_PATTERN, address))
 
 
 def _linux_kinds(root: Path) -> dict[str, str]:
@@ -87,9 +87,9 @@ def _macos_kinds(ask: Ask) -> dict[str, str]:
 def _addresses(ask: Ask) -> dict[str, list[str]]:
     """Return interface → its IPv4 addresses."""
     listing: dict[str, list[str]] = {}
-    for name, address in re.findall(r"^\d+: (\S+?)(?:@\S+)? +inet ([\d.]+)", ask(["ip", "-4", "-o", "address"]), re.M):
-        listing.setdefault(name, []).append(address)
+    for name, ip in re.findall(r"^\d+: (\S+?)(?:@\S+)? +inet ([\d.]+)", ask(["ip", "-4", "-o", "address"]), re.M):
+        listing.setdefault(name, []).append(ip)
     if not listing:
         for name, details in re.findall(r"^(\w+): (.*(?:\n[ \t].*)*)", ask(["ifconfig"]), re.M):
             listing[name] = re.findall(r"\binet ([\d.]+)", details)
-    return {name: [address for address in entry if re.fullmatch(HOST_IP, address)] for name, entry in listing.items()}
+    return {name: [ip for ip in entry if re.fullmatch(HOST_IP_PATTERN, ip)] for name, entry in listing.items()}

@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import hardware
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends
 
-DISK_SECONDS = 2.0
+DISK_TIMEOUT_SECONDS = 2.0
 """Time limit for a file system to report its size: a network mount without its server never answers."""
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
 
@@ -66,7 +66,7 @@ class Resources(NamedTuple):
     """each file system once"""
 
 
-def available_memory(meminfo: str) -> Optional[int]:
+def available_memory_mib(meminfo: str) -> Optional[int]:
     """Return the available memory in MiB from the text of /proc/meminfo."""
     match = re.search(r"^MemAvailable:\s+([0-9]{1,18}) kB$", meminfo, re.MULTILINE)
     return int(match.group(1)) // 1024 if match else None
@@ -79,12 +79,12 @@ def nvidia_memory(listing: str) -> Iterator[DeviceMemory]:
         yield DeviceMemory(backends.device_name(backends.CUDA.name, index), total_mib, free_mib)
 
 
-def _amd_memory(device_folder: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
+def _amd_memory(folder: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
     """Return the total and free MiB of amdgpu's memory, ``vram`` or ``gtt``."""
-    total, usage = (parse_count(text_of(device_folder / f"mem_info_{kind}_{name}")) for name in ("total", "used"))
-    if total is None or usage is None:
+    total_bytes, used_bytes = (parse_count(text_of(folder / f"mem_info_{kind}_{name}")) for name in ("total", "used"))
+    if total_bytes is None or used_bytes is None:
         return None, None
-    return total // MIB, max(0, total - usage) // MIB
+    return total_bytes // MIB, max(0, total_bytes - used_bytes) // MIB
 
 
 def amd_memory(root: Path = ROOT) -> Iterator[DeviceMemory]:
@@ -109,7 +109,7 @@ def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
     disks: dict[str, Disk] = {}
     for path in paths:
         try:
-            mount, status = reading.run_within(DISK_SECONDS, functools.partial(_file_system, path))
+            mount, status = reading.run_within(DISK_TIMEOUT_SECONDS, functools.partial(_file_system, path))
         except (OSError, reading.TooSlowError):
             disks.setdefault(path, Disk(path, None, None))
             continue
@@ -127,7 +127,7 @@ def read_resources(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -
     return Resources(
         uptime_s=uptime_seconds(root),
         memory_total_mib=hardware.read_memory_mib(),
-        memory_free_mib=available_memory(text_of(root / "proc/meminfo")),
+        memory_free_mib=available_memory_mib(text_of(root / "proc/meminfo")),
         devices=(*nvidia_memory(ask(NVIDIA_QUERY)), *amd_memory(root)),
         disks=disks(paths),
     )

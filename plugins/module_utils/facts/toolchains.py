@@ -71,15 +71,13 @@ def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) ->
 def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str, str]:
     """Return the prefix of each component, in the compiler's version or else the newest suitable version."""
     components = {}
-    version_numbers = versions.parse(folder.name)
-    for name, same_major in toolkit.components.items():
+    version = versions.parse(folder.name)
+    for name, needs_same_major in toolkit.components.items():
         paths = {Path(os.path.realpath(path)) for path in folder.parent.parent.glob(f"{name}/[0-9]*")}
-        matches = [path for path in paths if not same_major or versions.parse(path.name)[:1] == version_numbers[:1]]
+        matches = [path for path in paths if not needs_same_major or versions.parse(path.name)[:1] == version[:1]]
         if matches:
-            best_match = max(
-                matches, key=lambda path: (versions.parse(path.name) == version_numbers, versions.parse(path.name))
-            )
-            components[name] = _host_path(root, best_match)
+            best_path = max(matches, key=lambda path: (versions.parse(path.name) == version, versions.parse(path.name)))
+            components[name] = _host_path(root, best_path)
     return components
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-RESULT_BYTES = 1 << 20
+MAX_RESULT_BYTES = 1 << 20
 
 
 def _send_result(pipe: Any, run_as_options: Mapping[str, Any], function: Callable[..., Any], arguments: tuple) -> None:
@@ -39,7 +39,7 @@ def run_as(account: str | None, function: Callable[..., Any], *arguments: Any) -
     process.start()
     sender.close()
     try:
-        reply = reading.parse(receiver.recv_bytes(RESULT_BYTES))  # a pickle from the account could run code as root
+        reply = reading.parse(receiver.recv_bytes(MAX_RESULT_BYTES))  # a pickle from the account could run code as root
     except (EOFError, OSError, ValueError) as error:
         raise Refusal(f"a process of the account {account} exited without a result: run the playbook again") from error
     finally:

@@ -29,10 +29,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import r
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import CachePrefill, PrefillTensor
 
-CACHE_FILE_NAME = re.compile(r"[0-9a-f]{16}")
+CACHE_FILE_PATTERN = re.compile(r"[0-9a-f]{16}")
 """Pattern for names of files in a worker's cache."""
-START_SECONDS = 60.0
-COMPARISON_SECONDS = 600.0
+START_TIMEOUT_SECONDS = 60.0
+COMPARISON_TIMEOUT_SECONDS = 600.0
 """Time limit for sampling the model and the files in the cache."""
 MIN_BYTES_PER_S = 5 * MIB
 """Lowest expected rate: that of a slow disk that other programs use, too."""
@@ -55,7 +55,7 @@ def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
 
     :raises Refusal: a model cannot be read, or the worker does not accept a tensor.
     """
-    tensors = reading.read_from_disk(worker.folder, lambda: missing_tensors(worker), COMPARISON_SECONDS)
+    tensors = reading.read_from_disk(worker.folder, lambda: missing_tensors(worker), COMPARISON_TIMEOUT_SECONDS)
     size = sum(tensor.bytes for tensor in tensors)
     if tensors and not check_mode:
         # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
@@ -108,7 +108,7 @@ def _cached_fingerprints(folder: Path) -> set[str]:
         for entry in entries:
             with suppress(OSError, EOFError):
                 size = entry.stat(follow_symlinks=False).st_size
-                if CACHE_FILE_NAME.fullmatch(entry.name) and size > rpc_upload.CACHE_THRESHOLD:
+                if CACHE_FILE_PATTERN.fullmatch(entry.name) and size > rpc_upload.CACHE_THRESHOLD:
                     with reading.open_file(entry.path) as stream:
                         fingerprints.add(rpc_upload.fingerprint(stream, 0, size))
     return fingerprints
@@ -137,7 +137,7 @@ def _send_tensors(worker: WorkerCache, tensors: Sequence[gguf.TensorLocation]) -
         process = subprocess.Popen(argv, stdin=devnull, stdout=devnull, stderr=devnull, cwd="/", env=environment)
     except OSError as error:
         raise Refusal(f"{argv[0]} does not run: {error.strerror}") from error
-    seconds = START_SECONDS + sum(tensor.bytes for tensor in tensors) / MIN_BYTES_PER_S
+    seconds = START_TIMEOUT_SECONDS + sum(tensor.bytes for tensor in tensors) / MIN_BYTES_PER_S
     max_bytes = max(tensor.bytes for tensor in tensors)
     try:
         wait_for_worker(port, process)
@@ -157,7 +157,7 @@ def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
 
     :raises Refusal: the worker does not answer, or its protocol is unknown.
     """
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + START_TIMEOUT_SECONDS
     while (answer := rpc.probe(LOOPBACK, port)).state != "ok":
         if process.poll() is not None or time.monotonic() > deadline:
             raise Refusal(f"the worker program on port {port} did not start: {answer.detail}")

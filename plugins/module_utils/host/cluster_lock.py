@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 
 WAIT_SECONDS = 60
 """Time to wait for another process that reads or writes the file."""
-LOCK_FILE_BYTES = 64 * 1024
+MAX_LOCK_FILE_BYTES = 64 * 1024
 Name = Annotated[str, Text(max_length=128)]
 
 
@@ -61,7 +61,7 @@ class LockHeldError(Exception):
 
 def read_holder(prefix: Path) -> Optional[Run]:
     """Return the run that holds the lock; None if the run was killed while it wrote the lock."""
-    return typed_json.read_file(Run, prefix / names.CLUSTER_LOCK, LOCK_FILE_BYTES)
+    return typed_json.read_file(Run, prefix / names.CLUSTER_LOCK_FILE, MAX_LOCK_FILE_BYTES)
 
 
 def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Optional[Run] = None) -> Optional[Run]:
@@ -71,7 +71,7 @@ def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Op
     :param ended_run: a run whose own controller reports that it has ended.
     :raises LockHeldError: another run holds the lock.
     """
-    with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
+    with locks.hold(prefix / names.CLUSTER_LOCK_FILE, WAIT_SECONDS) as lock:
         holder = read_holder(prefix)
         if run.is_same_run(holder):
             return None
@@ -81,14 +81,14 @@ def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Op
         try:
             os.pwrite(lock, json.dumps(typed_json.dump(run._replace(since=int(time.time())))).encode(), 0)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(prefix / names.CLUSTER_LOCK)) from None
+            raise OSError(error.errno, error.strerror, str(prefix / names.CLUSTER_LOCK_FILE)) from None
         return holder
 
 
 def release_lock(prefix: Path, run: Run) -> Optional[Run]:
     """Release a run's lock; if another run holds the lock, return that run. After a teardown there is no lock, and none is created."""
     if run.is_same_run(read_holder(prefix)):
-        with locks.hold(prefix / names.CLUSTER_LOCK, WAIT_SECONDS) as lock:
+        with locks.hold(prefix / names.CLUSTER_LOCK_FILE, WAIT_SECONDS) as lock:
             if run.is_same_run(read_holder(prefix)):
                 os.ftruncate(lock, 0)
     return read_holder(prefix)

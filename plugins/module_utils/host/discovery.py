@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import INTERFACE, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import INTERFACE_PATTERN, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -31,11 +31,11 @@ MODEL_FOLDERS = (
 """Folders in which people and other programs store models."""
 MAX_DEPTH, MAX_MODELS = 6, 20
 """Maximum depth of the search in these folders, and maximum number of models whose headers are read, the largest first."""
-MODEL_SECONDS = 120
+MAX_MODEL_SECONDS = 120
 """Time limit for all models of a host."""
 LINK_TYPES = ("1", str(interfaces.INFINIBAND_TYPE))
 """Values of ``type`` for interfaces with hardware addresses, which tunnels lack."""
-DISCARD_PORT, ANSWER_SECONDS = 9, 1.0
+DISCARD_PORT, ANSWER_TIMEOUT_SECONDS = 9, 1.0
 
 Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
 
@@ -48,7 +48,7 @@ class LinkInterface(NamedTuple):
     mac: Mac
     mbit: Optional[int]
     """Mbit per second, according to its driver"""
-    addresses: tuple[Annotated[str, Text(INTERFACE)], ...]
+    addresses: tuple[Annotated[str, Text(INTERFACE_PATTERN)], ...]
     main: bool
     """Whether the controller's connection or the default route uses it."""
     sees: tuple[Mac, ...]
@@ -84,7 +84,7 @@ def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional
     :param addresses: IPv4 addresses of other hosts.
     :param account: account that reads the models; None for the account of this process.
     """
-    models = reading.read_from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MODEL_SECONDS)
+    models = reading.read_from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MAX_MODEL_SECONDS)
     return Discovery(platform.node(), interfaces_of(System(), addresses), models)
 
 
@@ -99,7 +99,7 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
         mbit, kind = parse_count(text_of(folders[name] / "speed")), interfaces.kind_of(folders[name], system.root)
         is_main, seen_macs = name in state.protected_names, tuple(sorted(macs.get(name, ())))
         if interface.mac:
-            ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE, address))
+            ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE_PATTERN, address))
             link_interfaces.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, is_main, seen_macs))
     return tuple(link_interfaces)
 
@@ -113,7 +113,7 @@ def _contact_hosts(addresses: Iterable[str], links: Mapping[str, inspection.Inte
             if any(address in network for network in networks):
                 with suppress(OSError):
                     sender.sendto(b"", (str(address), DISCARD_PORT))
-    time.sleep(ANSWER_SECONDS)
+    time.sleep(ANSWER_TIMEOUT_SECONDS)
 
 
 def neighbour_macs(listing: str) -> dict[str, set[str]]:

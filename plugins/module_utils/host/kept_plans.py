@@ -12,13 +12,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.kept_plan import KeptPlan, LastPlan
 
 NEXT, CURRENT, PREVIOUS = SLOTS = "next", "now", "before"
-PLAN_BYTES = 32 << 20
+MAX_PLAN_BYTES = 32 << 20
 """Size limit of a plan. On a head, facts make up most of a plan: about 20 kB for each host."""
 
 
 def read_plan(prefix: str, slot: str) -> KeptPlan | None:
     """Return a kept plan; None if it is missing or unreadable."""
-    return typed_json.read_file(KeptPlan, _path(prefix, slot), PLAN_BYTES)
+    return typed_json.read_file(KeptPlan, _path(prefix, slot), MAX_PLAN_BYTES)
 
 
 def _path(prefix: str, slot: str) -> Path:
@@ -37,7 +37,7 @@ def kept_build_ids(prefix: str) -> set[str]:
     return {build.id for plan in plans for build in plan.host.builds}
 
 
-def keep_plan(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
+def keep_plan(prefix: str, plan: KeptPlan, check_mode: bool = False) -> bool:
     """Keep a plan that is being applied, unless it already serves; return whether anything changes.
 
     :raises OSError: the plan cannot be written; nothing has changed.
@@ -46,12 +46,12 @@ def keep_plan(prefix: str, plan: KeptPlan, check: bool = False) -> bool:
     is_current = current_plan is not None and current_plan.id == plan.id
     # The plan's id does not cover the facts that are stored on the head.
     differs = current_plan != plan if is_current else True
-    if differs and not check:
+    if differs and not check_mode:
         _write(prefix, CURRENT if is_current else NEXT, plan)
     return differs
 
 
-def mark_served(prefix: str, plan_id: str, check: bool = False) -> bool:
+def mark_served(prefix: str, plan_id: str, check_mode: bool = False) -> bool:
     """Mark a kept plan as serving and the plan before it as previous; return whether anything changes.
 
     :raises Refusal: the host does not keep the plan.
@@ -60,7 +60,7 @@ def mark_served(prefix: str, plan_id: str, check: bool = False) -> bool:
     current_plan, pending_path = plans[CURRENT], _path(prefix, NEXT)
     is_current = current_plan is not None and current_plan.id == plan_id
     differs = not is_current or pending_path.exists()
-    if not differs or check:
+    if not differs or check_mode:
         return differs
     if not is_current:
         served_plan = next((plan for plan in plans.values() if plan and plan.id == plan_id), None)
@@ -75,8 +75,8 @@ def mark_served(prefix: str, plan_id: str, check: bool = False) -> bool:
 
 def _write(prefix: str, slot: str, plan: KeptPlan) -> None:
     text = json.dumps(typed_json.dump(plan), separators=(",", ":"))
-    if len(text.encode()) > PLAN_BYTES:
+    if len(text.encode()) > MAX_PLAN_BYTES:
         raise Refusal(
-            f"this host's part of the plan takes {len(text) >> 20} MiB, but at most {PLAN_BYTES >> 20} MiB can be kept"
+            f"this host's part of the plan takes {len(text) >> 20} MiB, but at most {MAX_PLAN_BYTES >> 20} MiB can be kept"
         )
     files.replace_file(_path(prefix, slot), text, 0o600)

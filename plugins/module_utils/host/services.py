@@ -24,9 +24,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 
-COMMAND_SECONDS = 120
+COMMAND_TIMEOUT_SECONDS = 120
 """Time limit for a command. Definitions give a service 30 seconds to exit before it is killed."""
-LOG_LINES, LOG_BYTES = 10, 1024 * 1024
+MAX_LOG_LINES, MAX_LOG_BYTES = 10, 1024 * 1024
 RUNNING, FAILED, STOPPED = "running", "failed", "stopped"
 """States of a service. A failed service does not run, and the manager must stop it before it starts again."""
 
@@ -43,7 +43,7 @@ class Service(NamedTuple):
 
 
 def _run(argv: list[str], may_fail: bool = False) -> str:
-    return commands.run(argv, COMMAND_SECONDS, may_fail=may_fail)
+    return commands.run(argv, COMMAND_TIMEOUT_SECONDS, may_fail=may_fail)
 
 
 class Manager:
@@ -80,9 +80,9 @@ class Manager:
         for name in services:
             self.path(name).unlink(missing_ok=True)
 
-    def log(self, service: str, line_count: int = LOG_LINES, output_format: str = "cat") -> str:
+    def log(self, service: str, line_count: int = MAX_LOG_LINES, output_format: str = "cat") -> str:
         """Return the end of a service's log. Only a journal heeds the number of lines and their format."""
-        return read_end(Path(self.record.log.format(prefix=self.paths.prefix, service=service)), LOG_BYTES)
+        return read_end(Path(self.record.log.format(prefix=self.paths.prefix, service=service)), MAX_LOG_BYTES)
 
     def restarts(self, services: Collection[str]) -> dict[str, int]:
         """Return how often the manager has restarted each service since its last deliberate start, if the manager counts that."""
@@ -118,10 +118,8 @@ class Systemd(Manager):
         if not services or not commands.find("systemctl"):
             return {}
         text = self._systemctl("show", f"--property=Id,{key}", *self._units(services))
-        blocks = [
-            dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in text.split("\n\n")
-        ]
-        values = {block["Id"]: block.get(key, "") for block in blocks if "Id" in block}
+        units = [dict(line.split("=", 1) for line in unit.splitlines() if "=" in line) for unit in text.split("\n\n")]
+        values = {unit["Id"]: unit.get(key, "") for unit in units if "Id" in unit}
         return {name: values[self.path(name).name] for name in services if self.path(name).name in values}
 
     def state(self, services: Collection[str]) -> dict[str, str]:
@@ -151,7 +149,7 @@ class Systemd(Manager):
         super().remove(services)
         self._systemctl("daemon-reload")
 
-    def log(self, service: str, line_count: int = LOG_LINES, output_format: str = "cat") -> str:
+    def log(self, service: str, line_count: int = MAX_LOG_LINES, output_format: str = "cat") -> str:
         options = ["--lines", str(line_count), f"--output={output_format}", "--no-pager"]
         return commands.output(["journalctl", *self.scope_options, "--unit", self.path(service).name, *options])
 
@@ -201,7 +199,7 @@ class Launchd(Manager):
 
     def _wait_until_unloaded(self, name: str) -> None:
         """Wait until launchd has unloaded a service: launchctl returns earlier, and a service that is still stopping cannot be loaded."""
-        deadline = time.monotonic() + COMMAND_SECONDS
+        deadline = time.monotonic() + COMMAND_TIMEOUT_SECONDS
         while self._is_loaded(name):
             if time.monotonic() > deadline:
                 raise commands.CommandError(["launchctl", "bootout", f"{self.domain}/{name}"], "it did not stop", None)
@@ -209,7 +207,7 @@ class Launchd(Manager):
 
 
 SUPERVISOR_STATES = {"UNKNOWN": FAILED, **dict.fromkeys(("RUNNING", "STARTING", "BACKOFF", "STOPPING"), RUNNING)}
-HARMLESS_ERRORS = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
+HARMLESS_ERROR_PATTERNS = {"start": re.compile("already started"), "stop": re.compile("not running|no such process")}
 """Verb of supervisorctl → errors that mean that there is nothing to do."""
 
 
@@ -226,7 +224,7 @@ class Supervisor(Manager):
         return [python, "-m", "supervisor.supervisorctl", "-c", config_path, *words]
 
     def _is_running(self) -> bool:
-        return installation.supervisor_runs(self.paths.prefix)
+        return installation.has_supervisor(self.paths.prefix)
 
     def state(self, services: Collection[str]) -> dict[str, str]:
         # supervisorctl status exits with 0 only if all services run.
@@ -247,7 +245,7 @@ class Supervisor(Manager):
             self._control(verb, *services)
         except commands.CommandError as error:
             failures = [line for line in error.reason.splitlines() if "ERROR" in line]
-            if not failures or not all(HARMLESS_ERRORS[verb].search(line) for line in failures):
+            if not failures or not all(HARMLESS_ERROR_PATTERNS[verb].search(line) for line in failures):
                 raise
 
     def remove(self, services: Collection[str]) -> None:
@@ -272,7 +270,7 @@ def manager_of(paths: InstallationPaths) -> Manager:
 
 
 SYSTEMD = ("systemd", "systemd_user")
-VOLATILE_UNITS = Path("/run/systemd/system")
+VOLATILE_UNITS_FOLDER = Path("/run/systemd/system")
 """Folder of definitions that a reboot removes."""
 
 
@@ -280,7 +278,7 @@ def temporary_manager(paths: InstallationPaths) -> Manager:
     """Return the manager of temporary services. Under systemd, their definitions are in a folder that a reboot empties."""
     if paths.service_manager in SYSTEMD:
         runtime_folder = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
-        folder = Path(runtime_folder, "systemd/user") if paths.scope == "user" else VOLATILE_UNITS
+        folder = Path(runtime_folder, "systemd/user") if paths.scope == "user" else VOLATILE_UNITS_FOLDER
         paths = paths._replace(units=str(folder))
     return manager_of(paths)
 
@@ -375,7 +373,7 @@ def _carry_out(manager: Manager, request: ServiceRequest, steps: ServiceSteps) -
             manager.start(starting_services)
 
 
-def apply_request(manager: Manager, request: ServiceRequest, check: bool) -> list[Change]:
+def apply_request(manager: Manager, request: ServiceRequest, check_mode: bool) -> list[Change]:
     """Bring services to the requested state; return the changes, or in check mode the changes to make.
 
     :raises Refusal: a command failed; the message contains the last lines of the services' logs.
@@ -389,10 +387,10 @@ def apply_request(manager: Manager, request: ServiceRequest, check: bool) -> lis
         steps = _plan_steps(manager, request, states)
         starting_services = steps.start
         changes = _changes(manager, request, states, steps)
-        if not check:
+        if not check_mode:
             _carry_out(manager, request, steps)
     except commands.CommandError as error:
-        logs = {name: "\n".join(manager.log(name).strip().splitlines()[-LOG_LINES:]) for name in starting_services}
+        logs = {name: "\n".join(manager.log(name).strip().splitlines()[-MAX_LOG_LINES:]) for name in starting_services}
         log_text = "".join(f"\nThe log of {name} ends with:\n{text}" for name, text in logs.items() if text)
         raise Refusal(f"{error}{log_text}") from error
     return changes

@@ -16,8 +16,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 
 FILE_MODE = 0o600
 IDENTITY_DIGITS = 16
-KEY_LINE = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
-FILE_BYTES = 64 * 1024
+KEY_LINE_PATTERN = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
+MAX_KEY_FILE_BYTES = 64 * 1024
 """Maximum number of bytes that are read from a key file."""
 
 
@@ -35,35 +35,35 @@ def identities(path: Path, account: str | None) -> tuple[str, ...]:
 
     :param account: account of the services; None for the account of this process.
     """
-    return tuple(line.split(":", 1)[0] for line in _lines(path, account))
+    return tuple(line.split(":", 1)[0] for line in _key_lines(path, account))
 
 
-def put_key_first(path: Path, key: str, account: str | None, keep_others: bool, check: bool) -> bool:
+def put_key_first(path: Path, key: str, account: str | None, keep_other_keys: bool, check_mode: bool) -> bool:
     """Make a key the first in a file, before its present keys if they are kept; return whether the file changes.
 
     :raises OSError: the file cannot be written, or the account does not exist.
     """
-    lines_before = _lines(path, account)
+    lines_before = _key_lines(path, account)
     first_line = line_of(key)
-    lines_after = [first_line, *(line for line in lines_before if keep_others and line != first_line)]
+    lines_after = [first_line, *(line for line in lines_before if keep_other_keys and line != first_line)]
     if lines_after == lines_before:
         return False
-    if not check:
+    if not check_mode:
         replace_file(path, "".join(lines_after), FILE_MODE, None if account is None else _uid(account))
     return True
 
 
-def _lines(path: Path, account: str | None) -> list[str]:
+def _key_lines(path: Path, account: str | None) -> list[str]:
     try:
         owner = os.geteuid() if account is None else _uid(account)
         with reading.open_file(path) as stream:
             status = os.fstat(stream.fileno())
             if stat.S_IMODE(status.st_mode) != FILE_MODE or status.st_uid != owner:
                 return []
-            lines = stream.read(FILE_BYTES).decode("ascii", "replace").splitlines(keepends=True)
+            lines = stream.read(MAX_KEY_FILE_BYTES).decode("ascii", "replace").splitlines(keepends=True)
     except OSError:
         return []
-    return [line for line in lines if KEY_LINE.fullmatch(line)]
+    return [line for line in lines if KEY_LINE_PATTERN.fullmatch(line)]
 
 
 def _uid(account: str) -> int:

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 FILES_METRIC, TOKENS_METRIC, SECONDS_METRIC = metrics.CONVERSATION_METRICS
 PAUSE_END = "paused_until"
-SLOT_OPTION, FOLDER, RECORD_FILE = "--slot-save-path", "conversations", "conversations.json"
+SLOT_OPTION, CONVERSATIONS_FOLDER, RECORD_FILE = "--slot-save-path", "conversations", "conversations.json"
 """Option of llama-server; folder and record file in the launcher's state folder."""
 NEW_SUFFIX, SAVED_SUFFIX, TRIED_SUFFIX = ".new", ".slot", ".tried"
 """Suffixes of files: being saved; saved; being restored."""
@@ -36,10 +36,10 @@ IDLE_SECONDS, STOP_SECONDS, PAUSE_SECONDS = 10.0, 15.0, 3600.0
 """Idle time after which a slot is saved; time limit for saving before a stop (service managers allow 20 s); pause after a save or restore has hung."""
 MIN_TOKENS = 256
 """Shorter conversations are quick to recompute; a verification reads 200 tokens."""
-BUSY_SECONDS, FREE_DISK_SHARE, PREFIX_SHARE = 0.05, 0.05, 0.9
+BUSY_SECONDS, FREE_SHARE, PREFIX_SHARE = 0.05, 0.05, 0.9
 """Processor time between two samples that shows a busy llama-server; share of the disk to keep free; share of an older file's tokens that a newer file
 must begin with to replace it."""
-STATE_LINE = re.compile(rb"(?m)^\S+ I srv .*: (?:server is (entering|exiting) sleeping state|model loaded)$")
+STATE_LINE_PATTERN = re.compile(rb"(?m)^\S+ I srv .*: (?:server is (entering|exiting) sleeping state|model loaded)$")
 """Lines that llama-server logs when it frees its model and before it takes requests again. A restore overtakes a waiting prompt, because
 llama-server reads the shorter request sooner."""
 HEADER_BYTES, LIST_HEADER_WORDS = 12, 4
@@ -53,7 +53,7 @@ NEUTRAL_OPTIONS = frozenset(
 
 
 class Limits(NamedTuple):
-    mib: int
+    files_mib: int
     """Size limit of all files together."""
     context_mib: int
     """Size of a file whose context is full."""
@@ -79,7 +79,7 @@ def cache_key(argv: Sequence[str]) -> str:
 
 def open_store(argv: list[str], root: Path, limits: Sequence[int], log: Callable[[str], None]) -> SlotStore | None:
     """Return the slot store of a command line. If no conversations are kept, delete the folder. If the folder cannot be created, remove the option."""
-    folder = root / FOLDER
+    folder = root / CONVERSATIONS_FOLDER
     if not limits and folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         log(f"conversations are no longer kept: {folder} was deleted")
@@ -119,14 +119,14 @@ class SlotStore:
 
     def __init__(self, argv: Sequence[str], state_folder: Path, limits: Limits, log: Callable[[str], None]) -> None:
         """:raises OSError: the folder or the model cannot be read, or the folder cannot be written."""
-        self.folder, self.record_path = state_folder / FOLDER, state_folder / RECORD_FILE
+        self.folder, self.record_path = state_folder / CONVERSATIONS_FOLDER, state_folder / RECORD_FILE
         self.limits, self.log = limits, lru_cache(log)
         self.key = cache_key(argv)
         self.slots, self.context = (int(argv[argv.index(option) + 1]) for option in ("--parallel", "--ctx-size"))
         sleep_seconds = float(argv[argv.index(server.SLEEP_OPTION) + 1]) if server.SLEEP_OPTION in argv else math.inf
         self.check_interval_s = min(IDLE_SECONDS, sleep_seconds / 3)
         self.head: server.Head | None = None
-        self.job: threading.Thread | None = None
+        self.job_thread: threading.Thread | None = None
         self.idle_timer = progress.IdleTimer(limits.seconds / 5, 0)
         self.is_restored = self.has_pending_slots = False
         self.last_check_time = self.processor_seconds = 0.0
@@ -147,41 +147,41 @@ class SlotStore:
 
     def watch_output(self, output: bytes) -> None:
         """Restore conversations when llama-server logs that it has loaded its model, unless they were restored since it freed the model."""
-        for line in STATE_LINE.finditer(output):
+        for line in STATE_LINE_PATTERN.finditer(output):
             if line[1] == b"entering" and self.head:
                 self.head.asleep, self.is_restored = True, False
             elif not self.is_restored:
-                self._start(self._restore)
+                self._start_job(self._restore)
 
     def fault(self) -> server.Fault | None:
         """Start a save or restore that is due; return a fault if one hangs."""
         head, clock = self.head, time.monotonic()
         if not head or not head.ready:
             return None
-        if self.job and self.job.is_alive():
-            sample, limit = head.last_sample, self.limits.seconds
-            if not sample or self.idle_timer.seconds(sample, head.endpoints, clock) < limit:
+        if self.job_thread and self.job_thread.is_alive():
+            sample, limit_s = head.last_sample, self.limits.seconds
+            if not sample or self.idle_timer.seconds(sample, head.endpoints, clock) < limit_s:
                 return None
             self.counts[PAUSE_END] = time.time() + PAUSE_SECONDS
             journal.write_state(self.record_path, self.counts)
-            pause = f"nothing is saved for the next {PAUSE_SECONDS / 60:.0f} minutes"
-            return server.Fault(f"saving or restoring a conversation has hung for {limit} s: {pause}", is_silent=True)
+            note = f"nothing is saved for the next {PAUSE_SECONDS / 60:.0f} minutes"
+            return server.Fault(f"saving or restoring a conversation has hung for {limit_s} s: {note}", is_silent=True)
         if head.asleep:
             return None
         if not self.is_restored:
-            self._start(self._restore)
+            self._start_job(self._restore)
         elif clock - self.last_check_time >= self.check_interval_s and (self._was_busy(head) or self.has_pending_slots):
             self.last_check_time, self.has_pending_slots = clock, False
-            self._start(self._save)
+            self._start_job(self._save)
         return None
 
     def save_now(self) -> None:
         """Save every changed slot, because llama-server is about to be stopped."""
         for action in (None, partial(self._save, True)):
             if action and self.head and self.head.ready and not self.head.asleep:
-                self._start(action)
-            if self.job:
-                self.job.join(STOP_SECONDS / 2)
+                self._start_job(action)
+            if self.job_thread:
+                self.job_thread.join(STOP_SECONDS / 2)
 
     def _was_busy(self, head: server.Head) -> bool:
         """Return whether llama-server may have computed since the last call. Do not ask an idle server for its slots: it would never sleep."""
@@ -190,23 +190,23 @@ class SlotStore:
             return server.SLEEP_OPTION not in head.argv
         total_seconds = sample.activity.processor_seconds
         used_seconds, self.processor_seconds = total_seconds - self.processor_seconds, total_seconds
-        return used_seconds >= BUSY_SECONDS or head.idle_timer.since > self.last_check_time
+        return used_seconds >= BUSY_SECONDS or head.idle_timer.last_activity_time > self.last_check_time
 
-    def _start(self, action: Callable[[], None]) -> None:
-        if self.counts[PAUSE_END] < time.time() and not (self.job and self.job.is_alive()):
+    def _start_job(self, action: Callable[[], None]) -> None:
+        if self.counts[PAUSE_END] < time.time() and not (self.job_thread and self.job_thread.is_alive()):
             self.is_restored, self.idle_timer = True, progress.IdleTimer(self.limits.seconds / 5, time.monotonic())
             failure_text = "conversations are not kept"
-            self.job = threading.Thread(target=journal.run_safely, args=(failure_text, action), daemon=True)
-            self.job.start()
+            self.job_thread = threading.Thread(target=journal.run_safely, args=(failure_text, action), daemon=True)
+            self.job_thread.start()
 
     def _request(self, subpath: str, file: Path | None = None) -> server.ServerRequest | None:
         """Send a request, unless another process has taken the port: it must not receive a key."""
         head, body = self.head, json.dumps({"filename": file.name}) if file else ""
         if not head or (head.last_sample and head.ready and not head.listens(head.last_sample)):
             return None
-        return server.ServerRequest(head.url, f"/slots{subpath}", head.headers, body=body)
+        return server.ServerRequest(head.base_url, f"/slots{subpath}", head.headers, body=body)
 
-    def _slots(self) -> list[dict[str, Any]]:
+    def _read_slots(self) -> list[dict[str, Any]]:
         answer = self._await_answer(self._request(""))
         return answer if isinstance(answer, list) else []
 
@@ -214,7 +214,7 @@ class SlotStore:
         """Return the answer, or None. Cancel a request for a busy slot: it would wait until the slot is idle, and then restore an older state."""
         while request and request.is_alive():
             request.join(None if slot is None else 1.0)
-            if request.is_alive() and any(row["id"] == slot and row["is_processing"] for row in self._slots()):
+            if request.is_alive() and any(row["id"] == slot and row["is_processing"] for row in self._read_slots()):
                 request.cancel()
         with suppress(ValueError):
             return json.loads(request.reply) if request else None
@@ -246,7 +246,7 @@ class SlotStore:
 
     def _save(self, is_stopping: bool = False) -> None:
         """Save each slot that has changed and is idle; before a stop also slots that have only just changed."""
-        for slot in self._slots():
+        for slot in self._read_slots():
             slot_id, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
             state = (slot.get("id_task"), tokens)
             is_idle, self.last_states[slot_id] = is_stopping or self.last_states.get(slot_id) == state, state
@@ -296,7 +296,7 @@ class SlotStore:
         paths, disk = self._paths(SAVED_SUFFIX), shutil.disk_usage(self.folder)
         sizes = {path: path.stat().st_size for path in paths}
         used_bytes = sum(sizes.values())
-        max_bytes = min(self.limits.mib * units.MIB, used_bytes + disk.free - int(FREE_DISK_SHARE * disk.total)) - size
+        max_bytes = min(self.limits.files_mib * units.MIB, used_bytes + disk.free - int(FREE_SHARE * disk.total)) - size
         if max_bytes < 0 < size:
             return False
         for path in paths:

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
     serving,
 )
 
-EXPORT_SECONDS = 15.0
+EXPORT_INTERVAL_SECONDS = 15.0
 VERIFICATION_FILE = "verified.json"
 """Result of the last verification, in the folder of the description."""
 CUDA = "CUDA"
@@ -54,7 +54,7 @@ class Exporter:
         self.path, self.service = path, service
         self.state = ""
         self.snapshot: page.Snapshot | None = None
-        self.last_export_time = -EXPORT_SECONDS
+        self.last_export_time = -EXPORT_INTERVAL_SECONDS
         self.start_time: float | None = None
         self.restarts: dict[str, int] = {}
         self.memory_sensors = MemorySensors()
@@ -81,14 +81,14 @@ class Exporter:
         return {**counts, "killed": counts.get("killed", 0) + was_running}
 
     def note_start(self) -> None:
-        self.start_time, self.last_export_time = time.time(), -EXPORT_SECONDS
+        self.start_time, self.last_export_time = time.time(), -EXPORT_INTERVAL_SECONDS
 
     def note_exit(self, cause: str) -> None:
         self.start_time = None
         self.count_restart(cause)
 
     def count_restart(self, cause: str) -> None:
-        self.last_export_time = -EXPORT_SECONDS
+        self.last_export_time = -EXPORT_INTERVAL_SECONDS
         self.restarts[cause] = self.restarts.get(cause, 0) + 1
 
     def stop(self) -> None:
@@ -100,14 +100,14 @@ class Exporter:
     def export_head(self, record: serving.HeadRecord, head: server.Head | None = None) -> None:
         """:param head: llama-server, while it runs."""
         if record.state != self.state:
-            self.state, self.last_export_time = record.state, -EXPORT_SECONDS
+            self.state, self.last_export_time = record.state, -EXPORT_INTERVAL_SECONDS
         self._export(lambda figures, info: self._add_head(figures, info, record, head))
 
     def export_worker(self) -> None:
         self._export(lambda _figures, _info: None)
 
     def _export(self, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
-        if self.description and time.monotonic() - self.last_export_time >= EXPORT_SECONDS:
+        if self.description and time.monotonic() - self.last_export_time >= EXPORT_INTERVAL_SECONDS:
             self.last_export_time = time.monotonic()
             journal.run_safely("metrics are not written", partial(self._write, self.description, add))
 
@@ -150,7 +150,7 @@ class Exporter:
 def _add_record(figures: metrics.Figures, record: serving.HeadRecord, info: metrics.Description) -> None:
     for state in serving.STATES:
         figures.add("state", state == record.state, state=state)
-    figures.add("state_since_timestamp_seconds", record.since)
+    figures.add("state_since_timestamp_seconds", record.state_start_time)
     for model, predicted_values in info.planned.items():
         for name, value in predicted_values.items():
             figures.add(name, value, model=model)

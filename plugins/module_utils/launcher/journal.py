@@ -21,8 +21,8 @@ NOTIFY_VARIABLE = "NOTIFY_SOCKET"
 OUTPUT_DESCRIPTOR = 1
 """Standard output: a journal, a pipe to supervisor, or a file."""
 OUTPUT_LOCK = threading.Lock()
-START_LOG = "start.log"
-START_LOG_BYTES = 8 * 1024 * 1024
+START_LOG_FILE = "start.log"
+MAX_START_LOG_BYTES = 8 * 1024 * 1024
 MAX_FILE_BYTES = 4 * 1024 * 1024
 """Size limit of a file that the launcher reads back."""
 
@@ -63,8 +63,8 @@ def read_back(path: Path, parse: Callable[[Any], Result], decode: Callable[[byte
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
-            text = file.read(MAX_FILE_BYTES + 1)
-        return parse(decode(text)) if len(text) <= MAX_FILE_BYTES else None
+            data = file.read(MAX_FILE_BYTES + 1)
+        return parse(decode(data)) if len(data) <= MAX_FILE_BYTES else None
     except (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
 
@@ -74,13 +74,13 @@ class StartLog:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.bytes_left = START_LOG_BYTES
+        self.remaining_bytes = MAX_START_LOG_BYTES
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
-            self.file = os.open(path, flags, 0o666)
+            self.descriptor = os.open(path, flags, 0o666)
         except OSError as error:
             log(f"{path} could not be written: {error.strerror}")
-            self.file = os.open(os.devnull, os.O_WRONLY)
+            self.descriptor = os.open(os.devnull, os.O_WRONLY)
 
     def __enter__(self) -> StartLog:
         return self
@@ -89,11 +89,11 @@ class StartLog:
         self.close()
 
     def close(self) -> None:
-        os.close(self.file)
+        os.close(self.descriptor)
 
     def write(self, data: bytes) -> None:
         with suppress(OSError):
-            self.bytes_left -= os.write(self.file, data[: self.bytes_left])
+            self.remaining_bytes -= os.write(self.descriptor, data[: self.remaining_bytes])
 
 
 def write_state(path: Path, content: dict) -> bool:
@@ -102,14 +102,14 @@ def write_state(path: Path, content: dict) -> bool:
 
 def replace_file(path: Path, text: str, mode: int | None = None) -> bool:
     """Replace a file of the launcher atomically; log an error."""
-    partial_file = path.with_name(path.name + ".new")
+    partial_path = path.with_name(path.name + ".new")
     try:
-        partial_file.unlink(missing_ok=True)
-        with partial_file.open("x") as file:
+        partial_path.unlink(missing_ok=True)
+        with partial_path.open("x") as file:
             if mode is not None:
                 os.fchmod(file.fileno(), mode)
             file.write(text)
-        partial_file.replace(path)
+        partial_path.replace(path)
     except OSError as error:
         log_once(f"{path} could not be written: {error.strerror}")
         return False
@@ -120,6 +120,6 @@ def notify_watchdog() -> None:
     """Tell systemd that the launcher works. systemd kills a launcher that is silent for WatchdogSec, together with its program."""
     address = os.environ.get(NOTIFY_VARIABLE, "")
     if address:
-        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as watchdog:
-            watchdog.setblocking(False)
-            watchdog.sendto(b"WATCHDOG=1", "\0" + address[1:] if address.startswith("@") else address)
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as watchdog_socket:
+            watchdog_socket.setblocking(False)
+            watchdog_socket.sendto(b"WATCHDOG=1", "\0" + address[1:] if address.startswith("@") else address)

@@ -28,7 +28,7 @@ class ExpectedBytes(NamedTuple):
     """Bytes on each worker, by endpoint."""
     head_bytes: int = 0
     """Bytes on the head's own devices and its processor."""
-    are_cached: bool = False
+    uses_cache: bool = False
     """Whether a worker caches tensors; cached tensors are not sent."""
 
 
@@ -62,7 +62,7 @@ class LoadProgress(NamedTuple):
     """whether less time may be left, because workers may have cached tensors"""
 
 
-def expected_bytes(weights: Iterable[tuple[Optional[str], float]], are_cached: bool) -> ExpectedBytes:
+def expected_bytes(weights: Iterable[tuple[Optional[str], float]], uses_cache: bool) -> ExpectedBytes:
     """:param weights: endpoint of each worker, or None for the head's own memory, and its planned MiB of weights."""
     worker_bytes: dict[str, int] = {}
     head_bytes = 0
@@ -72,7 +72,7 @@ def expected_bytes(weights: Iterable[tuple[Optional[str], float]], are_cached: b
             worker_bytes[endpoint] = worker_bytes.get(endpoint, 0) + size
         else:
             head_bytes += size
-    return ExpectedBytes(worker_bytes, head_bytes, are_cached)
+    return ExpectedBytes(worker_bytes, head_bytes, uses_cache)
 
 
 def _loaded_bytes(load: LoadCounters, goal: ExpectedBytes) -> int:
@@ -84,24 +84,24 @@ def _loaded_bytes(load: LoadCounters, goal: ExpectedBytes) -> int:
 
 
 def progress_of(load: LoadCounters, goal: ExpectedBytes) -> LoadProgress:
-    size = _loaded_bytes(load, goal)
-    rate = round(size / load.seconds) if load.seconds >= metrics.MIN_RATE_SECONDS and size > 0 else None
-    total = goal.head_bytes + sum(goal.worker_bytes.values())
+    done_bytes = _loaded_bytes(load, goal)
+    rate = round(done_bytes / load.seconds) if load.seconds >= metrics.MIN_RATE_SECONDS and done_bytes > 0 else None
+    total_bytes = goal.head_bytes + sum(goal.worker_bytes.values())
     endpoints = goal.worker_bytes or load.sent
     return LoadProgress(
         round(load.seconds, 1),
         load.read,
-        total or None,
+        total_bytes or None,
         tuple(
             WorkerProgress(endpoint, load.sent.get(endpoint), goal.worker_bytes.get(endpoint)) for endpoint in endpoints
         ),
         rate,
-        round((total - size) / rate) if rate and total > size else None,
-        goal.are_cached,
+        round((total_bytes - done_bytes) / rate) if rate and total_bytes > done_bytes else None,
+        goal.uses_cache,
     )
 
 
-def _amount(size: Optional[int], total: Optional[int]) -> str:
+def _progress_text(size: Optional[int], total: Optional[int]) -> str:
     """Return a text such as '1.2 of 4.1 GB', '80 of 300 MB', '? of 4.1 GB' or '1.2 GB'."""
     is_large = max(size or 0, total or 0) >= units.GB
     figure = (
@@ -115,15 +115,15 @@ def progress_sentence(progress: LoadProgress) -> str:
     """Return a readable line: bytes sent to each worker, bytes read, rate and time left."""
     known_workers = [worker for worker in progress.workers if worker.sent_bytes is not None]
     parts = [
-        f"{_amount(worker.sent_bytes, worker.planned_bytes)} sent to worker {worker.endpoint}"
+        f"{_progress_text(worker.sent_bytes, worker.planned_bytes)} sent to worker {worker.endpoint}"
         for worker in progress.workers
     ]
     if progress.workers and not known_workers:
         parts = ["bytes sent to workers are unknown, because the kernel does not report them"]
     if progress.read_bytes is not None:
-        parts.append(f"{_amount(progress.read_bytes, progress.planned_bytes)} read from files")
+        parts.append(f"{_progress_text(progress.read_bytes, progress.planned_bytes)} read from files")
     if progress.bytes_per_s:
-        parts.append(f"{units.amount(progress.bytes_per_s)}/s")
+        parts.append(f"{units.size_text(progress.bytes_per_s)}/s")
     if progress.left_s is not None:
         parts.append(f"{'at most' if progress.at_most else 'about'} {units.duration(progress.left_s)} left")
     return ", ".join(parts)

@@ -46,12 +46,12 @@ def _prediction_metrics(kind: str, subject: str) -> tuple[Metric, ...]:
     )
     return tuple(
         Metric(
-            f"planned_{kind}_{name}tokens_per_second",
+            f"planned_{kind}_{name_prefix}tokens_per_second",
             GAUGE,
-            f"{prefix} tokens per second of {subject}, {condition}",
+            f"{help_prefix} tokens per second of {subject}, {condition}",
             ("model",),
         )
-        for name, prefix, condition in predictions
+        for name_prefix, help_prefix, condition in predictions
     )
 
 
@@ -144,7 +144,7 @@ class Figures:
             name, series = PREFIX + metric.name, self.values_by_metric[metric.name]
             if series:
                 lines += [f"# HELP {name} {metric.help}", f"# TYPE {name} {metric.kind}"]
-                lines += [f"{name}{_label_text(metric.labels, key)} {_number(value)}" for key, value in series.items()]
+                lines += [f"{name}{_label_text(metric.labels, key)} {_format(value)}" for key, value in series.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -163,5 +163,5 @@ def _label_text(labels: Sequence[str], values: Iterable[str]) -> str:
     return f"{{{pairs}}}" if labels else ""
 
 
-def _number(value: float) -> str:
+def _format(value: float) -> str:
     return repr(float(value)).removesuffix(".0")

@@ -71,9 +71,9 @@ CONTENT_POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
     f"form-action 'none'; script-src 'sha256-{base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()}'"
 )
-CLIENT_SECONDS = 5.0
+CLIENT_TIMEOUT_SECONDS = 5.0
 """Timeout of a TLS handshake, of a request and of sending an answer."""
-WRONG_KEY_SECONDS = 1.0
+WRONG_KEY_DELAY_SECONDS = 1.0
 """Delay before answering a wrong key."""
 LISTEN_RETRY_SECONDS = 10.0
 MAX_CLIENTS, MAX_REQUEST_BYTES = 16, 8192
@@ -124,7 +124,7 @@ def _tags(name: str, texts: Iterable[str], css_class: str = "") -> str:
     return "".join(_tag(name, html.escape(text), css_class) for text in texts)
 
 
-def _speed(value: float | None, digits: int = 9) -> str:
+def _speed_text(value: float | None, digits: int = 9) -> str:
     return "?" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}g}"
 
 
@@ -150,14 +150,14 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
     ):
         speed = metrics.rate(figures.get(count_name, model=model), figures.get(time_name, model=model))
         planned_speed, lowest_speed, highest_speed = (
-            figures.get(f"planned_{prediction}_{bound}tokens_per_second", model=model)
-            for bound in ("", "lowest_", "highest_")
+            figures.get(f"planned_{prediction}_{bound_prefix}tokens_per_second", model=model)
+            for bound_prefix in ("", "lowest_", "highest_")
         )
         rows.append(
             (
                 kind,
-                _speed(speed),
-                f"{_speed(planned_speed, 3)} ({_speed(lowest_speed, 3)} to {_speed(highest_speed, 3)})",
+                _speed_text(speed),
+                f"{_speed_text(planned_speed, 3)} ({_speed_text(lowest_speed, 3)} to {_speed_text(highest_speed, 3)})",
             )
         )
         if speed and lowest_speed and speed < lowest_speed:
@@ -170,8 +170,8 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
         if (count := figures.get(name, model=model))
     ]
     states = [*([] if is_loaded is None else ["in memory" if is_loaded else "not in memory"]), *waiting_texts]
-    head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
-    table = _tag("table", head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
+    table_head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
+    table = _tag("table", table_head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
     title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(states)), "quiet small")
     reason_items = "".join(_tag("p", html.escape(reason), "quiet small") for reason in dict.fromkeys(reasons))
     return _tag("section", title + table + reason_items, "card")
@@ -194,7 +194,9 @@ def _worker_item(snapshot: Snapshot, endpoint: str) -> str:
         lost_segments = max(0, retransmissions - (figure("worker_needless_retransmissions_total") or 0))
         facts.append(f"{lost_segments:.0f} segment{'s' * (lost_segments != 1)} lost")
     if (size := figure("worker_sent_bytes_total")) is not None:
-        facts.append(f"{units.amount(size)} sent, {units.amount(figure('worker_received_bytes_total') or 0)} received")
+        facts.append(
+            f"{units.size_text(size)} sent, {units.size_text(figure('worker_received_bytes_total') or 0)} received"
+        )
     details = _tag("span", html.escape(", ".join(["", *facts])), "quiet")
     return _tag(
         "li",
@@ -203,19 +205,19 @@ def _worker_item(snapshot: Snapshot, endpoint: str) -> str:
 
 
 def _verification_result(snapshot: Snapshot, clock: float) -> str:
-    timestamp, passed = (snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed"))
+    timestamp, is_ok = (snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed"))
     if timestamp is None:
         return _tag("p", "The head has no record of a verification.", "quiet")
-    result = "passed" if passed else "failed"
+    result = "passed" if is_ok else "failed"
     return _tag(
-        "p", _tag("span", result, "good" if passed else "bad") + f" {units.duration(max(0, clock - timestamp))} ago"
+        "p", _tag("span", result, "good" if is_ok else "bad") + f" {units.duration(max(0, clock - timestamp))} ago"
     )
 
 
 def _recent_events(snapshot: Snapshot, clock: float) -> str:
     lines = [
-        f"{units.duration(max(0, clock - line['time']))} ago: {line['text']}"
-        for line in reversed(snapshot.history.last)
+        f"{units.duration(max(0, clock - event['time']))} ago: {event['text']}"
+        for event in reversed(snapshot.history.last)
     ]
     return _tag("ul", _tags("li", lines)) if lines else _tag("p", "none", "quiet")
 
@@ -229,10 +231,10 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     if snapshot is None:
         return _document("starting", [_tag("p", "The launcher has just started.")])
     description, state = snapshot.description, state_of(snapshot)
-    since = snapshot.figures.get("state_since_timestamp_seconds")
-    label = serving.STATE_LABELS.get(state, state)
+    state_start_time = snapshot.figures.get("state_since_timestamp_seconds")
+    label = serving.STATE_TEXTS.get(state, state)
     details = [
-        f"for {units.duration(max(0, clock - (since or clock)))}",
+        f"for {units.duration(max(0, clock - (state_start_time or clock)))}",
         f"head {description.host}",
         description.release,
         f"plan {description.plan}",
@@ -314,26 +316,26 @@ def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Calla
     def serve_client() -> bool:
         client, _address = listener.accept()
         with client, suppress(OSError):
-            client.settimeout(CLIENT_SECONDS)
+            client.settimeout(CLIENT_TIMEOUT_SECONDS)
             with context.wrap_socket(client, server_side=True) if context else client as connection:
                 _answer(connection, reply)
         return True
 
     while True:
         if not journal.run_safely("a request for the page failed", serve_client):
-            time.sleep(WRONG_KEY_SECONDS)
+            time.sleep(WRONG_KEY_DELAY_SECONDS)
 
 
 def _answer(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
     """:raises OSError: the client is too slow or has disconnected."""
-    request, deadline = b"", time.monotonic() + CLIENT_SECONDS
+    request, deadline = b"", time.monotonic() + CLIENT_TIMEOUT_SECONDS
     while b"\r\n\r\n" not in request:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
         chunk = connection.recv(MAX_REQUEST_BYTES)
         request += chunk
         if not chunk or len(request) > MAX_REQUEST_BYTES:
             return
-    connection.settimeout(CLIENT_SECONDS)
+    connection.settimeout(CLIENT_TIMEOUT_SECONDS)
     connection.sendall(reply(request))
 
 
@@ -341,7 +343,7 @@ def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], ren
     request_line, *lines = request.split(b"\r\n")
     fields = {name.strip().lower(): value.strip() for name, _colon, value in (line.partition(b":") for line in lines)}
     if keys and not _has_key(fields.get(b"authorization", b""), keys):
-        time.sleep(WRONG_KEY_SECONDS * (b"authorization" in fields))
+        time.sleep(WRONG_KEY_DELAY_SECONDS * (b"authorization" in fields))
         authentication_header = 'WWW-Authenticate: Basic realm="any name, the API key as password", charset="UTF-8"'
         return _response("401 Unauthorized", "Use an API key of the server as the password.", authentication_header)
     if not keys and not _is_host_name(fields.get(b"host", b"").decode("latin-1"), host_names):

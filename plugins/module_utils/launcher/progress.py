@@ -26,14 +26,14 @@ ON_LINUX = sys.platform.startswith("linux")
 PR_SET_PDEATHSIG = 1
 MAX_SUSPENDED_SECONDS = 5.0
 """Seconds after which a service that SIGSTOP has suspended is restarted; a process in a debugger has another state."""
-TCP_TABLE = Path("/proc/net/tcp")
+TCP_TABLE_FILE = Path("/proc/net/tcp")
 ESTABLISHED, CLOSE_WAIT, LISTEN = 1, 8, 10
 RETRANSMISSION_TIMER = "01"
 """Timer in /proc/net/tcp of a connection with unacknowledged data."""
 PIDFD_GETFD = 438
 """Number of the system call, the same on all processors."""
 TCP_INFO_BYTES = 220
-KEEPALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 """The kernel closes an idle connection 25 s after the other host's last packet. llama.cpp sets no keepalive (transport.cpp of 0.3.36)."""
 RDMA_DEVICE_FOLDER = "/dev/infiniband/"
 BUSY_SHARE = 1 / 600
@@ -109,8 +109,8 @@ def parse_tcp_table(tcp_table: str) -> list[TcpSocket]:
             timer, timeouts = fields[5].split(":")[0], int(fields[6], 16)
             sockets.append(
                 TcpSocket(
-                    address=_endpoint(fields[1]),
-                    peer=_endpoint(fields[2]),
+                    address=_parse_endpoint(fields[1]),
+                    peer=_parse_endpoint(fields[2]),
                     state=int(fields[3], 16),
                     retransmissions=timeouts if timer == RETRANSMISSION_TIMER else 0,
                     inode=fields[9],
@@ -119,7 +119,7 @@ def parse_tcp_table(tcp_table: str) -> list[TcpSocket]:
     return sockets
 
 
-def _endpoint(text: str) -> str:
+def _parse_endpoint(text: str) -> str:
     address, port = text.split(":")
     return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
 
@@ -159,8 +159,8 @@ def copy_socket(pid: int, descriptor: int) -> Iterator[socket.socket]:
         os.close(handle)
     if copied_descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    with socket.socket(fileno=copied_descriptor) as copy:
-        yield copy
+    with socket.socket(fileno=copied_descriptor) as copied_socket:
+        yield copied_socket
 
 
 def read_traffic(connection: socket.socket) -> Traffic:
@@ -176,7 +176,7 @@ def read_traffic(connection: socket.socket) -> Traffic:
 def enable_keepalive(connection: socket.socket) -> None:
     """Make the kernel close the connection when the other host is gone, regardless of the process's own settings."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in KEEPALIVE.items():
+    for name, value in KEEPALIVE_OPTIONS.items():
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
@@ -216,7 +216,7 @@ def sample_process(pid: int, keepalive_inodes: set[str], ports: set[str]) -> Pro
     :raises OSError: the process is gone, or the kernel does not report it.
     """
     descriptors_by_inode = socket_descriptors(pid)
-    links = [link for link in parse_tcp_table(TCP_TABLE.read_text()) if link.inode in descriptors_by_inode]
+    links = [link for link in parse_tcp_table(TCP_TABLE_FILE.read_text()) if link.inode in descriptors_by_inode]
     traffic = {}
     for link in links:
         if link.state == ESTABLISHED:
@@ -236,13 +236,13 @@ class ConditionTimer:
     """Measures how long conditions have been met without a break."""
 
     def __init__(self) -> None:
-        self.since: dict[str, float] = {}
+        self.start_times: dict[str, float] = {}
 
     def seconds(self, name: str, is_met: bool, clock: float) -> float:
         if not is_met:
-            self.since.pop(name, None)
+            self.start_times.pop(name, None)
             return 0.0
-        return clock - self.since.setdefault(name, clock)
+        return clock - self.start_times.setdefault(name, clock)
 
 
 class IdleTimer:
@@ -251,7 +251,7 @@ class IdleTimer:
     def __init__(self, window_s: float, clock: float) -> None:
         self.window_s = window_s
         """Time over which processor time and reading are counted."""
-        self.since = clock
+        self.last_activity_time = clock
         self.reference: tuple[float, Activity | None] = (clock, None)
         self.byte_counts: dict[str, tuple[int, int]] = {}
 
@@ -263,13 +263,13 @@ class IdleTimer:
             if link.peer in peers and link.inode in sample.traffic
         }
         if byte_counts != self.byte_counts:
-            self.byte_counts, self.since = byte_counts, clock
+            self.byte_counts, self.last_activity_time = byte_counts, clock
         sample_time, previous_activity = self.reference
         if previous_activity is None or clock - sample_time >= self.window_s:
             if previous_activity is not None and _is_active(previous_activity, sample.activity, clock - sample_time):
-                self.since = clock
+                self.last_activity_time = clock
             self.reference = (clock, sample.activity)
-        return clock - self.since
+        return clock - self.last_activity_time
 
 
 def load_of(

@@ -52,17 +52,17 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import rpc, words  # noqa: E402  # requires the packages above
 
-HANDSHAKE_SECONDS, SAMPLE_SECONDS = 5.0, 1.0
+HANDSHAKE_TIMEOUT_SECONDS, SAMPLE_SECONDS = 5.0, 1.0
 """Time limit of a handshake, and seconds between two samples of llama-server."""
 HANDSHAKES_FILE = "handshakes.json"
 EXITS_FILE = "ends.json"
-RELEASE_RECORD = "manifest.json"
-LAST_LINES, ERROR_LINES = 20, 5
-FRESH_SECONDS = 30.0
+RELEASE_RECORD_FILE = "manifest.json"
+MAX_LAST_LINES, MAX_ERROR_LINES = 20, 5
+HANDSHAKE_TTL_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
-EARLY_PAUSE, EARLY_SECONDS = 0.25, 10.0
+EARLY_PAUSE_SECONDS, EARLY_PHASE_SECONDS = 0.25, 10.0
 """Pause between the first handshakes, and how long it applies; stunnel logs each failed handshake."""
-RETURN_POLL_SECONDS, RETURN_TIMEOUT = 5.0, 2.0
+RETURN_POLL_SECONDS, RETURN_LIMIT_SECONDS = 5.0, 2.0
 MIN_STABLE_SECONDS = 30.0
 """Seconds that a worker must answer before the head returns to it from a fallback."""
 PROOF_NICE, PROOF_STOP_SECONDS, PROOF_IDLE_SECONDS = 10, 5.0, 30
@@ -72,10 +72,10 @@ Handshakes = Mapping[str, rpc.Handshake]
 """Last answer of each worker, by endpoint."""
 
 
-def ask_worker(endpoint: str, protocol: str | None, timeout: float) -> rpc.Handshake:
+def ask_worker(endpoint: str, protocol: str | None, timeout_s: float) -> rpc.Handshake:
     """Shake hands with an unused worker."""
     journal.notify_watchdog()
-    return rpc.probe(*rpc.parse_endpoint(endpoint), timeout, protocol)
+    return rpc.probe(*rpc.parse_endpoint(endpoint), timeout_s, protocol)
 
 
 def write_handshakes(state_folder: Path, answers: Handshakes) -> bool:
@@ -101,20 +101,20 @@ def record_exit(state_folder: Path, exit_text: str, log: str) -> None:
 def last_lines(log: str) -> list[str]:
     """Return the last lines of a log, errors first: help texts and backtraces may follow them."""
     lines = log.splitlines()
-    errors = [line for line in lines if re.search("error|failed", line, re.IGNORECASE)][-ERROR_LINES:]
-    return [*errors, *(line for line in lines[-LAST_LINES:] if line not in errors)]
+    errors = [line for line in lines if re.search("error|failed", line, re.IGNORECASE)][-MAX_ERROR_LINES:]
+    return [*errors, *(line for line in lines[-MAX_LAST_LINES:] if line not in errors)]
 
 
 class HeadSettings(NamedTuple):
     endpoints: Sequence[str]
     """Endpoints of the plan's workers."""
     url: str
-    state: Path
+    state_folder: Path
     protocol: str | None = None
     fallbacks: Path | None = None
     fallback_after: float = 60.0
     """Seconds to wait for a worker."""
-    silence: float = server.SILENCE_SECONDS
+    silence_s: float = server.MAX_SILENCE_S
     router: bool = False
     """Whether llama-server is a router that starts one process for each model."""
     conversations: Sequence[int] = ()
@@ -148,7 +148,7 @@ class HeadRun:
         self.settings = settings
         self.exporter = metrics_exporter
         self.tunnels = tunnels
-        self.record = serving.HeadRecord(settings.state)
+        self.record = serving.HeadRecord(settings.state_folder)
         self.return_timer = progress.ConditionTimer()
         self.last_handshake_time = 0.0
         """Time of the last handshakes with absent workers."""
@@ -165,12 +165,12 @@ class HeadRun:
             self.tunnels.maintain()
             for endpoint in settings.endpoints:
                 last_state = answers.get(endpoint, NO_ANSWER).state
-                if last_state == "ok" and time.monotonic() - answer_times[endpoint] < FRESH_SECONDS:
+                if last_state == "ok" and time.monotonic() - answer_times[endpoint] < HANDSHAKE_TTL_SECONDS:
                     continue
                 answers[endpoint] = self._ask_worker(endpoint, last_state)
                 answer_times[endpoint] = time.monotonic()
                 if answers[endpoint].state != last_state:
-                    write_handshakes(settings.state, answers)
+                    write_handshakes(settings.state_folder, answers)
                 self.record.set_state(serving.WAITING, absent_workers=tuple(_absent_workers(answers)))
                 self.exporter.export_head(self.record)
             absent_workers = _absent_workers(answers)
@@ -184,12 +184,12 @@ class HeadRun:
                     absent_workers = []
             if not absent_workers:
                 return StartChoice(self.argv, settings.endpoints, answers)
-            is_early = time.monotonic() - start_time < EARLY_SECONDS
-            time.sleep(min(SAMPLE_SECONDS, EARLY_PAUSE) if is_early else SAMPLE_SECONDS)
+            is_early = time.monotonic() - start_time < EARLY_PHASE_SECONDS
+            time.sleep(min(SAMPLE_SECONDS, EARLY_PAUSE_SECONDS) if is_early else SAMPLE_SECONDS)
 
     def _ask_worker(self, endpoint: str, last_state: str) -> rpc.Handshake:
         """Shake hands with a worker; log why it is not ready, if that has changed."""
-        answer = ask_worker(endpoint, self.settings.protocol, HANDSHAKE_SECONDS)
+        answer = ask_worker(endpoint, self.settings.protocol, HANDSHAKE_TIMEOUT_SECONDS)
         if answer.state not in ("ok", "refused", last_state):
             answer = answer._replace(detail=self.tunnels.explain(endpoint, answer.detail))
         if answer.state not in ("ok", last_state):
@@ -197,7 +197,7 @@ class HeadRun:
         return answer
 
     def _probe(self, endpoints: Sequence[str]) -> dict[str, rpc.Handshake]:
-        return {endpoint: ask_worker(endpoint, self.settings.protocol, RETURN_TIMEOUT) for endpoint in endpoints}
+        return {endpoint: ask_worker(endpoint, self.settings.protocol, RETURN_LIMIT_SECONDS) for endpoint in endpoints}
 
     def _choose_fallback(self, path: Path, answers: Handshakes) -> StartChoice | None:
         fallbacks = serving.read_fallbacks(path)
@@ -208,7 +208,7 @@ class HeadRun:
         answers = {**answers, **self._probe(sorted(other_workers))}
         absent_workers = _absent_workers(answers)
         matches = (
-            match for match in fallbacks if match.without in absent_workers and not {*match.workers} & {*absent_workers}
+            entry for entry in fallbacks if entry.without in absent_workers and not {*entry.workers} & {*absent_workers}
         )
         fallback = next(matches, None)
         if fallback is None:
@@ -223,12 +223,14 @@ class HeadRun:
         record, settings = self.record, self.settings
         record.set_state(serving.LOADING, choice.unused_workers)
         argv = words.command_line_of_build(choice.argv)
-        store = self.store = conversations.open_store(argv, settings.state, settings.conversations, record.log)
+        store = self.store = conversations.open_store(argv, settings.state_folder, settings.conversations, record.log)
         try:
             if settings.router:
-                head: server.Head = server.Router(argv, settings.url, settings.state, settings.silence)
+                head: server.Head = server.Router(argv, settings.url, settings.state_folder, settings.silence_s)
             else:
-                head = server.Head(argv, list(choice.endpoints), settings.url, settings.state, settings.silence)
+                head = server.Head(
+                    argv, list(choice.endpoints), settings.url, settings.state_folder, settings.silence_s
+                )
         except (OSError, ValueError) as error:
             record.log(f"llama-server could not be started: {error}")
             self._record_exit("start_failed", f"before start-up: {error}", "")
@@ -260,7 +262,7 @@ class HeadRun:
         head.stop()
 
     def _record_exit(self, cause: str, exit_text: str, log: str) -> None:
-        record_exit(self.settings.state, exit_text, log)
+        record_exit(self.settings.state_folder, exit_text, log)
         self.record.count_restart()
         self.exporter.note_exit(cause)
         self.exporter.export_head(self.record)
@@ -271,7 +273,7 @@ class HeadRun:
         while head.process.poll() is None:
             journal.notify_watchdog()
             self.tunnels.maintain()
-            is_recorded = is_recorded or write_handshakes(self.settings.state, choice.answers)
+            is_recorded = is_recorded or write_handshakes(self.settings.state_folder, choice.answers)
             with suppress(subprocess.TimeoutExpired):
                 head.process.wait(SAMPLE_SECONDS)
                 continue
@@ -313,7 +315,7 @@ class HeadRun:
         for endpoint in answers.keys() - set(_absent_workers(answers)):
             self.record.log(f"worker {endpoint} is back")
         choice = choice._replace(answers={**choice.answers, **answers})
-        write_handshakes(self.settings.state, choice.answers)
+        write_handshakes(self.settings.state_folder, choice.answers)
         return choice
 
     def _may_return(self, head: server.Head, choice: StartChoice) -> bool:
@@ -323,7 +325,7 @@ class HeadRun:
             self.last_handshake_time = clock
             unused_workers = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
             self.return_timer.seconds("back", not _absent_workers(self._probe(unused_workers)), clock)
-        answer_time = self.return_timer.since.get("back", clock)
+        answer_time = self.return_timer.start_times.get("back", clock)
         return clock - answer_time >= MIN_STABLE_SECONDS and not head.has_clients()
 
 
@@ -340,8 +342,8 @@ def run(
     """Wait for the workers, run llama-server and watch it; return the service's exit status: 0 only after a request to stop."""
     progress.exit_on_signals()
     with suppress(OSError):  # if the folder is still missing, the failed writes report it
-        settings.state.mkdir(exist_ok=True)
-    write_handshakes(settings.state, {})
+        settings.state_folder.mkdir(exist_ok=True)
+    write_handshakes(settings.state_folder, {})
     head_run = HeadRun(argv, settings, metrics_exporter, tunnels)
     try:
         head_run.serve(head_run.choose_start())
@@ -358,26 +360,26 @@ def serve_page(endpoint: str, argv: Sequence[str], metrics_exporter: exporter.Ex
     :param argv: command line of llama-server.
     """
     option_values = dict(zip(argv, argv[1:]))
-    file = option_values.get(server.KEY_FILE_OPTION)
-    keys = journal.run_safely("the page is not served", lambda: server.keys_of(Path(file))) if file else []
-    if file and not keys:
-        journal.log(f"the page is not served: {file} contains no key")
+    key_file = option_values.get(server.KEY_FILE_OPTION)
+    keys = journal.run_safely("the page is not served", lambda: server.keys_of(Path(key_file))) if key_file else []
+    if key_file and not keys:
+        journal.log(f"the page is not served: {key_file} contains no key")
         return
     address, port = endpoint.rsplit(":", 1)
-    tls = option_values.get("--ssl-cert-file", ""), option_values.get("--ssl-key-file", "")
+    tls_files = option_values.get("--ssl-cert-file", ""), option_values.get("--ssl-key-file", "")
     host = socket.gethostname()
     description = metrics_exporter.description
     host_names = {host, host.partition(".")[0], description.host if description else host}
-    access = page.PageAccess(address, int(port), keys or (), *tls, tuple(host_names))
+    access = page.PageAccess(address, int(port), keys or (), *tls_files, tuple(host_names))
     port = chat_port(argv)
     page.start_server(access, lambda: page.render(metrics_exporter.snapshot, time.time(), port))
 
 
 def chat_port(argv: Sequence[str]) -> str:
     """Return the port of llama-server's chat page; empty if the page is off, or the release has no page."""
-    has_page = journal.read_back(Path(argv[0]).parent.parent / RELEASE_RECORD, lambda record: record["page"])
-    is_off = not has_page or {"--no-ui", "--no-webui", "--webui"}.intersection(argv)
-    return "" if is_off else dict(zip(argv, argv[1:])).get(server.PORT_OPTION, "")
+    has_page = journal.read_back(Path(argv[0]).parent.parent / RELEASE_RECORD_FILE, lambda record: record["page"])
+    is_page_off = not has_page or {"--no-ui", "--no-webui", "--webui"}.intersection(argv)
+    return "" if is_page_off else dict(zip(argv, argv[1:])).get(server.PORT_OPTION, "")
 
 
 class ProgramHandler(socketserver.StreamRequestHandler):
@@ -388,8 +390,8 @@ class ProgramHandler(socketserver.StreamRequestHandler):
         line = self.rfile.readline()
         if not line:
             return
-        argv, environment, path = json.loads(line)
-        with open(path, "wb") as log:
+        argv, environment, log_path = json.loads(line)
+        with open(log_path, "wb") as log:
             streams: Any = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
             process = subprocess.Popen(argv, env=environment, preexec_fn=progress.die_with_parent, **streams)
         while process.poll() is None and not select.select([self.connection], [], [], 0.1)[0]:
@@ -399,15 +401,15 @@ class ProgramHandler(socketserver.StreamRequestHandler):
             self.wfile.write(str(process.returncode).encode())
 
 
-def run_programs(path: Path, tunnels: tunnel.Tunnels) -> int:
+def run_programs(socket_path: Path, tunnels: tunnel.Tunnels) -> int:
     """Run the programs of a proof with low priority. The proof connects to this socket."""
     progress.exit_on_signals()
     with suppress(OSError):  # a sandbox may forbid it; its unit sets the priority
         os.setpriority(os.PRIO_PROCESS, 0, PROOF_NICE)
     with suppress(FileNotFoundError):
-        path.unlink()
+        socket_path.unlink()
     idle_seconds = 0
-    with socketserver.ThreadingUnixStreamServer(str(path), ProgramHandler) as socket_server:
+    with socketserver.ThreadingUnixStreamServer(str(socket_path), ProgramHandler) as socket_server:
         socket_server.timeout, socket_server.daemon_threads = 1.0, True
         while idle_seconds < PROOF_IDLE_SECONDS:
             socket_server.handle_request()
@@ -418,31 +420,35 @@ def run_programs(path: Path, tunnels: tunnel.Tunnels) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs llama.cpp's programs as services.")
-    commands = parser.add_subparsers(dest="command", required=True)
-    head = commands.add_parser("head", help="wait for the workers, then run and monitor llama-server")
-    head.add_argument("--worker", action="append", default=[], dest="endpoints", help="ADDRESS:PORT of a worker")
-    head.add_argument("--protocol", help="RPC protocol version of this head")
-    head.add_argument("--url", required=True, help="address of llama-server")
-    head.add_argument("--state", required=True, type=Path, help="folder for this run's handshake results and log")
-    head.add_argument("--fallbacks", type=Path, help="file with the fallbacks for absent workers")
-    head.add_argument("--fallback-after", type=float, default=60.0, help="seconds to wait for an absent worker")
-    head.add_argument("--silence", type=float, default=server.SILENCE_SECONDS, help="maximum seconds without progress")
-    head.add_argument("--conversations", type=int, nargs=4, default=(), help="fields of conversations.Limits")
-    head.add_argument("--router", action="store_true", help="llama-server runs one process for each model")
-    head.add_argument("--page", default="", help="ADDRESS:PORT of the status page")
-    worker_parser = commands.add_parser("worker", help="run and monitor a worker, and limit its tensor cache")
+    subparsers = parser.add_subparsers(dest="command", required=True)
+    head_parser = subparsers.add_parser("head", help="wait for the workers, then run and monitor llama-server")
+    head_parser.add_argument("--worker", action="append", default=[], dest="endpoints", help="ADDRESS:PORT of a worker")
+    head_parser.add_argument("--protocol", help="RPC protocol version of this head")
+    head_parser.add_argument("--url", required=True, help="address of llama-server")
+    head_parser.add_argument(
+        "--state", dest="state_folder", required=True, type=Path, help="folder for this run's handshake results and log"
+    )
+    head_parser.add_argument("--fallbacks", type=Path, help="file with the fallbacks for absent workers")
+    head_parser.add_argument("--fallback-after", type=float, default=60.0, help="seconds to wait for an absent worker")
+    head_parser.add_argument(
+        "--silence", dest="silence_s", type=float, default=server.MAX_SILENCE_S, help="maximum seconds without progress"
+    )
+    head_parser.add_argument("--conversations", type=int, nargs=4, default=(), help="fields of conversations.Limits")
+    head_parser.add_argument("--router", action="store_true", help="llama-server runs one process for each model")
+    head_parser.add_argument("--page", default="", help="ADDRESS:PORT of the status page")
+    worker_parser = subparsers.add_parser("worker", help="run and monitor a worker, and limit its tensor cache")
     worker_parser.add_argument("--port", default="", help="port of the worker (required for monitoring it)")
     worker_parser.add_argument("--cache", type=Path, help="folder of the tensor cache")
     worker_parser.add_argument("--limit-mib", type=int, default=0, help="size limit of the cache")
     worker_parser.add_argument("--size", type=int, action="append", default=[], help="size of a tensor in the cache")
-    for command in (head, worker_parser):
-        command.add_argument("--metrics", nargs=2, help="file that describes services, and the name of this service")
-    client = commands.add_parser("client", help="run a program through the head's tunnels")
-    proof = commands.add_parser("prove", help="run the programs that a proof requests through a socket")
-    for command in (head, worker_parser, client, proof):
-        command.add_argument("--tunnel", action="append", default=[], help="ends of a tunnel, as ACCEPT=CONNECT")
-        command.add_argument("--tunnel-keys", type=Path, default=Path(), help="folder with the tunnel keys")
-        command.add_argument("argv", nargs="+", help="the program and its arguments, after --")
+    for subparser in (head_parser, worker_parser):
+        subparser.add_argument("--metrics", nargs=2, help="file that describes services, and the name of this service")
+    client_parser = subparsers.add_parser("client", help="run a program through the head's tunnels")
+    proof_parser = subparsers.add_parser("prove", help="run the programs that a proof requests through a socket")
+    for subparser in (head_parser, worker_parser, client_parser, proof_parser):
+        subparser.add_argument("--tunnel", action="append", default=[], help="ends of a tunnel, as ACCEPT=CONNECT")
+        subparser.add_argument("--tunnel-keys", type=Path, default=Path(), help="folder with the tunnel keys")
+        subparser.add_argument("argv", nargs="+", help="the program and its arguments, after --")
     options = parser.parse_args()
     tunnels_to_run = tunnel.parse_tunnels(options.tunnel, options.tunnel_keys, is_head_end=options.command != "worker")
     with tunnel.Tunnels(tunnels_to_run) as tunnels:

@@ -30,13 +30,13 @@ LOG_TAIL_BYTES = 4096
 STOP_SECONDS = 2.0
 """An orderly exit took 0.1 s (0.3.36). With a request in progress it sometimes took more than 10 s ('cleaning up before exit'). No client gets an answer
 then, so killing it loses nothing."""
-HEALTH_SECONDS = 2.0
+HEALTH_TIMEOUT_SECONDS = 2.0
 HEALTH_POLL_SECONDS, HEALTH_LOST_SECONDS = 10.0, 60.0
 LOST_AFTER_POLLS = 2
 MIN_RETRANSMISSIONS, UNACKNOWLEDGED_SECONDS = 4, 20.0
 """Number of retransmissions (the fourth comes after 3 s) and how long it must persist: together as long as the keepalive of an idle connection.
 Retransmissions alone prove little: on a link that is down there are two per second."""
-SILENCE_SECONDS = 600.0
+MAX_SILENCE_S = 600.0
 """The slowest prompt on record ran at 3.14 tokens per second (field notes), so llama.cpp's default batch of 512 tokens takes 163 s. During that time a
 worker computes, and no byte moves."""
 KEY_FILE_OPTION = "--api-key-file"
@@ -46,19 +46,19 @@ MAX_ANSWER_BYTES = 4 * 1024 * 1024
 ONE_TOKEN_BODY = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": False})
 """Body of the smallest request that makes llama-server compute."""
 SLEEP_OPTION = "--sleep-idle-seconds"
-METRICS_OPTION, METRICS_SECONDS = "--metrics", 0.2
+METRICS_OPTION, METRICS_TIMEOUT_SECONDS = "--metrics", 0.2
 """Option that enables counters, and timeout for reading them. An idle llama-server answers at once."""
-COUNTER_LINE = re.compile(
+COUNTER_LINE_PATTERN = re.compile(
     r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
 )
 RPC_OPTION, PORT_OPTION, ALIAS_OPTION = "--rpc", "--port", "--alias"
 """Options that the router passes to its children (server-models.cpp of 0.3.36)."""
-SPAWN_LINE = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
+SPAWN_LINE_PATTERN = re.compile(rb"spawning server instance with name=(.+) on port ([0-9]+)$")
 """Line that the router logs before it starts a child."""
-CHILD_LINE = re.compile(rb"\[ *([0-9]+)\] ")
+CHILD_LINE_PATTERN = re.compile(rb"\[ *([0-9]+)\] ")
 """Beginning of a line that the router relays: the port of its child."""
 MAX_LINE_BYTES = 65536
-CHILD_URL = "http://127.0.0.1:"
+CHILD_URL_PREFIX = "http://127.0.0.1:"
 ASLEEP_MARK, AWAKE_MARK, SLEEP_MARK = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """Marks in an answer of /props and in the log (tools/server of 0.3.36)."""
 MAX_LOAD_SECONDS = 86400.0
@@ -66,7 +66,7 @@ MAX_LOAD_SECONDS = 86400.0
 
 def counts_of(text: str) -> dict[str, float]:
     """Return llama-server's counters and gauges, without their prefix, from its /metrics."""
-    return {name: float(value) for name, value in COUNTER_LINE.findall(text)}
+    return {name: float(value) for name, value in COUNTER_LINE_PATTERN.findall(text)}
 
 
 def connected_endpoints(links: list[progress.TcpSocket], endpoints: list[str]) -> set[str]:
@@ -75,14 +75,14 @@ def connected_endpoints(links: list[progress.TcpSocket], endpoints: list[str]) -
 
 def is_healthy(url: str) -> bool:
     """Return whether llama-server reports that it serves. The request contains no secret, so the certificate is not checked."""
-    with suppress(OSError, http.client.HTTPException), closing(_connection(url, HEALTH_SECONDS)) as connection:
+    with suppress(OSError, http.client.HTTPException), closing(_connection(url, HEALTH_TIMEOUT_SECONDS)) as connection:
         connection.request("GET", "/health")
         return connection.getresponse().status == 200
     return False
 
 
-def _connection(url: str, seconds: float) -> http.client.HTTPConnection:
-    address = urlsplit(url)
+def _connection(base_url: str, seconds: float) -> http.client.HTTPConnection:
+    address = urlsplit(base_url)
     if address.scheme != "https":
         return http.client.HTTPConnection(address.hostname or "", address.port, timeout=seconds)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -109,10 +109,12 @@ class ServerRequest(threading.Thread):
     """Request in a thread. llama-server answers when it has computed a batch, freed its model, or loaded it again; until then each request uses one of
     its threads."""
 
-    def __init__(self, url: str, path: str, headers: Mapping[str, bytes], wait_s: float = 0.0, body: str = "") -> None:
+    def __init__(
+        self, base_url: str, path: str, headers: Mapping[str, bytes], wait_s: float = 0.0, body: str = ""
+    ) -> None:
         """:param wait_s: seconds to wait for the answer."""
         super().__init__(daemon=True)
-        self.url, self.path, self.headers, self.body, self.reply = url, path, headers, body, b""
+        self.base_url, self.path, self.headers, self.body, self.reply = base_url, path, headers, body, b""
         self.connection: http.client.HTTPConnection | None = None
         self.is_cancelled = False
         self.start()
@@ -121,7 +123,7 @@ class ServerRequest(threading.Thread):
     def run(self) -> None:
         with (
             suppress(OSError, http.client.HTTPException),
-            closing(_connection(self.url, MAX_LOAD_SECONDS)) as connection,
+            closing(_connection(self.base_url, MAX_LOAD_SECONDS)) as connection,
         ):
             self.connection = connection
             headers = {"Content-Type": b"application/json", **self.headers}
@@ -165,12 +167,12 @@ class WatchedServer:
 
     tunnels = tunnel.NO_TUNNELS
 
-    def __init__(self, argv: list[str], endpoints: list[str], url: str, silence_s: float, pid: int = 0) -> None:
+    def __init__(self, argv: list[str], endpoints: list[str], base_url: str, silence_s: float, pid: int = 0) -> None:
         clock = time.monotonic()
         self.pid = pid
         self.argv = argv
         self.endpoints = endpoints
-        self.url = url
+        self.base_url = base_url
         self.silence_s = silence_s
         self.headers: Mapping[str, bytes] = {}
         """Headers with the API key that llama-server has read; its file may change later."""
@@ -208,7 +210,7 @@ class WatchedServer:
     def update(self, clock: float) -> progress.ProcessSample | None:
         """Update its health, its sample and the progress of loading."""
         if not self.ready or clock - self.health[1] >= HEALTH_POLL_SECONDS:
-            self.health = (is_healthy(self.url), clock)
+            self.health = (is_healthy(self.base_url), clock)
             self.ready = self.ready or self.health[0]
         self.last_sample = sample = self.take_sample()
         if sample:
@@ -236,7 +238,7 @@ class WatchedServer:
 
     def client_connections(self, sample: progress.ProcessSample) -> list[progress.TcpSocket]:
         """Return connections of clients. llama-server closes connections without a request after 5 s (cpp-httplib)."""
-        port = progress.port_of(self.url)
+        port = progress.port_of(self.base_url)
         return [
             link
             for link in sample.links
@@ -245,7 +247,7 @@ class WatchedServer:
 
     def listens(self, sample: progress.ProcessSample) -> bool:
         """Return whether llama-server itself listens on its port: no other process may receive a key."""
-        port = progress.port_of(self.url)
+        port = progress.port_of(self.base_url)
         return any(link.state == progress.LISTEN and progress.port_of(link.address) == port for link in sample.links)
 
     def _update_sleep(self, sample: progress.ProcessSample, clock: float) -> None:
@@ -259,7 +261,7 @@ class WatchedServer:
             if not (is_changed or is_due) or not self.listens(sample):
                 return
             self.timers.seconds("no props request", False, clock)
-            self.props_request = ServerRequest(self.url, "/props", self.headers, HEALTH_SECONDS)
+            self.props_request = ServerRequest(self.base_url, "/props", self.headers, HEALTH_TIMEOUT_SECONDS)
         if not self.props_request.is_alive():
             reply, self.props_request = self.props_request.reply, None
             self.asleep = ASLEEP_MARK in reply or (self.asleep and AWAKE_MARK not in reply)
@@ -268,10 +270,10 @@ class WatchedServer:
         """Request its counters, if they are enabled. The request postpones its sleep (0.3.36), so a server that may sleep is only asked after activity:
         a connected client may be idle, or request only /health."""
         can_ask = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
-        is_due = SLEEP_OPTION not in self.argv or self.idle_timer.since > self.counts_time
+        is_due = SLEEP_OPTION not in self.argv or self.idle_timer.last_activity_time > self.counts_time
         if self.counts_request is None and can_ask and is_due and self.last_sample and self.listens(self.last_sample):
             self.counts_time = time.monotonic()
-            self.counts_request = ServerRequest(self.url, "/metrics", self.headers, METRICS_SECONDS)
+            self.counts_request = ServerRequest(self.base_url, "/metrics", self.headers, METRICS_TIMEOUT_SECONDS)
         if self.counts_request and not self.counts_request.is_alive():
             text, self.counts_request = self.counts_request.reply.decode("utf-8", "replace"), None
             self.counts.update(counts_of(text))
@@ -321,7 +323,7 @@ class WatchedServer:
             if link.peer in self.endpoints and link.inode in sample.traffic and sample.traffic[link.inode].awaits_answer
         ]
         if not workers and self._generates_token(sample):
-            self.idle_timer.since = clock
+            self.idle_timer.last_activity_time = clock
         elif stalled_s >= self.silence_s:
             subject = (
                 f"llama-server gets no answer from worker {', '.join(workers)}"
@@ -334,7 +336,7 @@ class WatchedServer:
     def _generates_token(self, sample: progress.ProcessSample) -> bool:
         """Request a single token, and return whether llama-server generated it: a client with an open connection may be idle."""
         if self.token_request is None and self.listens(sample):
-            self.token_request = ServerRequest(self.url, "/completion", self.headers, body=ONE_TOKEN_BODY)
+            self.token_request = ServerRequest(self.base_url, "/completion", self.headers, body=ONE_TOKEN_BODY)
         if self.token_request is None or self.token_request.is_alive():
             return False
         reply, self.token_request = self.token_request.reply, None
@@ -343,16 +345,16 @@ class WatchedServer:
 
 def log_of_model(state_folder: Path, name: str) -> Path:
     """Return the log of the last load of one of several models."""
-    return state_folder / f"{quote(name, safe='')}.{journal.START_LOG}"
+    return state_folder / f"{quote(name, safe='')}.{journal.START_LOG_FILE}"
 
 
 class Head(WatchedServer):
     """The llama-server that the launcher starts."""
 
     def __init__(
-        self, argv: list[str], endpoints: list[str], url: str, state_folder: Path, silence_s: float = SILENCE_SECONDS
+        self, argv: list[str], endpoints: list[str], base_url: str, state_folder: Path, silence_s: float = MAX_SILENCE_S
     ) -> None:
-        super().__init__(argv, endpoints, url, silence_s)
+        super().__init__(argv, endpoints, base_url, silence_s)
         self.log_tail = b""
         self.on_output: Callable[[bytes], None] = lambda _output: None
         """Callback for each chunk of the output."""
@@ -367,7 +369,7 @@ class Head(WatchedServer):
             preexec_fn=progress.die_with_parent,
         )
         self.pid = self.process.pid
-        self.relay = threading.Thread(target=self._relay, args=(state_folder / journal.START_LOG,), daemon=True)
+        self.relay = threading.Thread(target=self._relay, args=(state_folder / journal.START_LOG_FILE,), daemon=True)
         self.relay.start()
 
     def _relay(self, path: Path) -> None:
@@ -375,9 +377,9 @@ class Head(WatchedServer):
 
         It keeps reading even if writing fails: llama-server stalls once the pipe is full.
         """
-        pipe = cast(IO[bytes], self.process.stdout).fileno()
+        pipe_descriptor = cast(IO[bytes], self.process.stdout).fileno()
         with journal.StartLog(path) as start_log:
-            while chunk := os.read(pipe, 65536):
+            while chunk := os.read(pipe_descriptor, 65536):
                 self.record_output(start_log, chunk)
                 self.on_output(chunk)
                 self.log_tail = (self.log_tail + chunk)[-LOG_TAIL_BYTES:]
@@ -413,7 +415,7 @@ class Router(Head):
         """Port of a child → log of its start."""
         self.partial_line = b""
         """Incomplete last line of the output."""
-        for path in state_folder.glob(f"*.{journal.START_LOG}"):
+        for path in state_folder.glob(f"*.{journal.START_LOG_FILE}"):
             with suppress(OSError):
                 path.unlink()
         super().__init__(argv, [], url, state_folder, silence_s)
@@ -444,10 +446,10 @@ class Router(Head):
         if len(incomplete_line) > MAX_LINE_BYTES:
             lines, self.partial_line = [*lines, incomplete_line], b""
         for line in lines:
-            spawn_match, child_line = SPAWN_LINE.search(line.rstrip()), CHILD_LINE.match(line)
-            if spawn_match and not child_line:
+            spawn_match, child_match = SPAWN_LINE_PATTERN.search(line.rstrip()), CHILD_LINE_PATTERN.match(line)
+            if spawn_match and not child_match:
                 self._begin_log(*spawn_match.groups())
-            (self.logs.get(child_line[1], start_log) if child_line else start_log).write(line)
+            (self.logs.get(child_match[1], start_log) if child_match else start_log).write(line)
 
     def _begin_log(self, name: bytes, port: bytes) -> None:
         path = log_of_model(self.state_folder, name.decode("utf-8", "replace"))
@@ -457,7 +459,7 @@ class Router(Head):
 
     def _new_child(self, pid: int, argv: list[str]) -> WatchedServer:
         endpoints = _option_value(argv, RPC_OPTION).split(",") if RPC_OPTION in argv else []
-        child = WatchedServer(argv, endpoints, CHILD_URL + _option_value(argv, PORT_OPTION), self.silence_s, pid)
+        child = WatchedServer(argv, endpoints, CHILD_URL_PREFIX + _option_value(argv, PORT_OPTION), self.silence_s, pid)
         child.tunnels = self.tunnels
         return child
 

@@ -18,11 +18,7 @@ RECORD_FILE = "serving.json"
 WAITING, LOADING, SERVING, ASLEEP, FALLBACK = STATES = "waiting", "loading", "serving", "asleep", "fallback"
 SILENT = "silent"
 """State of a server that should answer and does not."""
-STATE_LABELS = {
-    SILENT: "gives no valid answer",
-    FALLBACK: "serves on a fallback",
-    ASLEEP: "asleep (a request wakes it)",
-}
+STATE_TEXTS = {SILENT: "gives no valid answer", FALLBACK: "serves on a fallback", ASLEEP: "asleep (a request wakes it)"}
 """Texts of states, if they differ from their names."""
 MAX_EVENTS = 20
 MAX_EVENT_LENGTH = 500
@@ -85,7 +81,7 @@ class HeadRecord:
         self.path = folder / RECORD_FILE
         self.history = read_history(self.path)
         self.state = WAITING
-        self.since = time.time()
+        self.state_start_time = time.time()
         self.unused_workers: Sequence[str] = ()
         self.absent_workers: Sequence[str] = ()
         self.load: loading.LoadCounters | None = None
@@ -99,7 +95,7 @@ class HeadRecord:
         load: loading.LoadCounters | None = None,
     ) -> None:
         is_changed = (state, unused_workers, absent_workers) != (self.state, self.unused_workers, self.absent_workers)
-        self.since = self.since if state == self.state else time.time()
+        self.state_start_time = self.state_start_time if state == self.state else time.time()
         self.state, self.load = state, load
         self.unused_workers, self.absent_workers = unused_workers, absent_workers
         if is_changed or time.monotonic() - self.last_write_time >= (LOADING_WRITE_SECONDS if load else WRITE_SECONDS):
@@ -124,7 +120,7 @@ class HeadRecord:
             "time": int(time.time()),
             "process": os.getpid(),
             "state": self.state,
-            "since": int(self.since),
+            "since": int(self.state_start_time),
             "without": list(self.unused_workers),
             "waiting_for": list(self.absent_workers),
             "load": self.load and {**self.load._asdict(), "sent": dict(self.load.sent)},

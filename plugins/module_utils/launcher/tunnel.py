@@ -20,13 +20,13 @@ from typing import NamedTuple
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, progress
 
-PROGRAM = "stunnel"
+PROGRAM_NAME = "stunnel"
 SEARCH_FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/homebrew/bin")
 """Folders in which to search for stunnel, in addition to the service's PATH."""
 SHARED_MEMORY_FOLDER = "/dev/shm"
 """Folder of the configuration, if it is writable: it does not depend on a disk, and nothing removes old files from it."""
 STOP_SECONDS = 2.0
-RESTART_SECONDS = 5.0
+RESTART_INTERVAL_SECONDS = 5.0
 """Seconds between two starts of stunnel, which logs some lines each time."""
 GLOBAL_OPTIONS = ("foreground = yes", "pid =", "syslog = no", "debug = warning")
 TUNNEL_OPTIONS = ("sslVersion = TLSv1.3", "TIMEOUTbusy = 10", "TIMEOUTidle = 31536000")
@@ -57,7 +57,7 @@ def stunnel_configuration(tunnels: list[Tunnel]) -> str:
     """Return stunnel's configuration. There are no certificates: without a shared key the handshake fails."""
     options = {"TCP_NODELAY": 1}
     if progress.ON_LINUX:
-        options.update(SO_KEEPALIVE=1, **progress.KEEPALIVE)
+        options.update(SO_KEEPALIVE=1, **progress.KEEPALIVE_OPTIONS)
     sockets = [f"socket = {end}:{name}={value}" for name, value in options.items() for end in "lr"]
     lines = [*GLOBAL_OPTIONS]
     for tunnel in tunnels:
@@ -69,7 +69,7 @@ def stunnel_configuration(tunnels: list[Tunnel]) -> str:
 
 
 def stunnel_path() -> str | None:
-    return shutil.which(PROGRAM, path=os.pathsep.join([*os.get_exec_path(), *SEARCH_FOLDERS]))
+    return shutil.which(PROGRAM_NAME, path=os.pathsep.join([*os.get_exec_path(), *SEARCH_FOLDERS]))
 
 
 class Tunnels:
@@ -79,7 +79,7 @@ class Tunnels:
         self.tunnels = tunnels
         self.process: subprocess.Popen[bytes] | None = None
         self.key_times: list[int] = []
-        self.start_time = -RESTART_SECONDS
+        self.start_time = -RESTART_INTERVAL_SECONDS
         self.configuration_path = ""
 
     def __enter__(self) -> Tunnels:
@@ -101,20 +101,20 @@ class Tunnels:
         """Start stunnel if it does not run, and make it read changed keys."""
         if not self.configuration_path:
             return
-        times = [_modification_time(tunnel.key_path) for tunnel in self.tunnels]
+        modification_times = [_modification_time(tunnel.key_path) for tunnel in self.tunnels]
         if self.process and self.process.poll() is not None:
             journal.log_once(f"stunnel exited {progress.describe_exit(self.process.returncode)}: restarting it")
             self.process = None
         if self.process is None:
-            if time.monotonic() - self.start_time < RESTART_SECONDS:
+            if time.monotonic() - self.start_time < RESTART_INTERVAL_SECONDS:
                 return
             self.start_time = time.monotonic()
             self._start()
-        elif times != self.key_times:
+        elif modification_times != self.key_times:
             journal.log("the tunnel keys have changed: stunnel reloads them")
             self._write_configuration()  # cleaning programs may have removed the configuration
             self.process.send_signal(signal.SIGHUP)
-        self.key_times = times
+        self.key_times = modification_times
 
     def _write_configuration(self) -> None:
         Path(self.configuration_path).write_text(stunnel_configuration(self.tunnels))
@@ -135,15 +135,15 @@ class Tunnels:
         """Replace a program's connections to stunnel with stunnel's connections to the workers: stunnel accepts and acknowledges everything at once."""
         if not self.process:
             return sample
-        stunnel = progress.sample_process(self.process.pid, set(), set())
+        stunnel_sample = progress.sample_process(self.process.pid, set(), set())
         links, traffic = list(sample.links), dict(sample.traffic)
         for tunnel in self.tunnels:
             for link, outer_link in zip(
-                _connections(sample, tunnel.listen_endpoint), _connections(stunnel, tunnel.forward_endpoint)
+                _connections(sample, tunnel.listen_endpoint), _connections(stunnel_sample, tunnel.forward_endpoint)
             ):
                 links[links.index(link)] = link._replace(retransmissions=outer_link.retransmissions)
-                if outer_link.inode in stunnel.traffic:
-                    traffic[link.inode] = stunnel.traffic[outer_link.inode]
+                if outer_link.inode in stunnel_sample.traffic:
+                    traffic[link.inode] = stunnel_sample.traffic[outer_link.inode]
         return sample._replace(links=links, traffic=traffic)
 
     def explain(self, endpoint: str, detail: str) -> str:

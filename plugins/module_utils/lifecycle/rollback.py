@@ -44,7 +44,7 @@ class KeptPlans(NamedTuple):
     before: ComparedPlan | None = None
 
     @property
-    def newest(self) -> ComparedPlan | None:
+    def newest_plan(self) -> ComparedPlan | None:
         return self.next or self.now or self.before
 
     def find(self, plan_id: str) -> ComparedPlan | None:
@@ -87,17 +87,17 @@ def choose_target(
         if failed_plan_id == current_plan.id:
             raise Refusal(f"Plan {failed_plan_id} is the last plan that served, so there is nothing to return to.")
         return head, current_plan
-    plan_before = hosts[head].before
+    previous_plan = hosts[head].before
     former_heads = [
         name
         for name in ordered_hosts
-        if plan_before and (kept_plan := hosts[name].find(plan_before.plan.id)) and kept_plan.plan.head
+        if previous_plan and (kept_plan := hosts[name].find(previous_plan.plan.id)) and kept_plan.plan.head
     ]
     if not former_heads:
         raise Refusal(
             f"No plan served before plan {current_plan.id}: set llama_release to the release you want and run site.yml. {NO_CHANGE_NOTE}."
         )
-    return former_heads[0], _plan_of(hosts[former_heads[0]].find(_plan_of(plan_before).id))
+    return former_heads[0], _plan_of(hosts[former_heads[0]].find(_plan_of(previous_plan).id))
 
 
 def _plan_of(kept_plan: ComparedPlan | None) -> KeptPlan:
@@ -150,7 +150,7 @@ def host_steps(
             name: {"part": typed_json.dump(kept_plan.plan.host._replace(files=())), "remove": heads}
             for name in hosts
             if name not in target.hosts
-            and (kept_plan := hosts[name].newest)
+            and (kept_plan := hosts[name].newest_plan)
             and (heads := [service for service in kept_plan.drift.defined if names.is_head_service(service)])
         },
     }
@@ -225,7 +225,7 @@ def _shorten(*values: str) -> list[str]:
 
 def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> list[str]:
     """Return the variables that differ between the current plan and the plan to return to."""
-    plans = {name: hosts[name].newest for name in target.hosts if name in hosts}
+    plans = {name: hosts[name].newest_plan for name in target.hosts if name in hosts}
     old_variables = {
         name: kept_plan.plan.variables
         for name, kept_plan in plans.items()

@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
     validation,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, parse_count
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count, size_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import DownloadRecord, StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.model_files import PendingFile
@@ -78,8 +78,8 @@ def check_free_space(pending_files: Iterable[PendingFile], folder: Path) -> None
     free_bytes = file_system.f_bavail * file_system.f_frsize
     if needed_bytes > free_bytes:
         raise Refusal(
-            f"The model's files need {amount(needed_bytes)} more on {errors.mount_point(str(existing_folder))}, which has {amount(free_bytes)} free: free "
-            f"another {amount(needed_bytes - free_bytes)}, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
+            f"The model's files need {size_text(needed_bytes)} more on {errors.mount_point(str(existing_folder))}, which has {size_text(free_bytes)} free: "
+            f"free another {size_text(needed_bytes - free_bytes)}, or move {folder} to another disk, and run the playbook again. Nothing was downloaded"
         )
 
 
@@ -90,11 +90,11 @@ def download_files(plans: Sequence[ModelFilePlan], folder: Path, token: Optional
     :raises Refusal: a file cannot be downloaded, or the disk is too small; partial files are kept.
     """
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with locks.hold(folder / model_files.LOCK, seconds) as lock:
+    with locks.hold(folder / model_files.LOCK_FILE, seconds) as lock:
         pending_files = model_files.pending_files(plans)
         check_free_space(pending_files, folder)
         server = _token_server(plans)
-        for file in (pending.file for pending in pending_files):
+        for file in (pending_file.file for pending_file in pending_files):
             Path(file.path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             is_token_server = server and web.same_server(str(file.url), server)
             _fetch_file(file, token if is_token_server else None, lock)
@@ -158,8 +158,8 @@ def _fetch_part(file: ModelFilePlan, part_path: Path, token: Optional[str], lock
         failure_count = 0 if size - largest_size >= MIN_PROGRESS_BYTES else failure_count + 1
         largest_size = max(largest_size, size)
         if not may_succeed or failure_count >= len(RETRY_PAUSES_SECONDS):
-            remainder = f" {amount(size)} of {amount(planned_bytes)} were kept for the next run." * part_path.exists()
-            raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{remainder}".rstrip("."))
+            note = f" {size_text(size)} of {size_text(planned_bytes)} were kept for the next run." * part_path.exists()
+            raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{note}".rstrip("."))
         time.sleep(RETRY_PAUSES_SECONDS[failure_count])
 
 
@@ -168,7 +168,7 @@ def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: 
     try:
         curl = subprocess.run(
             ["curl", "--disable", "--config", "-"],
-            input=_configuration(file, part_path, token),
+            input=_curl_configuration(file, part_path, token),
             capture_output=True,
             text=True,
             errors="replace",
@@ -199,13 +199,13 @@ def _limit_file_size(size: int) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 
-def _configuration(file: ModelFilePlan, part_path: Path, token: Optional[str]) -> str:
-    secure = str(file.url).startswith("https:")
+def _curl_configuration(file: ModelFilePlan, part_path: Path, token: Optional[str]) -> str:
+    is_https = str(file.url).startswith("https:")
     settings = {
         "url": str(file.url),
         "output": str(part_path),
         "max-filesize": str(file.bytes),
-        "proto-redir": "=https" if secure else "=http,https",
+        "proto-redir": "=https" if is_https else "=http,https",
         **({"oauth2-bearer": token} if token else {}),
     }
     lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in settings.items()]

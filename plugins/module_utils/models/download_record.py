@@ -20,10 +20,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 RECORD_FILE = ".source.json"
 """Name of the record in the folder of its files."""
-RECORD_BYTES = 4 << 20
-SHA256 = r"[0-9a-f]{64}"
+MAX_RECORD_BYTES = 4 << 20
+SHA256_PATTERN = r"[0-9a-f]{64}"
 
-BASE_NAME = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,249}"
+BASE_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,249}"
 """Pattern for a file's name on the head, which appears in command lines and definitions. File systems allow 255 bytes, and the download appends
 ``.part``."""
 
@@ -56,14 +56,14 @@ def name_of_url(url: str) -> str:
 def problem_of_name(name: str) -> Optional[str]:
     """Return the reason why a file cannot have this name on the head, or None."""
     is_outside = name.startswith("/") or ".." in name.split("/")
-    if re.fullmatch(BASE_NAME, base_name(name)) and validation.is_plain(name) and not is_outside:
+    if re.fullmatch(BASE_NAME_PATTERN, base_name(name)) and validation.is_plain(name) and not is_outside:
         return None
     return "is not allowed as the name of a model file on the head"
 
 
 def read_record(folder: Path) -> DownloadRecord:
     """Return the record of a folder on this host; an empty record if it is missing or invalid."""
-    return typed_json.read_file(DownloadRecord, folder / RECORD_FILE, RECORD_BYTES) or DownloadRecord(())
+    return typed_json.read_file(DownloadRecord, folder / RECORD_FILE, MAX_RECORD_BYTES) or DownloadRecord(())
 
 
 def is_complete(folder: Path, file: StoredFile) -> bool:

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.models import dow
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 
-LOCK = ".fetching"
+LOCK_FILE = ".fetching"
 """Name of the lock file of downloads, in the folder of models."""
 
 
@@ -83,13 +83,11 @@ class Differences(NamedTuple):
 
 
 def differences(plans: Sequence[ModelFilePlan]) -> Differences:
-    result = Differences([], [])
+    paths = Differences([], [])
     for file in (pending_file.file for pending_file in pending_files(plans)):
         stored_file = _stored_file(file)
         has_other_digest = stored_file is not None and file.sha256 not in (None, stored_file.sha256)
         (
-            result.unchecked_files
-            if size_of(file.path) == file.bytes and not has_other_digest
-            else result.missing_files
+            paths.unchecked_files if size_of(file.path) == file.bytes and not has_other_digest else paths.missing_files
         ).append(file.path)
-    return result
+    return paths

@@ -15,7 +15,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, model_files
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
 
-MANIFEST_BYTES = 1 << 20
+MAX_MANIFEST_BYTES = 1 << 20
 SERVICE_FOLDERS = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/.ollama/models", "/var/lib/ollama/models")
 """Folders in which Ollama's installer and distributions' packages let its service store models."""
 MEDIA_TYPES = {
@@ -28,7 +28,7 @@ MEDIA_TYPES = {
 
 class ManifestLayer(NamedTuple):
     mediaType: Annotated[str, Text()]
-    digest: Annotated[str, Text(rf"sha256:{download_record.SHA256}")]
+    digest: Annotated[str, Text(rf"sha256:{download_record.SHA256_PATTERN}")]
     size: Size
 
 
@@ -61,7 +61,7 @@ def blobs(model_name: str) -> dict[str, Path]:
     """Return the complete files of a model on this host, by role."""
     repository, _colon, tag = model_name.rpartition(":")
     for folder in folders():
-        manifest = typed_json.read_file(OllamaManifest, folder / "manifests" / repository / tag, MANIFEST_BYTES)
+        manifest = typed_json.read_file(OllamaManifest, folder / "manifests" / repository / tag, MAX_MANIFEST_BYTES)
         if manifest:
             named_blobs = {
                 role: (folder / "blobs" / layer.digest.replace(":", "-"), layer.size)

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 
 TOKEN_FILE_VARIABLE = "llama_model_token_file"
 MAX_REDIRECTS = 5
-SILENCE_SECONDS = 20
+MAX_SILENCE_SECONDS = 20
 
 STATUS_TEXTS = {
     404: "does not exist (HTTP 404): correct the URL",
@@ -89,7 +89,7 @@ def _redirect_target(url: str, location: str | None) -> str:
     return target
 
 
-def _as_remote_error(error: Exception) -> RemoteError:
+def _remote_error_of(error: Exception) -> RemoteError:
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if isinstance(reason, (socket.timeout, TimeoutError)):
         return RemoteError(
@@ -114,13 +114,13 @@ def _convert_errors() -> Iterator[None]:
     except RemoteError:
         raise
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise _as_remote_error(error) from error
+        raise _remote_error_of(error) from error
 
 
 def open_url(url: str, headers: Mapping[str, str], token: str | None = None, silence_s: float | None = None) -> Any:
     """Return a server's answer to GET with its body unread. Follow redirects without reading their bodies.
 
-    :param silence_s: time limit for a silent server, instead of SILENCE_SECONDS.
+    :param silence_s: time limit for a silent server, instead of MAX_SILENCE_SECONDS.
     :raises RemoteError: the server does not answer, refuses, or takes too long.
     """
     target = url
@@ -132,7 +132,7 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
                 may_authorize = same_server(target, url)
                 authorization = {"Authorization": f"Bearer {token}"} if token and may_authorize else {}
                 client = Request(
-                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence_s or SILENCE_SECONDS
+                    follow_redirects="none", decompress=False, use_netrc=False, timeout=silence_s or MAX_SILENCE_SECONDS
                 )
                 return client.open("GET", target, headers={**headers, **authorization})
             except urllib.error.HTTPError as error:
@@ -143,15 +143,15 @@ def open_url(url: str, headers: Mapping[str, str], token: str | None = None, sil
     raise RemoteError(f"is redirected more than {MAX_REDIRECTS} times: use the URL of the file itself")
 
 
-def fetch_content(url: str, headers: Mapping[str, str], limit: int, token: str | None = None) -> bytes:
+def fetch_content(url: str, headers: Mapping[str, str], max_bytes: int, token: str | None = None) -> bytes:
     """Return the whole body of a small answer.
 
     :raises RemoteError: as for ``open_url``, and if the answer is too long.
     """
     with _convert_errors(), open_url(url, headers, token) as reply:
-        data = reading.read_reply(reply, limit + 1)
-    if len(data) > limit:
-        raise RemoteError(f"is longer than {limit >> 10} KiB, the limit for such answers: use another server")
+        data = reading.read_reply(reply, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise RemoteError(f"is longer than {max_bytes >> 10} KiB, the limit for such answers: use another server")
     return data
 
 

@@ -8,9 +8,9 @@ from typing import Annotated, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import ABSENT, Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import (
-    ENDPOINT,
-    IPV4,
-    NETWORK,
+    ENDPOINT_PATTERN,
+    IPV4_PATTERN,
+    NETWORK_PATTERN,
     Number,
     Size,
     Text,
@@ -27,8 +27,8 @@ PlanId = Annotated[str, Text(r"[0-9a-f]{16}", 16)]
 Sha256 = Annotated[str, Text(r"[0-9a-f]{64}")]
 Mode = Annotated[str, Text(r"0[0-7]{3}")]
 Port = Annotated[int, Number(1, 65535)]
-Network = Annotated[str, Text(NETWORK)]
-Endpoint = Annotated[str, Text(ENDPOINT)]
+Network = Annotated[str, Text(NETWORK_PATTERN)]
+Endpoint = Annotated[str, Text(ENDPOINT_PATTERN)]
 Protocol = Annotated[str, Text(r"[0-9.]*")]
 Seconds = Annotated[int, Number(1, 7 * 86400)]
 Backend = Annotated[str, BACKENDS]
@@ -197,7 +197,7 @@ class FirewallRule(NamedTuple):
     """TCP port"""
     sources: tuple[Network, ...]
     """addresses and networks that may connect"""
-    address: Annotated[str, Text(IPV4)]
+    address: Annotated[str, Text(IPV4_PATTERN)]
     """address of the host at which the port is; `0.0.0.0` for all addresses"""
 
 
@@ -256,7 +256,7 @@ class ServicePlan(NamedTuple):
     """device files that it may open"""
     credentials: Mapping[str, str]
     """name → file that systemd passes to it under this name"""
-    allow: tuple[Annotated[str, Text(f"(localhost|{NETWORK})")], ...]
+    allow: tuple[Annotated[str, Text(f"(localhost|{NETWORK_PATTERN})")], ...]
     """networks with which it may exchange packets, for systemd's IPAddressAllow; empty: all"""
     fallbacks: Absent[tuple[ServiceFallback, ...]] = None
     """command lines of llama-server while a worker is absent; missing for a worker"""

@@ -12,19 +12,23 @@ RETAINED_RELEASES = 2
 """Number of releases of each backend that stay installed, including the planned release."""
 
 
-def unneeded_releases(planned_ids: Collection[str], times: Mapping[str, float], unused: Collection[str]) -> list[str]:
+def unneeded_releases(
+    planned_ids: Collection[str], mtimes: Mapping[str, float], unused_ids: Collection[str]
+) -> list[str]:
     """Return unfinished builds, and unused releases beyond the newest of their backend, oldest first. A backend that is no longer planned keeps one
     release fewer.
 
-    :param times: id of an installed release → modification time of its folder.
+    :param mtimes: id of an installed release → modification time of its folder.
     """
     complete_releases = sorted(
-        (name for name in {*times, *planned_ids} if not name.startswith(".")),
-        key=lambda name: (name not in planned_ids, name in unused, -times.get(name, 0)),
+        (name for name in {*mtimes, *planned_ids} if not name.startswith(".")),
+        key=lambda name: (name not in planned_ids, name in unused_ids, -mtimes.get(name, 0)),
     )
     old_releases: list[str] = []
     for backend in dict.fromkeys(map(words.backend_of, complete_releases)):
         releases = [name for name in complete_releases if words.backend_of(name) == backend]
         retained_count = RETAINED_RELEASES - (not any(name in planned_ids for name in releases))
-        old_releases += [name for name in releases[retained_count:] if name in unused]
-    return sorted(name for name in unused if name.startswith(".")) + sorted(old_releases, key=lambda name: times[name])
+        old_releases += [name for name in releases[retained_count:] if name in unused_ids]
+    return sorted(name for name in unused_ids if name.startswith(".")) + sorted(
+        old_releases, key=lambda name: mtimes[name]
+    )

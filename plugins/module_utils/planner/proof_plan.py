@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.site import cores_gflops
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import PROOF_SOCKET
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import PROOF_SOCKET_FILE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Question
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import ProofWork, Remedy, Side
 
@@ -171,7 +171,7 @@ def proof_work(plan: types.Plan) -> ProofWork | None:
         folder=head.state,
         account=head.account,
         environment=plan.head.environment,
-        launcher=services.launcher_argv(plan, "prove", [f"{head.state}/{PROOF_SOCKET}"]),
+        launcher=services.launcher_argv(plan, "prove", [f"{head.state}/{PROOF_SOCKET_FILE}"]),
         sockets=plan.release.mainline,
         context=proof.context,
         micro_batch=int(*planned_values.get("micro-batch", ["512"])),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names
 
-PROOF_FOLDER, PROOF_SOCKET = "proof", "proof.sock"
+PROOF_FOLDER, PROOF_SOCKET_FILE = "proof", "proof.sock"
 
 
 def remove_leftovers(prefix: Path) -> None:
@@ -18,5 +18,5 @@ def remove_leftovers(prefix: Path) -> None:
     folder = prefix / "state" / PROOF_FOLDER
     with suppress(locks.BusyError, OSError):
         if folder.exists():
-            with locks.hold(prefix / names.PROOF_LOCK):
+            with locks.hold(prefix / names.PROOF_LOCK_FILE):
                 shutil.rmtree(folder, ignore_errors=True)

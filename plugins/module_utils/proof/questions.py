@@ -133,8 +133,8 @@ def parse_answer(reply: Any) -> Answer:
     :raises ValueError, TypeError, KeyError, IndexError: the reply is invalid.
     """
     tokens = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED_TOKENS]
-    finite = itertools.takewhile(lambda token: token["logprob"] is not None and token["logprob"] > MIN_LOGPROB, tokens)
-    return {int(token["id"]): float(token["logprob"]) for token in finite}
+    entries = itertools.takewhile(lambda token: token["logprob"] is not None and token["logprob"] > MIN_LOGPROB, tokens)
+    return {int(token["id"]): float(token["logprob"]) for token in entries}
 
 
 def distance(reference: Answer, answer: Answer) -> float:

@@ -30,30 +30,30 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import p
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies, words
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import gguf, header_summary, layer_sample
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import PROOF_FOLDER, PROOF_SOCKET
+from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers import PROOF_FOLDER, PROOF_SOCKET_FILE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Answer, Bounds, Question, Tokens
 
-HEALTH_SECONDS = 5.0
+HEALTH_TIMEOUT_SECONDS = 5.0
 POLL_SECONDS, STOP_SECONDS = 0.1, 12.0
-LAUNCHER_SECONDS = 30
+LAUNCHER_TIMEOUT_SECONDS = 30
 """Time limit for the programs' launcher to answer after its start."""
-WORKER_SECONDS = 45
+WORKER_TIMEOUT_SECONDS = 45
 """Time limit for a worker to answer after its start."""
 RESTART_SECONDS = 15
 """Time in which a crashed worker restarts. Behind a tunnel it never seems to be absent, because the tunnel accepts connections on the head."""
 RESERVED_DISK_BYTES = 1024 * MIB
 RESERVED_MEMORY_BYTES = 1536 * MIB
 """Memory to keep available while the processor computes next to a server, for KV cache, buffers and the system."""
-LOG_BYTES, RECORD_BYTES, MAX_VERDICTS, MAX_REFERENCES = 65536, 1 << 20, 64, 4
+MAX_LOG_BYTES, MAX_RECORD_BYTES, MAX_VERDICTS, MAX_REFERENCES = 65536, 1 << 20, 64, 4
 CHARACTER_GRAMMAR = 'root ::= "1"'
 """Grammar for a whole character: llama-server lists no tokens for half a character. The listed tokens are the likeliest without the grammar."""
 UNREACHABLE_PATTERN, LOST_PATTERN = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
 LATE_PATTERN = re.compile(f"was not healthy|{replies.TIMEOUT_TEXT}")
 ABORT_PATTERN = "[.][a-z]+:[0-9]+: "
 """Pattern for the log line with the source line at which llama.cpp aborts. Lines of other threads may follow."""
-REASON_LINE = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{ABORT_PATTERN}"
+REASON_LINE_PATTERN = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{ABORT_PATTERN}"
 """Pattern for a log line with a reason, regardless of case. No line of a backtrace matches it."""
-REASON_PATTERNS = (ABORT_PATTERN, "error loading model", REASON_LINE)
+REASON_PATTERNS = (ABORT_PATTERN, "error loading model", REASON_LINE_PATTERN)
 OwnsPort = Callable[[int], bool]
 """Function that returns whether only processes of this account listen on a port."""
 
@@ -72,7 +72,7 @@ class Reference(NamedTuple):
 
 def prepare_reference(work: types.ProofWork, owns_port: OwnsPort) -> bool:
     """Write the model and compute the reference while the server is running, if there is enough memory; return whether both exist."""
-    if (resources.available_memory(text_of(Path("/proc/meminfo"))) or 0) * MIB < work.bytes + RESERVED_MEMORY_BYTES:
+    if (resources.available_memory_mib(text_of(Path("/proc/meminfo"))) or 0) * MIB < work.bytes + RESERVED_MEMORY_BYTES:
         return False
     folder = _clean_folder(work)
     with suppress(ProofError), _launcher(work):
@@ -89,9 +89,9 @@ def prove(work: types.ProofWork, owns_port: OwnsPort) -> Any:
     try:
         if not (_model_path(work, folder).exists() and _read_reference(work, folder)):
             _clean_folder(work)
-        with _launcher(work), ThreadPoolExecutor(len(work.devices)) as threads:
+        with _launcher(work), ThreadPoolExecutor(len(work.devices)) as executor:
             reference = _prepare_reference(work, folder, owns_port)
-            verdicts = threads.map(lambda side: _judge_side(work, folder, owns_port, reference, side), work.devices)
+            verdicts = executor.map(lambda side: _judge_side(work, folder, owns_port, reference, side), work.devices)
             proof = types.Proof(0, devices=tuple(verdicts))
             if len(reference.answers) < len(questions.list_questions(work.context)):
                 _reference_path(work, folder).unlink()  # the head may be less busy next time
@@ -104,7 +104,7 @@ def prove(work: types.ProofWork, owns_port: OwnsPort) -> Any:
 
 def read_record(path: Path) -> types.VerdictRecord:
     """Return the verdicts recorded on the head; none if they cannot be read."""
-    return typed_json.read_file(types.VerdictRecord, path, RECORD_BYTES) or types.VerdictRecord(())
+    return typed_json.read_file(types.VerdictRecord, path, MAX_RECORD_BYTES) or types.VerdictRecord(())
 
 
 def keep_verdicts(path: Path, proof: types.Proof) -> None:
@@ -251,7 +251,7 @@ def _collect_answers(
 
     :raises ProofError: it does not answer all questions.
     """
-    deadline, is_retry = time.monotonic() + WORKER_SECONDS, False
+    deadline, is_retry = time.monotonic() + WORKER_TIMEOUT_SECONDS, False
     while True:
         try:
             with _serve(work, folder, owns_port, side) as server:
@@ -261,7 +261,7 @@ def _collect_answers(
             is_lost = LOST_PATTERN.search(str(failure))
             if is_lost and not is_retry:  # an abort would happen again, unlike a broken connection
                 time.sleep(RESTART_SECONDS)
-                deadline, is_retry = time.monotonic() + WORKER_SECONDS, True
+                deadline, is_retry = time.monotonic() + WORKER_TIMEOUT_SECONDS, True
             elif not UNREACHABLE_PATTERN.search(str(failure)) or time.monotonic() > deadline:
                 raise
             time.sleep(1)
@@ -283,7 +283,7 @@ class _Server(NamedTuple):
         :raises ProofError: the server crashes, or is not healthy in time.
         """
         deadline = time.monotonic() + self.timeout_s
-        while self._ask("/health", HEALTH_SECONDS).status != 200:
+        while self._ask("/health", HEALTH_TIMEOUT_SECONDS).status != 200:
             if self.status() is not None or time.monotonic() > deadline:
                 raise self.failure(f"was not healthy within {self.timeout_s} s")
             time.sleep(POLL_SECONDS)
@@ -345,7 +345,7 @@ class _Server(NamedTuple):
 
     def failure(self, default_text: str) -> ProofError:
         """Return an error that says how the server crashed, or else the default text, with the most relevant line of its log."""
-        lines = reading.read_end(self.log, LOG_BYTES).splitlines()
+        lines = reading.read_end(self.log, MAX_LOG_BYTES).splitlines()
         reasons = lines[-1:]
         for pattern in REASON_PATTERNS:
             matches = [line for line in lines if re.search(pattern, line, re.IGNORECASE)]
@@ -378,11 +378,11 @@ def _connect(work: types.ProofWork) -> socket.socket:
 
     :raises ProofError: it does not answer.
     """
-    deadline = time.monotonic() + LAUNCHER_SECONDS
+    deadline = time.monotonic() + LAUNCHER_TIMEOUT_SECONDS
     while True:
         connection = socket.socket(socket.AF_UNIX)
         try:
-            connection.connect(str(Path(work.folder, PROOF_SOCKET)))
+            connection.connect(str(Path(work.folder, PROOF_SOCKET_FILE)))
             return connection
         except OSError as error:
             connection.close()

@@ -105,7 +105,7 @@ def _cluster_state(
     return (record.state if record else "running"), ""
 
 
-def _as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
+def _is_as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
     """Return whether all hosts are as planned; None if a host was not compared."""
     if any(serious_differences(host) for host in hosts):
         return False
@@ -126,7 +126,7 @@ def _cluster_status(
         model=", ".join(model.name for model in plan.head.models or (plan.model,)) if plan else None,
         planned=types.ReleaseStatus(plan.release.ref, plan.release.build, plan.release.protocol) if plan else None,
         running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
-        as_planned=_as_planned(hosts) if plan else None,
+        as_planned=_is_as_planned(hosts) if plan else None,
     )
     answer = answers.get(host or "", StatusAnswer())
     condition, drift = answer.condition, answer.drift
@@ -196,7 +196,7 @@ def problems_of(
     elif cluster.state == "unknown":
         problems.append("the head did not answer, so the cluster's state is unknown")
     elif cluster.state not in SERVING_STATES:
-        state = serving.STATE_LABELS.get(cluster.state, f"is {cluster.state}")
+        state = serving.STATE_TEXTS.get(cluster.state, f"is {cluster.state}")
         problems.append(f"the cluster {state}{f': {cluster.detail}' * bool(cluster.detail)}")
     if cluster.balancer is not None and not cluster.balancer.startswith("UP"):
         problems.append(f"the balancer sends no requests to {cluster.head}: {cluster.balancer}")

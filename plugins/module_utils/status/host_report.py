@@ -17,10 +17,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import ser
 MAX_LOG_LINES, MAX_TEXT_LENGTH = 2000, 400_000
 """Maximum number of lines of a service's log, and maximum length of each text; the beginning is cut off."""
 VERSION_FILES = "/etc/os-release /proc/version /proc/driver/nvidia/version"
-DRIVERS = "amdgpu nvidia i915 xe asahi mlx5_core thunderbolt_net"
+DRIVER_NAMES = "amdgpu nvidia i915 xe asahi mlx5_core thunderbolt_net"
 COMMANDS = (
     "uname -a",
-    f"sh -c 'grep -s . {VERSION_FILES}; cd /sys/module && for name in {DRIVERS}; do grep -s . $name/version /dev/null; done; true'",
+    f"sh -c 'grep -s . {VERSION_FILES}; cd /sys/module && for name in {DRIVER_NAMES}; do grep -s . $name/version /dev/null; done; true'",
     "nvidia-smi",
     "rocminfo",
     "vulkaninfo --summary",

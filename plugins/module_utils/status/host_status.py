@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types impo
     VerificationStatus,
 )
 
-ASK_SECONDS = 1.0
+ASK_TIMEOUT_SECONDS = 1.0
 """Time limit for an answer from llama-server: it answers at once while it loads a model, and after the current batch while it computes."""
 
 
@@ -34,7 +34,9 @@ def _read_verification(path: Path) -> VerificationStatus | None:
     """Return the record of the last verification on the head, with the age of its file; None if it is missing or invalid."""
     try:
         age = max(0, int(time.time() - path.stat().st_mtime))
-        return typed_json.parse(VerificationStatus, {**reading.read_object(path, evidence.RECORD_BYTES), "age_s": age})
+        return typed_json.parse(
+            VerificationStatus, {**reading.read_object(path, evidence.MAX_RECORD_BYTES), "age_s": age}
+        )
     except (OSError, ValueError):
         return None
 
@@ -55,10 +57,10 @@ def _head_condition(
         argv_by_pid = processes.account_processes(paths.prefix, account)
         is_current = bool(record and record.process in argv_by_pid)
         client = Client(head, lambda: argv_by_pid)
-        health = client.health(0, ASK_SECONDS)
+        health = client.health(0, ASK_TIMEOUT_SECONDS)
         if health.healthy and head.models:
             with suppress(OSError):  # the file with the API key cannot be read
-                models = client.models(ASK_SECONDS)
+                models = client.models(ASK_TIMEOUT_SECONDS)
     return types.HeadCondition(
         health=health,
         serving=record,

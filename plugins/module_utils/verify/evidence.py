@@ -28,19 +28,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import server_client, speech, start_log, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.server_client import Client
 
-RECORD_BYTES = 1024 * 1024
+MAX_RECORD_BYTES = 1024 * 1024
 """Maximum size of a record."""
 MAX_LINE_LENGTH = 500
 """Maximum length of a log line."""
 PROMPT = "The first three prime numbers are"
 MAX_TOKENS, MAX_KNOWN_ANSWER_TOKENS = 16, 64
 """Maximum tokens of an answer, and of the known answer, which may be endless if it is incorrect."""
-ANSWER_SECONDS, SHORT_ANSWER_SECONDS = 300, 60
+ANSWER_TIMEOUT_SECONDS, SHORT_ANSWER_TIMEOUT_SECONDS = 300, 60
 """Time limit of an answer, normally and while a host of the cluster is absent: a frozen worker blocks the head."""
-LIST_SECONDS = 5.0
+LIST_TIMEOUT_SECONDS = 5.0
 MIN_MODEL_SECONDS = 1.0
 """Shortest time to wait for one of several models."""
-WORKER_SECONDS = 3.0
+WORKER_TIMEOUT_SECONDS = 3.0
 """Time to wait for a worker whose absence may explain a failed model."""
 
 
@@ -59,7 +59,7 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
     model, is_asleep = subject.named_model, bool(record and record.state == ASLEEP)
     if model:
         loaded_names = (
-            {status.name for status in client.models(LIST_SECONDS) if status.state == "loaded"} if not wake else ()
+            {entry.name for entry in client.models(LIST_TIMEOUT_SECONDS) if entry.state == "loaded"} if not wake else ()
         )
         is_asleep = not (wake or model.name in loaded_names)
     elif health.healthy and is_asleep:
@@ -73,7 +73,7 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
             health, may_ask = types.Health(False, server_client.LOADING), False
     completion = _ask_question(client, subject) if may_ask else None
     log, links = _start_log(folder, model), host_facts.measured_links(host.prefix)
-    reading_record = typed_json.read_file(types.ReadingRecord, Path(host.prefix, names.READINGS_FILE), RECORD_BYTES)
+    reading_record = typed_json.read_file(types.ReadingRecord, Path(host.prefix, names.READINGS_FILE), MAX_RECORD_BYTES)
     evidence = types.Evidence(
         health=health,
         exits=read_exits(folder / runtime.EXITS_FILE),
@@ -108,7 +108,7 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
             _rdma_connections(subject, host),
             completion,
             _read_text(client, subject) if completion and not completion.error else None,
-            client.has_page(WORKER_SECONDS),
+            client.has_page(WORKER_TIMEOUT_SECONDS),
             client.certificate_names() if head.tls_certificate_file else (),
         ),
         drift=state.compare_host(host),
@@ -134,21 +134,21 @@ def _rdma_connections(subject: types.Subject, host: HostPlan) -> int:
 
 def _start_log(folder: Path, model: ServedModel | None) -> str:
     """Return the log of the server's start, or of the last load of one of several models."""
-    path = server.log_of_model(folder, model.name) if model else folder / journal.START_LOG
+    path = server.log_of_model(folder, model.name) if model else folder / journal.START_LOG_FILE
     try:
-        return reading.read_start(path, journal.START_LOG_BYTES).decode("utf-8", "replace")
+        return reading.read_start(path, journal.MAX_START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
 
 def _printable_lines(lines: Sequence[str]) -> tuple[str, ...]:
-    return tuple(printable(line, MAX_LINE_LENGTH) for line in lines[: runtime.LAST_LINES + runtime.ERROR_LINES])
+    return tuple(printable(line, MAX_LINE_LENGTH) for line in lines[: runtime.MAX_LAST_LINES + runtime.MAX_ERROR_LINES])
 
 
 def read_exits(path: Path) -> types.Exits:
     """Return the exits of llama-server that the launcher recorded."""
     try:
-        record = reading.read_object(path, RECORD_BYTES)
+        record = reading.read_object(path, MAX_RECORD_BYTES)
         last_exit, log = printable(record["how"]), _printable_lines(record["log"])
         return typed_json.parse(types.Exits, {"total": record["number"], "last_exit": last_exit, "log": log})
     except (OSError, ValueError, KeyError, TypeError):
@@ -161,7 +161,7 @@ def read_handshakes(path: Path, launchers: Collection[int] = ()) -> types.Handsh
     :param launchers: processes of the launcher, if known. A record by another process is outdated.
     """
     try:
-        record = typed_json.parse(types.RecordedHandshakes, reading.read_object(path, RECORD_BYTES))
+        record = typed_json.parse(types.RecordedHandshakes, reading.read_object(path, MAX_RECORD_BYTES))
     except (OSError, ValueError) as error:
         return types.Handshakes({}, f"{path} cannot be used: {printable(error)}")
     if launchers and record.process not in launchers:
@@ -173,9 +173,9 @@ def read_handshakes(path: Path, launchers: Collection[int] = ()) -> types.Handsh
 
 def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
     """Return new handshakes with a model's unconnected workers: the router is healthy without them, and its answer does not name them."""
-    connections = server.connected_endpoints(progress.parse_tcp_table(text_of(progress.TCP_TABLE)), [*endpoints])
+    connections = server.connected_endpoints(progress.parse_tcp_table(text_of(progress.TCP_TABLE_FILE)), [*endpoints])
     return {
-        endpoint: rpc.probe(*rpc.parse_endpoint(endpoint), WORKER_SECONDS, workers[endpoint].protocol)
+        endpoint: rpc.probe(*rpc.parse_endpoint(endpoint), WORKER_TIMEOUT_SECONDS, workers[endpoint].protocol)
         for endpoint in sorted({*endpoints} - connections)
         if endpoint in workers
     }
@@ -196,9 +196,9 @@ def wait_reasons(
     )
 
 
-def _served_fallback(host: HostPlan, running: dict[int, list[str]]) -> types.ServedFallback | None:
+def _served_fallback(host: HostPlan, argv_by_pid: dict[int, list[str]]) -> types.ServedFallback | None:
     for service in host.services:
-        fallback = state.served_fallback(service, running)
+        fallback = state.served_fallback(service, argv_by_pid)
         if fallback:
             return types.ServedFallback(fallback[0], int(processes.start_time(fallback[1]) or 0))
     return None
@@ -216,7 +216,7 @@ def _ask_question(client: Client, subject: types.Subject) -> types.Completion:
     if model:
         question["model"] = model.name
     may_sleep = server.SLEEP_OPTION in argv
-    timeout_s = (SHORT_ANSWER_SECONDS if subject.unreachable_hosts else ANSWER_SECONDS) + (
+    timeout_s = (SHORT_ANSWER_TIMEOUT_SECONDS if subject.unreachable_hosts else ANSWER_TIMEOUT_SECONDS) + (
         subject.head.start_timeout if may_sleep else 0
     )
     return server_client.parse_completion(client.ask(path or "/v1/completions", timeout_s, question), bool(path))

@@ -193,8 +193,8 @@ def _check_fallback(plan: Plan, evidence: types.Evidence) -> types.Check:
     if not fallback:
         absence_text = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} possible absences"
         return _check("fallback", plan.head.url, True, f"not needed; fallbacks are planned for {absence_text}")
-    since = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
-    text = f"the head has served without {fallback.name} since {since} UTC, and will return to all workers when {fallback.name} answers"
+    start_text = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
+    text = f"the head has served without {fallback.name} since {start_text} UTC, and will return to all workers when {fallback.name} answers"
     return _check("fallback", plan.head.url, False, text)
 
 
@@ -371,7 +371,7 @@ def _judge_reading(
     if not identifier:
         return None, "this model generates no text"
     reading = server.reading
-    reference = next((earlier for earlier in evidence.readings if earlier.id == identifier), None)
+    reference = next((entry for entry in evidence.readings if entry.id == identifier), None)
     if not server.completion:
         return None, ASLEEP_NOTE
     if not reading:

@@ -15,12 +15,12 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import printable
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import listeners
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import HeadPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Completion, Health, ModelStatus
 
-HEALTH_SECONDS = 5
+TIMEOUT_SECONDS = 5
 MAX_FILE_BYTES = 64 * 1024
 """Maximum size of the files with API keys and the certificate."""
 MAX_ANSWER_LENGTH = 500
@@ -59,7 +59,7 @@ class Client:
                 f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {reason}"
             )
 
-    def health(self, seconds: float, answer_timeout_s: float = HEALTH_SECONDS) -> Health:
+    def health(self, seconds: float, answer_timeout_s: float = TIMEOUT_SECONDS) -> Health:
         """Wait until the server is healthy or the time limit has passed. Do not wait for a server with another certificate: it keeps this until it exits."""
         deadline = time.monotonic() + seconds
         while not self._certificate_error:
@@ -81,7 +81,7 @@ class Client:
 
         def veto() -> str | None:
             """Check the listener after connecting: then only this listener can receive the key."""
-            if not key or processes.is_served(address, int(port), self._find_processes()):
+            if not key or listeners.is_served(address, int(port), self._find_processes()):
                 return None
             return f"the API key was not sent: no program of the cluster listens on {self._address}"
 
@@ -90,10 +90,10 @@ class Client:
     def has_page(self, timeout_s: float) -> bool:
         """Return whether browsers get the chat page and its script without a key. In older builds the script that asks for the key requires it."""
         page = replies.ask(self._address, "/", timeout_s, certificate=self._certificate)
-        script = re.search(r'<script [^>]*src="[./]*([\w./-]+)"', page.text)
-        if not script or not replies.has_page(page):
+        match = re.search(r'<script [^>]*src="[./]*([\w./-]+)"', page.text)
+        if not match or not replies.has_page(page):
             return replies.has_page(page)
-        return replies.has_page(replies.ask(self._address, f"/{script[1]}", timeout_s, certificate=self._certificate))
+        return replies.has_page(replies.ask(self._address, f"/{match[1]}", timeout_s, certificate=self._certificate))
 
     def certificate_names(self) -> tuple[str, ...]:
         """Return the names and addresses in the server's certificate; none without HTTPS."""
@@ -102,7 +102,7 @@ class Client:
             context = ssl.create_default_context(cafile=self._certificate_file)
             context.check_hostname = False
             context.verify_flags |= PARTIAL_CHAIN
-            with context.wrap_socket(socket.create_connection((address, int(port)), HEALTH_SECONDS)) as connection:
+            with context.wrap_socket(socket.create_connection((address, int(port)), TIMEOUT_SECONDS)) as connection:
                 alternative_names = (connection.getpeercert() or {}).get("subjectAltName", ())
             return tuple(printable(value) for name in alternative_names for value in name[1:])
         return ()

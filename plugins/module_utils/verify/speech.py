@@ -29,10 +29,10 @@ def take_reading(ask: AskServer, identifier: str, model: str | None) -> Reading 
     :param model: name of the model if the server has several.
     :returns: the reading; None if the server does not report token probabilities, or is too slow.
     """
-    selection = {"model": model} if model else {}
+    model_field = {"model": model} if model else {}
     logarithms, text_bytes, deadline = [], 0, time.monotonic() + TIME_LIMIT_SECONDS
     with suppress(ValueError, KeyError, TypeError, IndexError):
-        question = {"content": plain_text.TEXT, "add_special": True, "with_pieces": True, **selection}
+        question = {"content": plain_text.TEXT, "add_special": True, "with_pieces": True, **model_field}
         entries = reading.parse(ask("/tokenize", TIME_LIMIT_SECONDS, question).text)["tokens"][: MAX_TOKENS + 1]
         tokens = [int(entry["id"]) for entry in entries]
         for index in range(1, len(tokens)):
@@ -40,7 +40,7 @@ def take_reading(ask: AskServer, identifier: str, model: str | None) -> Reading 
                 break
             question = {"prompt": tokens[:index], "max_tokens": 1, "n_probs": 1, "temperature": 0, "cache_prompt": True}
             question["logit_bias"] = [[tokens[index], FORCING_BIAS]]
-            reply = ask("/v1/completions", TIME_LIMIT_SECONDS, {**question, **selection})
+            reply = ask("/v1/completions", TIME_LIMIT_SECONDS, {**question, **model_field})
             (entry,) = reading.parse(reply.text)["choices"][0]["logprobs"]["content"]
             if entry["id"] != tokens[index]:
                 return None

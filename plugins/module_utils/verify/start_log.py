@@ -8,7 +8,7 @@ import re
 
 MAX_DEVICES = 256
 """Maximum number of devices in a log."""
-BUFFER_LINE = r": +(\S{1,200})(?: +(model|KV|RS|compute|rotation|layer input|DSV4 \w{1,20} state))? buffer size =\s*([0-9]{1,12}(?:\.[0-9]{1,6})?) MiB"
+BUFFER_LINE_PATTERN = r": +(\S{1,200})(?: +(model|KV|RS|compute|rotation|layer input|DSV4 \w{1,20} state))? buffer size =\s*([0-9]{1,12}(?:\.[0-9]{1,6})?) MiB"
 
 
 def parse_buffers(log: str) -> dict[str, dict[str, float]]:
@@ -17,7 +17,7 @@ def parse_buffers(log: str) -> dict[str, dict[str, float]]:
     Kinds are model, KV (including recurrent states), compute, and in newer builds rotation and layer input. ik_llama.cpp does not print the kind model.
     A processor has several devices: CPU, AMX, CPU_REPACK and the like."""
     devices: dict[str, dict[str, float]] = {}
-    for name, kind, size in re.findall(BUFFER_LINE, log):
+    for name, kind, size in re.findall(BUFFER_LINE_PATTERN, log):
         if name not in devices and len(devices) >= MAX_DEVICES:
             continue
         sizes = devices.setdefault(name.removesuffix("_Mapped"), {})

@@ -23,10 +23,10 @@ def load_bytes_of(plan: Plan | Subject | None) -> loading.ExpectedBytes:
         return loading.ExpectedBytes()
     weights = [(device.endpoint, device.weights_mib) for device in plan.placement]
     endpoints = {endpoint for endpoint, _mib in weights}
-    are_cached = any(
+    uses_cache = any(
         worker.cache and worker.endpoint in endpoints for host in plan.hosts.values() for worker in host.workers
     )
-    return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], are_cached)
+    return loading.expected_bytes([*weights, (None, plan.head.cpu.weights_mib)], uses_cache)
 
 
 class ServerWait:
@@ -34,7 +34,7 @@ class ServerWait:
 
     def __init__(self, subject: Subject, timeout_s: float) -> None:
         self._subject, self._timeout_s = subject, timeout_s
-        self._expected = load_bytes_of(subject)
+        self._goal = load_bytes_of(subject)
         self._initial_exits: int | None = None
         self._last_progress_s = 0.0
 
@@ -56,7 +56,7 @@ class ServerWait:
             return None
         if limit_s and not evidence.waits_for and evidence.health.detail == LOADING:
             note = "llama_server_start_timeout, by default several times the predicted load time"
-            texts = [f"{LOADING}, and the limit of {limit_s:.0f} s has passed ({note})", *self._progress(evidence)]
+            texts = [f"{LOADING}, and the limit of {limit_s:.0f} s has passed ({note})", *self._load_texts(evidence)]
             texts.append(
                 "increase llama_server_start_timeout if loading continues; otherwise read the service's log on the head"
             )
@@ -68,9 +68,9 @@ class ServerWait:
         if elapsed_s - self._last_progress_s < PROGRESS_INTERVAL_SECONDS:
             return None
         self._last_progress_s = elapsed_s - elapsed_s % PROGRESS_INTERVAL_SECONDS
-        texts = evidence.waits_for or [evidence.health.detail, *self._progress(evidence)]
+        texts = evidence.waits_for or [evidence.health.detail, *self._load_texts(evidence)]
         return f"[{self._subject.head.host}] llama-server: {'; '.join(texts)}, {elapsed_s:.0f} s"
 
-    def _progress(self, evidence: Evidence) -> list[str]:
+    def _load_texts(self, evidence: Evidence) -> list[str]:
         """Return a text about the progress of loading, if known."""
-        return [loading.progress_sentence(loading.progress_of(evidence.load, self._expected))] if evidence.load else []
+        return [loading.progress_sentence(loading.progress_of(evidence.load, self._goal))] if evidence.load else []

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import amount, duration, parse_count
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import duration, parse_count, size_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Size
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download import ModelArguments
@@ -45,11 +45,11 @@ def deliver(action: Action, arguments: ModelArguments) -> dict:
     result = action.run_in_check_mode(**typed_json.dump(model_arguments))
     if result.get("failed") or not result.get("changed"):
         return result
-    missing = typed_json.parse_report(action.host, "its model files", tuple[MissingFile, ...], result.get("fetch"))
-    present_sizes = {file.path: file.present_bytes for file in missing}
-    pending_files = [file for file in model_arguments.files if file.path in present_sizes]
+    fetch_list = typed_json.parse_report(action.host, "its model files", tuple[MissingFile, ...], result.get("fetch"))
+    present_bytes_by_path = {file.path: file.present_bytes for file in fetch_list}
+    pending_files = [file for file in model_arguments.files if file.path in present_bytes_by_path]
     for file in pending_files:
-        display.display(_announcement(action.host, file, present_sizes[file.path]))
+        display.display(_announcement(action.host, file, present_bytes_by_path[file.path]))
     if action.check_mode:
         return result
     for file in pending_files:
@@ -71,10 +71,10 @@ def deliver(action: Action, arguments: ModelArguments) -> dict:
 def _announcement(host: str, file: ModelFilePlan, present_bytes: int) -> str:
     """Return a line with the origin of a file and the size of its missing part."""
     missing_bytes = (file.bytes or 0) - present_bytes
-    present_note = f", {amount(present_bytes)} already present" if missing_bytes and present_bytes else ""
+    present_note = f", {size_text(present_bytes)} already present" if missing_bytes and present_bytes else ""
     verb = "copy" if model_files.is_copied(file) else "download"
     task = (
-        f"{amount(missing_bytes)} to {verb} from {web.printable_url(str(file.url))}{present_note}"
+        f"{size_text(missing_bytes)} to {verb} from {web.printable_url(str(file.url))}{present_note}"
         if missing_bytes
         else "to be verified"
     )
@@ -125,8 +125,10 @@ def progress_text(names: Collection[str], done_bytes: int, total_bytes: int, rat
     subject = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
     if done_bytes >= total_bytes:
         return f"{subject}: checking"
-    speed = f"{amount(rate)}/s, {duration((total_bytes - done_bytes) / rate)} left" if rate > 0 else "waiting for data"
-    return f"{subject}: {amount(done_bytes)} of {amount(total_bytes)}, {speed}"
+    speed = (
+        f"{size_text(rate)}/s, {duration((total_bytes - done_bytes) / rate)} left" if rate > 0 else "waiting for data"
+    )
+    return f"{subject}: {size_text(done_bytes)} of {size_text(total_bytes)}, {speed}"
 
 
 def _local_path(file: ModelFilePlan) -> str:

@@ -20,7 +20,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import ModelFilePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import types
 
-ENDPOINT = "https://huggingface.co"
+DEFAULT_ENDPOINT = "https://huggingface.co"
 MAX_REPLY_BYTES = 8 << 20
 """Size limit of a reply: 20,000 files take 5.4 MB."""
 MAX_NAMES = 60
@@ -47,7 +47,7 @@ def endpoint() -> str:
 
     :raises Refusal: HF_ENDPOINT is not an address, or contains a password, which plans and logs would show.
     """
-    url = os.environ.get("HF_ENDPOINT", "").rstrip("/") or ENDPOINT
+    url = os.environ.get("HF_ENDPOINT", "").rstrip("/") or DEFAULT_ENDPOINT
     try:
         if urlsplit(url).hostname and urlsplit(url).port != 0 and not redaction.has_secret(url):
             return url
@@ -55,7 +55,7 @@ def endpoint() -> str:
         pass
     raise Refusal(
         f"HF_ENDPOINT on the controller is {validation.quote(web.printable_url(url))}, which is not the address of a server, or contains a password or "
-        f"token: use an address like {ENDPOINT}"
+        f"token: use an address like {DEFAULT_ENDPOINT}"
     )
 
 
@@ -191,14 +191,14 @@ def quantisations(listing: Listing, source: types.ModelSource, name: str) -> lis
     """Return the complete models among which ``quantisation`` chooses, the smallest first."""
     models = repository_models(listing, source.role)
     quantisation_counts = Counter(model.quantisation.lower() for model in models)
-    offers = [
+    candidates = [
         types.Quantisation(model.quantisation, model.bytes)
         for model in models
         if quantisation_counts[model.quantisation.lower()] == 1
         and model.is_complete
         and _strip_quantisation(model.files[0].name) == _strip_quantisation(name)
     ]
-    return sorted((offer for offer in offers if offer.name), key=lambda offer: offer.bytes)
+    return sorted((candidate for candidate in candidates if candidate.name), key=lambda candidate: candidate.bytes)
 
 
 def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFilePlan, ...]:
@@ -214,10 +214,10 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
     if not models:
         kind = "projector (mmproj)" if source.role == host_types.MMPROJ else "GGUF file"
         available_names = _list_names(file.name for file in listing.files)
-        raw_parts = sorted(file.name for file in listing.files if split_files.RAW_PART_NAME.fullmatch(file.name))
-        if raw_parts:
+        raw_part_names = sorted(file.name for file in listing.files if split_files.RAW_PART_NAME.fullmatch(file.name))
+        if raw_part_names:
             raise Refusal(
-                f"{subject} no {kind}, but has parts of a split file ({', '.join(raw_parts)}): download these parts, join them in order with cat, and set "
+                f"{subject} no {kind}, but has parts of a split file ({', '.join(raw_part_names)}): download these parts, join them in order with cat, and set "
                 "llama_model_path to the joined file"
             )
         raise Refusal(

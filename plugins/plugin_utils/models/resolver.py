@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub, lookup
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models.lookup import Query, ResolvedSource, Summary
 
-MODULE = "llamacpp.cluster.model_info"
+MODULE_NAME = "llamacpp.cluster.model_info"
 
 
 class LookupOptions(NamedTuple):
@@ -112,7 +112,7 @@ class _Resolver:
         if not any(arguments.values()):
             return {}
         account = {"account": self.options.account} if self.options.account else {}
-        result = self.action.run_module(MODULE, **arguments, timeout=self.options.timeout, **account)
+        result = self.action.run_module(MODULE_NAME, **arguments, timeout=self.options.timeout, **account)
         if result.get("failed"):
             raise Refusal(failure_reason(result))
         return result

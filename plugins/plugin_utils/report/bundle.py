@@ -16,20 +16,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Status
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, status_text
 
-PUBLIC_VARIABLE = re.compile(
+PUBLIC_NAME_FORM = re.compile(
     r"(?:GGML|CUDA|HIP|HSA|ROCM|ROCR|ROCBLAS|AMD(?:GPU)?|GPU|VK|MESA|RADV|SYCL|ONEAPI|ZES?|UR|OMP|GOMP|KMP|NCCL|MTMD|CMAKE|BUILD)_\w+|LLAMA_(?!ARG|API)\w+"
     r"|PATH|LD_LIBRARY_PATH|HOME|LANG|LC_\w+|TMPDIR|CC|CXX|C(?:XX|UDA)?FLAGS"
 )
 """Pattern for environment variables of processes, and variables of cmake, whose values are shown."""
-ANSIBLE_VARIABLE = re.compile(r"ansible_(?!\w*(?:args|env(?:ironment)?|executable)$)\w+|__llama_\w+|omit|environment")
+ANSIBLE_NAME_FORM = re.compile(r"ansible_(?!\w*(?:args|env(?:ironment)?|executable)$)\w+|__llama_\w+|omit|environment")
 """Pattern for variables of Ansible and of the playbooks whose values are not secret."""
-HARMLESS_VALUE = re.compile(r"[-+]?\d[\d.]*|true|false|on|off|yes|no|auto|none|~?/[\w./+-]*", re.IGNORECASE | re.ASCII)
+HARMLESS_FORM = re.compile(r"[-+]?\d[\d.]*|true|false|on|off|yes|no|auto|none|~?/[\w./+-]*", re.IGNORECASE | re.ASCII)
 """Pattern for values that are shown for any variable: a number, a switch, a path."""
 MIN_SECRET_LENGTH = 8
 """Minimum length of a value that is removed from all texts although no name marks it as a secret."""
 DERIVED_KEYS = ("definition", "content")
 """Keys of the plan whose texts are derived from other values of the plan."""
-WARNING = "Read the bundle before you send it: it contains names and addresses of hosts, and paths on the controller."
+README = "Read the bundle before you send it: it contains names and addresses of hosts, and paths on the controller."
 NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the failed run's error message to your issue."
 JSON_RECORDS = ("plan", "status", "facts", "controller")
 """Records that the bundle contains as JSON."""
@@ -45,8 +45,8 @@ def find_secrets(variables: Mapping[str, Any], harmless_names: Collection[str], 
     """
     secrets = {}
     for variable, value in variables.items():
-        is_secret = bool(redaction.SECRET_NAME.search(variable))
-        if variable not in harmless_names and (is_secret or not ANSIBLE_VARIABLE.fullmatch(variable)):
+        is_secret = bool(redaction.SECRET_NAME_FORM.search(variable))
+        if variable not in harmless_names and (is_secret or not ANSIBLE_NAME_FORM.fullmatch(variable)):
             kind = "Ansible password" if variable.startswith("ansible_") else f"value of {variable}"
             secrets.update(dict.fromkeys(_secret_lines(value, is_secret, visible_text), kind))
     return secrets
@@ -56,14 +56,16 @@ def _secret_lines(value: Any, is_secret: bool, visible_text: str) -> Iterator[st
     """Yield the lines of a value that may be secret."""
     if isinstance(value, Mapping):
         for name, element in value.items():
-            yield from _secret_lines(element, is_secret or bool(redaction.SECRET_NAME.search(str(name))), visible_text)
+            yield from _secret_lines(
+                element, is_secret or bool(redaction.SECRET_NAME_FORM.search(str(name))), visible_text
+            )
     elif isinstance(value, (list, tuple)):
         for element in value:
             yield from _secret_lines(element, is_secret, visible_text)
     elif isinstance(value, (str, int)) and not isinstance(value, bool):
         for line in str(value).splitlines():
             if is_secret or (
-                len(line) >= MIN_SECRET_LENGTH and line not in visible_text and not HARMLESS_VALUE.fullmatch(line)
+                len(line) >= MIN_SECRET_LENGTH and line not in visible_text and not HARMLESS_FORM.fullmatch(line)
             ):
                 yield line.strip()
 
@@ -83,7 +85,7 @@ def _argument_secrets(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         option, (name, _equals, value) = options.by_word(word), word.partition("=")
         if not option or option.is_secret:
             for text in (value, *values):
-                if not HARMLESS_VALUE.fullmatch(text):
+                if not HARMLESS_FORM.fullmatch(text):
                     yield text, f"value of {name}"
 
 
@@ -105,8 +107,8 @@ def _process_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 def is_public(variable: str, value: str) -> bool:
     """Return whether the value of an environment variable is known to be harmless."""
-    is_known = PUBLIC_VARIABLE.fullmatch(variable) or HARMLESS_VALUE.fullmatch(value)
-    return bool(is_known) and not redaction.SECRET_NAME.search(variable)
+    is_known = PUBLIC_NAME_FORM.fullmatch(variable) or HARMLESS_FORM.fullmatch(value)
+    return bool(is_known) and not redaction.SECRET_NAME_FORM.search(variable)
 
 
 def _redact(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
@@ -117,7 +119,7 @@ def _redact(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
         return [_redact(element, secrets, name) for element in value]
     if not isinstance(value, str):
         return value
-    if name in DERIVED_KEYS or (redaction.SECRET_NAME.search(name) and not HARMLESS_VALUE.fullmatch(value)):
+    if name in DERIVED_KEYS or (redaction.SECRET_NAME_FORM.search(name) and not HARMLESS_FORM.fullmatch(value)):
         return redaction.marker(f"{len(value)} characters")
     return redaction.redact(value, secrets)
 
@@ -131,7 +133,7 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
     record_type: type[Plan | Refused] = Refused if records["plan"]["refused"] else Plan
     status = typed_json.parse(Status, records["status"])
     texts = {
-        "README.txt": WARNING,
+        "README.txt": README,
         "plan.txt": plan_text.plan_page(typed_json.parse(record_type, records["plan"])),
         "status.txt": status_text.text_of(status),
         "ansible.log": _printable_text(records["log"]) or NO_LOG,

@@ -114,14 +114,14 @@ def plan_sections(plan: types.Plan | types.Refused, changes: Sequence[str] = ())
         ]
         if plan.head.models
         else [],
-        "Topology": _topology(plan),
+        "Topology": _topology_lines(plan),
         **{
             title: memory_text.memory_lines(model_plan) if model_plan.placement or model_plan.auxiliary_models else []
             for title, model_plan in memory_text.memory_plans(plan).items()
         },
         "Commands": commands_page(plan),
-        "Open ports": _ports(plan),
-        "Advisories": _advisories(plan),
+        "Open ports": _port_lines(plan),
+        "Advisories": _advisory_lines(plan),
         "Predicted speed": speed_text.speed_lines(plan),
         "Shapes": speed_text.shape_lines(plan),
         "Network overhead": speed_text.network_lines(plan),
@@ -193,7 +193,7 @@ def unused_workers(plan: types.Plan) -> str:
     return ", ".join(workers)
 
 
-def _topology(plan: types.Plan) -> list[str]:
+def _topology_lines(plan: types.Plan) -> list[str]:
     head = plan.head
     rows = [["├─", row.host, row.device, row.endpoint, row.layers, row.link_text()] for row in topology_rows(plan)]
     lines = [f"  {head.host}  llama-server, {head.url}"]
@@ -206,17 +206,15 @@ def _topology(plan: types.Plan) -> list[str]:
     return lines + (tables.wrap("  declared but unused: ", unused_names) if unused_names else [])
 
 
-def _ports(plan: types.Plan) -> list[str]:
+def _port_lines(plan: types.Plan) -> list[str]:
     lines = []
     for name, host in plan.hosts.items():
         ports: dict[tuple[str, tuple[str, ...]], list[str]] = {}
         for rule in host.firewall:
             ports.setdefault((rule.address, rule.sources), []).append(str(rule.port))
         unit_feature = service_managers.MANAGERS[host.service_manager].port_filter
-        closed_by = host.firewall_manager or (unit_feature if host.unit_closes else "")
-        protection = (
-            f"blocked for everyone else by {closed_by}" if closed_by else "this collection does not block others"
-        )
+        blocker = host.firewall_manager or (unit_feature if host.unit_closes else "")
+        protection = f"blocked for everyone else by {blocker}" if blocker else "this collection does not block others"
         protection += " (the tunnel key is required as well)" if host.tunnel_keys and name != plan.head.host else ""
         for (address, sources), port_numbers in ports.items():
             clients = "everyone" if names.ANY_NETWORK in sources else f"{', '.join(sources)}; {protection}"
@@ -233,7 +231,7 @@ def advisory_title(advisory: types.AdvisoryPlan) -> str:
     return f"{advisory.severity}{', accepted' if advisory.accepted else ''}: {advisory.id}{hosts}"
 
 
-def _advisories(plan: types.Plan) -> list[str]:
+def _advisory_lines(plan: types.Plan) -> list[str]:
     lines = []
     for entry in plan.advisories:
         lines.append(f"  {advisory_title(entry)}")

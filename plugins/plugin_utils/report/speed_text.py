@@ -48,7 +48,7 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     estimate = plan.estimate
     if estimate.load_s is None:
         return []
-    outage = RESTART_SECONDS + estimate.load_s + (plan.head.proof.outage_s if plan.head.proof else 0)
+    outage_s = RESTART_SECONDS + estimate.load_s + (plan.head.proof.outage_s if plan.head.proof else 0)
     generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
         ["generation", *(generation if generates_text(plan) else ["none: this model generates no text", ""])],
@@ -56,7 +56,7 @@ def speed_rows(plan: Plan) -> list[list[str]]:
         *_users_row(estimate),
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
         *_proof_row(plan),
-        ["restart", f"about {outage:.0f} seconds", "without an answer if site.yml restarts the head"],
+        ["restart", f"about {outage_s:.0f} seconds", "without an answer if site.yml restarts the head"],
         *(
             [
                 f"a prompt of {prompt.tokens}",
@@ -72,9 +72,9 @@ def _users_row(estimate: Estimate) -> list[list[str]]:
     users = estimate.users
     if not users or users.users == 1:
         return []
-    concurrency = "" if users.at_once == users.users else f", {users.at_once} at once"
+    concurrency_note = "" if users.at_once == users.users else f", {users.at_once} at once"
     speed = f"{users.generation_range} tokens per second in total" if users.generation_range else ""
-    return [[f"{users.users} users{concurrency}", speed, f"prompts: {users.prompt_range}"]]
+    return [[f"{users.users} users{concurrency_note}", speed, f"prompts: {users.prompt_range}"]]
 
 
 def _proof_row(plan: Plan) -> list[list[str]]:
@@ -96,13 +96,13 @@ def speed_notes(plan: Plan) -> list[str]:
         "About four in five measurements fell within the predicted range. "
         f"Device rates {RATE_TEXTS[estimate.rates or 'assumed']}; the head's disk speed is assumed. "
         "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has cached the model.",
-        *_correction(estimate),
-        _conversations(plan),
+        *_correction_notes(estimate),
+        _conversations_note(plan),
         *([f"{idle_note}; the next request waits while the model loads."] if idle_seconds else []),
     ]
 
 
-def _correction(estimate: Estimate) -> list[str]:
+def _correction_notes(estimate: Estimate) -> list[str]:
     """Return a sentence about the correction of speeds by a measurement of the cluster."""
     correction = estimate.correction
     if not correction:
@@ -113,7 +113,7 @@ def _correction(estimate: Estimate) -> list[str]:
     ]
 
 
-def _conversations(plan: Plan) -> str:
+def _conversations_note(plan: Plan) -> str:
     """Return sentences about the caches for conversations."""
     head = plan.head
     if not generates_text(plan):
@@ -122,7 +122,7 @@ def _conversations(plan: Plan) -> str:
     cache_text = f"Conversations that lost their slot are cached in up to {head.prompt_cache_mib} {memory}"
     if not head.prompt_cache_mib:
         cache_text = "Conversations that lost their slot are not cached"
-    checkpoints = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
+    ram_text = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
     disk_plan = head.conversations
     disk_text = (
         f" Conversations survive a restart on {head.host}'s disk: a full context takes {disk_plan.file_mib} MiB there, and {disk_plan.move_s:g} s to save or "
@@ -130,7 +130,7 @@ def _conversations(plan: Plan) -> str:
         if disk_plan
         else ""
     )
-    return f"{cache_text}.{checkpoints}{disk_text}"
+    return f"{cache_text}.{ram_text}{disk_text}"
 
 
 def speed_lines(plan: Plan) -> list[str]:
@@ -179,10 +179,10 @@ def shape_notes(plan: Plan) -> list[str]:
     if not other_shapes or not users:
         return []
     best_shape, current_speed = max(other_shapes, key=speed), users.generation_tokens_per_s or users.prompt_tokens_per_s
-    count = "one user" if users.users == 1 else f"{users.users} users"
-    gain = f"{speed(best_shape) / current_speed:.2f} times the tokens per second of this plan for {count}"
+    users_text = "one user" if users.users == 1 else f"{users.users} users"
+    gain_text = f"{speed(best_shape) / current_speed:.2f} times the tokens per second of this plan for {users_text}"
     changes = " and ".join(filter(None, [", ".join(best_shape.settings[:-1]), *best_shape.settings[-1:]]))
-    return [f"The fastest other shape is {_shape_name(best_shape)}: {gain}. To select it, {changes}."]
+    return [f"The fastest other shape is {_shape_name(best_shape)}: {gain_text}. To select it, {changes}."]
 
 
 def shape_lines(plan: Plan) -> list[str]:
@@ -196,13 +196,13 @@ def network_lines(plan: Plan) -> list[str]:
     if not estimate.links:
         return ["  none: no worker is used"]
     links = dict.fromkeys((link.kind, link.one_way_ms, link.measured) for link in estimate.links)
-    latencies = ", ".join(
-        f"{ms:g} ms over {kind} ({'measured' if measured else 'assumed'})" for kind, ms, measured in links
+    latency_text = ", ".join(
+        f"{ms:g} ms over {kind} ({'measured' if is_measured else 'assumed'})" for kind, ms, is_measured in links
     )
     return tables.wrap(
         "  ",
         f"about {estimate.network_ms_per_token:.1f} ms per token, including worker overhead; one-way latency: "
-        f"{latencies}.",
+        f"{latency_text}.",
     )
 
 

@@ -14,7 +14,7 @@ MAX_RESTARTS = 3
 """Maximum number of restarts to show; the JSON has all recorded restarts."""
 MAX_DIFFERENCES = 6
 """Maximum number of differences to show for each host; the JSON has all."""
-STATE_TEXTS = {**serving.STATE_LABELS, "starting": "is restarting"}
+STATE_TEXTS = {**serving.STATE_TEXTS, "starting": "is restarting"}
 """Texts for states of a cluster."""
 LABEL_WIDTH, MAX_NAME_WIDTH = 10, 24
 """Width of the labels on the left, and of names in tables: longer names end in an ellipsis."""
@@ -24,7 +24,7 @@ def _gib(mib: int | None) -> str:
     return "" if mib is None else f"{mib / 1024:.1f}"
 
 
-def _free_of_total(free_mib: int | None, total_mib: int | None) -> str:
+def _free_memory_text(free_mib: int | None, total_mib: int | None) -> str:
     if free_mib is None:
         return f"? of {_gib(total_mib)}" if total_mib is not None else ""
     return f"{_gib(free_mib)} of {_gib(total_mib)}" if total_mib is not None else _gib(free_mib)
@@ -106,15 +106,15 @@ def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
     plan = "not compared" if host.differences is None else f"differs ({count})" if count else "as planned"
     yield [
         name,
-        _free_of_total(resources.memory_free_mib, resources.memory_total_mib),
+        _free_memory_text(resources.memory_free_mib, resources.memory_total_mib),
         _gib(disk),
         units.duration(resources.uptime_s),
         plan if host.installed else "not installed",
     ]
     for device in resources.devices:
         name = f"  {_shorten(device.name, MAX_NAME_WIDTH - 2)}"
-        yield [name, _free_of_total(device.free_mib, device.total_mib), "", "", ""]
-        shared_memory = _free_of_total(device.shared_free_mib, device.shared_total_mib)
+        yield [name, _free_memory_text(device.free_mib, device.total_mib), "", "", ""]
+        shared_memory = _free_memory_text(device.shared_free_mib, device.shared_total_mib)
         if shared_memory:
             yield ["    host memory (GTT)", shared_memory, "", "", ""]
 

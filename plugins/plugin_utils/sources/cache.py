@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 from ansible.errors import AnsibleError
 from ansible.utils.display import Display
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import lock_files, locks
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, locks
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import store
 
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 WORK_PREFIX = ".work-"
 """Prefix of folders with incomplete files."""
 
@@ -54,11 +54,13 @@ def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
     """
     path = make_folder(name, variable)
     with _explain_error(variable, path):
-        lock = lock_files.open_file(path / LOCK)
+        lock = files.open_lock(path / LOCK_FILE)
         try:
-            if not lock_files.take(lock):
-                Display().display(f"  [controller] {path} is in use: waiting for {locks.holders_text(path / LOCK)}")
-                lock_files.take(lock, math.inf)
+            if not files.take_lock(lock):
+                Display().display(
+                    f"  [controller] {path} is in use: waiting for {locks.holders_text(path / LOCK_FILE)}"
+                )
+                files.take_lock(lock, math.inf)
             for work_path in path.glob(WORK_PREFIX + "*"):
                 shutil.rmtree(work_path, ignore_errors=True)
             yield path

@@ -25,14 +25,14 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import cache
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources import CachedArchive, download
 
-VARIABLE = "llama_server_ui"
+PAGE_VARIABLE = "llama_server_ui"
 BUCKET_PATH = "buckets/ggml-org/llama-ui/resolve"
 """Path of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
 DOWNLOAD_LIMITS = {"silence_s": 10.0, "seconds": 120.0, "max_bytes": 64 << 20}
 """Limits of the download, which must not delay a run for long. The files take 3 MB."""
 MIN_NODE_VERSION = 20
 BUILD_STEPS = ("npm ci --ignore-scripts --no-audit --no-fund", "npm run build")
-STEP_SECONDS = 1800
+STEP_TIMEOUT_SECONDS = 1800
 
 
 class NoPageError(Exception):
@@ -40,7 +40,7 @@ class NoPageError(Exception):
 
 
 def _archive_path(source: CachedArchive) -> Path:
-    return cache.make_folder("sources", VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
+    return cache.make_folder("sources", PAGE_VARIABLE) / f"page-{source.sha256[:16]}.tar.gz"
 
 
 def cached_pages(source: CachedArchive) -> list[CachedArchive]:
@@ -57,7 +57,7 @@ def fetch(release: ReleasePlan, source: CachedArchive, requested_ui: str | None)
     :raises AnsibleError: the page is required, but unavailable.
     """
     reasons: list[str] = []
-    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work_folder(folder) as name:
+    with cache.exclusive_folder("sources", PAGE_VARIABLE) as folder, cache.work_folder(folder) as name:
         for get_files in () if cached_pages(source) else (_download, _build)[: 1 + (requested_ui == "true")]:
             work_folder = Path(name, get_files.__name__)
             work_folder.mkdir()
@@ -71,10 +71,10 @@ def fetch(release: ReleasePlan, source: CachedArchive, requested_ui: str | None)
     problems = "; ".join(reasons)
     if problems and requested_ui == "true":
         raise AnsibleError(
-            f"{VARIABLE} is true, but {release.ref} has no chat page: {problems}. Fix one of these problems, or set {VARIABLE} to auto"
+            f"{PAGE_VARIABLE} is true, but {release.ref} has no chat page: {problems}. Fix one of these problems, or set {PAGE_VARIABLE} to auto"
         )
     if problems:
-        remedy = f"install Node.js {MIN_NODE_VERSION} or newer on the controller and set {VARIABLE} to true"
+        remedy = f"install Node.js {MIN_NODE_VERSION} or newer on the controller and set {PAGE_VARIABLE} to true"
         Display().warning(f"llama-server of {release.ref} has no chat page: {problems}. To get the page, {remedy}")
     return cached_pages(source)
 
@@ -112,7 +112,7 @@ def _build(release: ReleasePlan, source: Path, work_folder: Path) -> Mapping[str
 
 def _run(step: str, folder: Path, **variables: str) -> str:
     """Run a Node.js program on the controller; return its output."""
-    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "timeout": STEP_SECONDS}
+    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "timeout": STEP_TIMEOUT_SECONDS}
     try:
         process = subprocess.run(
             step.split(), stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=True, **options

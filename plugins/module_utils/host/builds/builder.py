@@ -14,7 +14,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, lock_files, locks, validation
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files, locks, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, manifest, store
@@ -28,7 +28,7 @@ MAX_PATCH_LINES = 6
 COMMIT_DIGITS = 8
 MIN_FREE_BYTES = 1 << 20
 """Free space below which a disk counts as full: not every program reports a failed write."""
-LOCK_SECONDS = 6 * 3600
+LOCK_TIMEOUT_SECONDS = 6 * 3600
 """Time to wait for another build on this host. The action plugin gives up earlier if the log stops growing."""
 STEP_LINE_PATTERN = r"^(\[[0-9]+/[0-9]+\]|== )"
 """Extended regular expression for grep: progress lines of ninja and of this module in a build's log."""
@@ -59,7 +59,7 @@ class Builder(installer.Installer):
         uid = commands.run_as_options(self.account).get("user")
         if uid is not None and path.stat().st_uid != uid:
             gid = commands.run_as_options(self.account)["group"]
-            commands.run(["chown", "-Rh", f"{uid}:{gid}", str(path)], commands.COMMAND_SECONDS)
+            commands.run(["chown", "-Rh", f"{uid}:{gid}", str(path)], commands.COMMAND_TIMEOUT_SECONDS)
 
     def _run_logged(self, step: str, argv: list[str]) -> tuple[int, list[str]]:
         """Run a step as the building account; return its exit status and its last lines."""
@@ -74,7 +74,7 @@ class Builder(installer.Installer):
         }
         self._log_step(step)
         with self.log_path.open("ab") as log:
-            start = log.tell()
+            start_offset = log.tell()
             process = subprocess.run(
                 argv,
                 stdin=subprocess.DEVNULL,
@@ -88,7 +88,7 @@ class Builder(installer.Installer):
                 **commands.run_as_options(self.account),
             )
         with self.log_path.open("rb") as log:
-            log.seek(start)
+            log.seek(start_offset)
             printed_lines = log.read().decode("utf-8", "replace").splitlines()
         is_full = shutil.disk_usage(self.work_folder).free < MIN_FREE_BYTES
         if process.returncode and (is_full or any("No space left on device" in line for line in printed_lines[-200:])):
@@ -116,9 +116,9 @@ class Builder(installer.Installer):
         """Build and install the release if it is missing or damaged. If the playbook is killed, the build continues, and the next playbook waits for it."""
         (self.cache_folder / "builds").mkdir(parents=True, exist_ok=True)
         lock = store.lock_path(self.cache_folder)
-        if lock_files.is_held(lock):
+        if files.is_locked(lock):
             self._log_step(f"waiting for {locks.holders_text(lock)}")
-        with locks.hold(lock, LOCK_SECONDS) as self._lock:
+        with locks.hold(lock, LOCK_TIMEOUT_SECONDS) as self._lock:
             current_manifest = manifest.installed_manifest(
                 self.release_folder, self.build.targets, self.build.trusted_builders
             )

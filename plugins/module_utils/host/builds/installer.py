@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 NEVER_USED_TIMES = (0, 0)
 """File times of a release's folder before its first use."""
-HELP_SECONDS = 60
+HELP_LIMIT_SECONDS = 60
 CACHE_REMEDY = "remove that release from the controller's cache (see docs/security.md), then run the playbook again"
 
 
@@ -84,7 +84,7 @@ def pack(prefix: str, cache: str, build: BuildPlan) -> str:
     partial_file = Path(archive_path + store.PARTIAL_SUFFIX)
     try:
         with tarfile.open(partial_file, "w:gz", compresslevel=1) as archive:
-            for name in [manifest.FILE_NAME, *(f"bin/{target}" for target in build.targets)]:
+            for name in [manifest.MANIFEST_FILE, *(f"bin/{target}" for target in build.targets)]:
                 archive.add(release_folder / name, name)
         partial_file.replace(archive_path)
     finally:
@@ -120,15 +120,15 @@ class Installer:
                 (partial_folder / "bin" / name).symlink_to(path)
             return self._publish(partial_folder, {"source": release.source, "version": release.version})
 
-    def unpack(self, source: Source, number: Optional[int]) -> Manifest:
+    def unpack(self, source: Source, build_number: Optional[int]) -> Manifest:
         """Install programs that were compiled elsewhere, from an archive with their libraries."""
         archive_path = Path(source.archive)
         library_archives = [Path(libraries.path) for libraries in source.library_archives]
         for path, digest in ((source.archive, source.sha256), *source.library_archives):
             check_sha256(Path(path), digest)
-        with self._new_release() as partial_folder:
-            archives.extract_programs(archive_path, self.build.targets, partial_folder / "bin", library_archives)
-            return self._publish(partial_folder, {"sha256": source.sha256, "commit": source.commit, "number": number})
+        with self._new_release() as folder:
+            archives.extract_programs(archive_path, self.build.targets, folder / "bin", library_archives)
+            return self._publish(folder, {"sha256": source.sha256, "commit": source.commit, "number": build_number})
 
     def receive(self, packed_archive: PackedArchive) -> Manifest:
         """Install a release that the build's builder has packed."""
@@ -137,7 +137,7 @@ class Installer:
         with self._new_release() as partial_folder:
             files = {
                 name: partial_folder / name
-                for name in (manifest.FILE_NAME, *(f"bin/{target}" for target in self.build.targets))
+                for name in (manifest.MANIFEST_FILE, *(f"bin/{target}" for target in self.build.targets))
             }
             try:
                 archives.extract_members(archive_path, lambda member: files.get(str(member)))
@@ -148,7 +148,7 @@ class Installer:
                 raise Refusal(f"{archive_path} does not match {self.build.id} on its builder: {CACHE_REMEDY}")
             for target in self.build.targets:
                 (partial_folder / "bin" / target).chmod(0o755)
-            (partial_folder / manifest.FILE_NAME).unlink()
+            (partial_folder / manifest.MANIFEST_FILE).unlink()
             return self._publish(partial_folder, packed_manifest.source, packed_manifest.seconds, self.build.builder)
 
     @contextmanager
@@ -223,7 +223,7 @@ class Installer:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=HELP_SECONDS,
+                timeout=HELP_LIMIT_SECONDS,
                 check=False,
                 cwd="/",
                 env={**os.environ, **self.build.environment},
@@ -232,7 +232,7 @@ class Installer:
         except OSError as error:
             raise Refusal(f"{program.name} does not run on this host: {error.strerror}") from error
         except subprocess.TimeoutExpired:
-            raise Refusal(f"{program.name} did not print its help within {HELP_SECONDS} s on this host") from None
+            raise Refusal(f"{program.name} did not print its help within {HELP_LIMIT_SECONDS} s on this host") from None
         text = process.stdout + process.stderr
         if "usage" not in text.lower():
             raise Refusal(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it printed nothing'}")

@@ -12,8 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import rea
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import stream_sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 
-FILE_NAME = "manifest.json"
-FILE_BYTES = 16 << 20
+MANIFEST_FILE = "manifest.json"
+MAX_MANIFEST_BYTES = 16 << 20
 PROGRAM_PATTERN = r"bin/\w[\w.+-]*"
 
 
@@ -35,13 +35,13 @@ class Manifest(NamedTuple):
 
 def read_manifest(folder: Path) -> Optional[Manifest]:
     """Return the manifest of a folder; None without a valid one."""
-    manifest = typed_json.read_file(Manifest, folder / FILE_NAME, FILE_BYTES)
+    manifest = typed_json.read_file(Manifest, folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
     names = manifest.files if manifest else ()
     return manifest if all(re.fullmatch(PROGRAM_PATTERN, name, re.ASCII) for name in names) else None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    (folder / FILE_NAME).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
+    (folder / MANIFEST_FILE).write_text(json.dumps(typed_json.dump(manifest), indent=2, sort_keys=True) + "\n")
 
 
 def installed_manifest(folder: Path, targets: Iterable[str] = (), builders: Iterable[str] = ()) -> Optional[Manifest]:

@@ -34,10 +34,8 @@ def check_options(
     """
     fork = release.fork
     errors, notes = [], []
-    commands = [
-        (argv, service.process) for service in services for argv in (service.process, *(service.children or ()))
-    ]
-    for argv, server_argv in [argvs for argvs in commands if Path(argvs[0][0]).parent == programs_folder]:
+    pairs = [(argv, service.process) for service in services for argv in (service.process, *(service.children or ()))]
+    for argv, server_argv in [argvs for argvs in pairs if Path(argvs[0][0]).parent == programs_folder]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
         help_options = help_by_program[name]

@@ -24,10 +24,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import backends, options, replies, rpc
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 
-PROGRAM_SECONDS = 60
+MAX_PROGRAM_SECONDS = 60
 """Time limit for testing a program, which usually takes one or two seconds."""
 POLL_SECONDS = 0.05
-OUTPUT_LINES, OUTPUT_BYTES = 8, 4096
+TAIL_LINES, TAIL_BYTES = 8, 4096
 HIDING_VARIABLES = {
     backend.visibility_variable.variable: backend.visibility_variable.no_device
     for backend in backends.BY_NAME.values()
@@ -43,7 +43,7 @@ GENERAL_REMEDY = "Set llama_release to another build, or fix the problem that th
 MODEL_SHAPE = (1, 128, "q8_0")
 """Layers, width and type of the known-answer model (210 kB). Code for particular processors (AMX, repacked weights) computes with matrices of this
 type and shape, and a question of several tokens tests the code for prompts."""
-QUESTION_PIECES, ANSWER_PIECES = 12, 8
+QUESTION_TOKENS, ANSWER_TOKENS = 12, 8
 """Numbers of tokens in the question and in the answer."""
 
 
@@ -68,15 +68,15 @@ class _Program(NamedTuple):
             exit_text = f"crashed with {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
             raise self.failure(exit_text, SIGILL_REMEDY if status == -signal.SIGILL else GENERAL_REMEDY)
         if time.monotonic() > self.deadline:
-            raise self.failure(f"did not answer within {PROGRAM_SECONDS} s", GENERAL_REMEDY)
+            raise self.failure(f"did not answer within {MAX_PROGRAM_SECONDS} s", GENERAL_REMEDY)
 
     def seconds_left(self) -> float:
         return max(self.deadline - time.monotonic(), POLL_SECONDS)
 
     def failure(self, outcome: str, remedy: str) -> Refusal:
         descriptor = self.log.fileno()
-        start = max(os.fstat(descriptor).st_size - OUTPUT_BYTES, 0)
-        output = os.pread(descriptor, OUTPUT_BYTES, start).decode("utf-8", "replace").splitlines()[-OUTPUT_LINES:]
+        offset = max(os.fstat(descriptor).st_size - TAIL_BYTES, 0)
+        output = os.pread(descriptor, TAIL_BYTES, offset).decode("utf-8", "replace").splitlines()[-TAIL_LINES:]
         return Refusal(
             f"{self.name} was tested on this host's processor and {outcome}. {remedy}. The release was not installed, and no running service was "
             "touched. Last output of the program:\n" + "\n".join(output)
@@ -113,7 +113,7 @@ def _check_server(program: Path, help_options: Collection[str], trial: TrialSett
     with _start([str(program), *arguments], trial) as server:
         _wait_for_answer(server, port, "/health")
         reply = _wait_for_answer(
-            server, port, "/completion", {"prompt": question_tokens(), "n_predict": ANSWER_PIECES, "temperature": 0}
+            server, port, "/completion", {"prompt": question_tokens(), "n_predict": ANSWER_TOKENS, "temperature": 0}
         )
         text = str(reply.get("content", "")).strip()
         if text != expected_answer():
@@ -155,7 +155,7 @@ def _start(argv: list[str], trial: TrialSettings) -> Iterator[_Program]:
         except OSError as error:
             raise Refusal(f"{Path(argv[0]).name} does not run on this host: {error.strerror}") from error
         try:
-            yield _Program(Path(argv[0]).name, process, log, time.monotonic() + PROGRAM_SECONDS)
+            yield _Program(Path(argv[0]).name, process, log, time.monotonic() + MAX_PROGRAM_SECONDS)
         finally:
             process.kill()
             process.wait()
@@ -173,10 +173,10 @@ def _wait_for_answer(server: _Program, port: int, path: str, body: dict[str, Any
 
 
 def question_tokens() -> list[int]:
-    return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_PIECES)]
+    return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_TOKENS)]
 
 
 def expected_answer() -> str:
     return (
-        "".join(known_answer.pieces()[QUESTION_PIECES : QUESTION_PIECES + ANSWER_PIECES]).replace("\u2581", " ").strip()
+        "".join(known_answer.pieces()[QUESTION_TOKENS : QUESTION_TOKENS + ANSWER_TOKENS]).replace("\u2581", " ").strip()
     )

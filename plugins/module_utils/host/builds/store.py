@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import lock_files, names
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
 PACKED_SUFFIX, PARTIAL_SUFFIX, UNPACKED_SUFFIX = ".tar.gz", ".new", ".unpacked"
@@ -25,7 +25,7 @@ def packed_path(cache: str, build_id: str) -> str:
 
 
 def lock_path(cache: str | Path) -> Path:
-    return Path(cache, names.BUILDS_LOCK)
+    return Path(cache, names.BUILDS_LOCK_FILE)
 
 
 def unfinished_builds(cache: str, excluded_ids: Collection[str]) -> list[str]:
@@ -33,7 +33,7 @@ def unfinished_builds(cache: str, excluded_ids: Collection[str]) -> list[str]:
 
     :param excluded_ids: ids of planned or installed builds, which are skipped.
     """
-    if lock_files.is_held(lock_path(cache)):
+    if files.is_locked(lock_path(cache)):
         return []
     builds_folder = Path(cache) / "builds"
     build_ids = {path.name for path in builds_folder.glob("*") if path.is_dir()}

@@ -14,14 +14,14 @@ from contextlib import ExitStack
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.names import address_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import PortProbe
 
-ANSWER_SECONDS = 0.3
+ANSWER_TIMEOUT_SECONDS = 0.3
 """Time limit for all answers. An open port answers at once."""
 REFERENCE_PORT = 22
 """Port on the same address: if it answers, the host is reachable, and a silent port is closed."""
 
 
 def probe_endpoints(
-    endpoints: Iterable[str], addresses: Collection[str], seconds: float = ANSWER_SECONDS
+    endpoints: Iterable[str], addresses: Collection[str], seconds: float = ANSWER_TIMEOUT_SECONDS
 ) -> tuple[PortProbe, ...]:
     """Probe all endpoints at once; skip addresses that may be unreachable. The host's own endpoints are probed from another of its addresses,
     if any; a refused connection to them proves nothing, because the program may not be running.
@@ -29,19 +29,19 @@ def probe_endpoints(
     :param addresses: addresses of this host, without loopback. Without them, nothing is probed, because the packet filter of a unit accepts its own host.
     """
     targets = {*endpoints} if addresses else set()
-    references = {f"{address_of(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}
+    reference_endpoints = {f"{address_of(endpoint)}:{REFERENCE_PORT}" for endpoint in targets}
     with ExitStack() as stack:
-        connections = list(_start_connections(sorted(targets | references), addresses, stack))
+        connections = list(_start_connections(sorted(targets | reference_endpoints), addresses, stack))
         deadline = time.monotonic() + seconds
         results = [
             (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in connections
         ]
-    hosts = {address_of(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
+    live_hosts = {address_of(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
     return tuple(
         PortProbe(endpoint, source, status == 0)
         for endpoint, source, status in results
         if endpoint in targets
-        and (status != errno.ECONNREFUSED if address_of(endpoint) in addresses else address_of(endpoint) in hosts)
+        and (status != errno.ECONNREFUSED if address_of(endpoint) in addresses else address_of(endpoint) in live_hosts)
     )
 
 

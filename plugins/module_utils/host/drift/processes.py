@@ -11,7 +11,7 @@ import re
 import socket
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -32,8 +32,8 @@ def _uid(account: str | None) -> int | None:
 def _runs_as(process_folder: Path, uid: int) -> bool:
     """Return whether a process runs as an account. Check this before reading anything else: a foreign process can forge its command line, and
     reading may block forever if its memory maps a FUSE file."""
-    uids = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process_folder / "status"), re.MULTILINE)
-    return bool(uids and uids.groups() == (str(uid), str(uid)))
+    uids_match = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process_folder / "status"), re.MULTILINE)
+    return bool(uids_match and uids_match.groups() == (str(uid), str(uid)))
 
 
 def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
@@ -49,8 +49,8 @@ def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
         return argv_by_pid
     if sys.platform == "darwin":
         listing = output(["ps", "-axww", "-o", "pid=,uid=,command="])
-        for pid, owner, command in re.findall(r"^ *([0-9]{1,18}) +([0-9]{1,18}) +(.+)$", listing, re.MULTILINE):
-            if int(owner) == uid and any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
+        for pid, owner_uid, command in re.findall(r"^ *([0-9]{1,18}) +([0-9]{1,18}) +(.+)$", listing, re.MULTILINE):
+            if int(owner_uid) == uid and any(word.startswith(prefix + "/") for word in command.split(" ")[:2]):
                 argv_by_pid[int(pid)] = command.split(" ")
         return argv_by_pid
     for entry in Path("/proc").iterdir():
@@ -73,10 +73,10 @@ def environment_of(pid: int) -> dict[str, str] | None:
 
 
 def is_occupied(address: str, port: int) -> bool:
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as candidate:
-        candidate.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            candidate.bind((address, port))
+            probe.bind((address, port))
         except PermissionError:
             return False
         except OSError as error:
@@ -89,7 +89,7 @@ class Socket(NamedTuple):
 
     address: str
     port: int
-    remote: str
+    remote_address: str
     state: str
     inode: str
     uid: int = 0
@@ -109,31 +109,31 @@ class Sockets(NamedTuple):
         return [entry for entry in (*self.ipv4, *self.ipv6) if entry.state == LISTENING and entry.port == port]
 
 
-def _address(text: str, family: socket.AddressFamily) -> str:
+def _parse_ip(text: str, family: socket.AddressFamily) -> str:
     words = [int(text[start : start + 8], 16).to_bytes(4, sys.byteorder) for start in range(0, len(text), 8)]
     return socket.inet_ntop(family, b"".join(words))
 
 
-def _read(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
+def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
     for fields in map(str.split, text_of(Path(table)).splitlines()[1:]):
         with suppress(ValueError, IndexError, OverflowError):
             if fields[3] in (LISTENING, ESTABLISHED):
                 address, port = fields[1].split(":")
-                local_address, remote_address = _address(address, family), _address(fields[2].split(":")[0], family)
+                local_address, remote_address = _parse_ip(address, family), _parse_ip(fields[2].split(":")[0], family)
                 yield Socket(local_address, int(port, 16), remote_address, fields[3], fields[9], int(fields[7]))
 
 
 def read_sockets() -> Sockets:
-    return Sockets(list(_read("/proc/net/tcp", socket.AF_INET)), list(_read("/proc/net/tcp6", socket.AF_INET6)))
+    return Sockets(list(_sockets("/proc/net/tcp", socket.AF_INET)), list(_sockets("/proc/net/tcp6", socket.AF_INET6)))
 
 
 def listener_pids(port: int, pids: Iterable[int], sockets: Sockets) -> list[int]:
     """Return the ids of processes that listen on the port and whose descriptors are readable (Linux)."""
     listener_inodes = {entry.inode for entry in sockets.ipv4 if entry.state == LISTENING and entry.port == port}
-    return [pid for pid, inodes in _socket_inodes(pids).items() if listener_inodes & inodes]
+    return [pid for pid, inodes in socket_inodes(pids).items() if listener_inodes & inodes]
 
 
-def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
+def socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
     """Return the readable socket inodes of each process (Linux)."""
     inodes: dict[int, set[str]] = {pid: set() for pid in pids}
     for pid, process_inodes in inodes.items():
@@ -144,29 +144,6 @@ def _socket_inodes(pids: Iterable[int]) -> dict[int, set[str]]:
     return inodes
 
 
-def is_served(address: str, port: int, process_ids: Collection[int]) -> bool:
-    """Return whether a process of the cluster accepts connections to an address of this host. A listener on all addresses counts if no process
-    listens on this address.
-
-    :param process_ids: processes of the cluster, from ``account_processes``.
-    """
-    if sys.platform == "darwin":
-        lsof = ["lsof", "-nP", "-t", "-sTCP:LISTEN"]
-        pids = output([*lsof, f"-iTCP@{address}:{port}"]) or output([*lsof, f"-iTCP:{port}"])
-        return not {*pids.split()}.isdisjoint(map(str, process_ids))
-    listeners = read_sockets().listeners(port)
-    exact_inodes = {entry.inode for entry in listeners if entry.address.removeprefix("::ffff:") == address}
-    serving_inodes = exact_inodes or {entry.inode for entry in listeners if entry.address in ANY_ADDRESSES}
-    return any(serving_inodes & inodes for inodes in _socket_inodes(process_ids).values())
-
-
-def is_listening_alone(port: int) -> bool:
-    """Return whether the processes that listen on the port all belong to this account, and there is one."""
-    if sys.platform == "darwin":
-        return bool(output(["lsof", "-nP", "-t", "-sTCP:LISTEN", f"-iTCP:{port}"]))
-    return {entry.uid for entry in read_sockets().listeners(port)} == {os.geteuid()}
-
-
 def listening_addresses(port: int, sockets: Sockets) -> list[str]:
     """Return the addresses at which processes listen on the port (Linux; empty elsewhere)."""
     return sorted({entry.address for entry in sockets.listeners(port)})
@@ -174,7 +151,7 @@ def listening_addresses(port: int, sockets: Sockets) -> list[str]:
 
 def client_addresses(port: int, sockets: Sockets) -> list[str]:
     """Return the addresses of clients of the port, including waiting ones (Linux; empty elsewhere)."""
-    return sorted({entry.remote for entry in sockets.ipv4 if entry.state == ESTABLISHED and entry.port == port})
+    return sorted({entry.remote_address for entry in sockets.ipv4 if entry.state == ESTABLISHED and entry.port == port})
 
 
 def start_time(pid: int | None) -> float | None:

@@ -11,7 +11,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.loading import LoadCounters
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher.serving import RECORD_FILE, STATES
 
-RECORD_BYTES = 256 * 1024
+MAX_RECORD_BYTES = 256 * 1024
 
 Name = Annotated[str, Text()]
 
@@ -48,7 +48,7 @@ class ServingRecord(NamedTuple):
 
 def read_record(folder: Path) -> Optional[ServingRecord]:
     """Return the record in the launcher's folder; None without a valid record."""
-    record = typed_json.read_file(ServingRecord, folder / RECORD_FILE, RECORD_BYTES)
+    record = typed_json.read_file(ServingRecord, folder / RECORD_FILE, MAX_RECORD_BYTES)
     is_negative = record and record.load and min((record.load.read or 0, *record.load.sent.values())) < 0
     return None if is_negative else record
 

@@ -13,13 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
-    lock_files,
-    names,
-    reading,
-    service_managers,
-)
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256, text_of
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, service_managers
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import is_locked, sha256, text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation, interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import (
     kept_plans,
@@ -39,10 +34,8 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import drift
 
 def served_fallback(service: host_types.ServicePlan, argv_by_pid: Mapping[int, list[str]]) -> tuple[str, int] | None:
     """Return the name and the process id of the fallback that the head serves."""
-    matches = (
-        (plan.name, pid) for plan in service.fallbacks or () for pid in _find_processes(plan.process, argv_by_pid)
-    )
-    return next(matches, None)
+    pairs = ((plan.name, pid) for plan in service.fallbacks or () for pid in _find_processes(plan.process, argv_by_pid))
+    return next(pairs, None)
 
 
 def _find_processes(argv: Sequence[str], argv_by_pid: Mapping[int, list[str]]) -> list[int]:
@@ -99,14 +92,14 @@ def _account_differences(accounts: Iterable[host_types.AccountPlan]) -> Iterator
         except KeyError:
             yield drift.Difference("account", account.name, f"account {account.name} is missing")
             continue
-        missing_groups = [group for group in account.groups if account.name not in _members(group)]
+        missing_groups = [group for group in account.groups if account.name not in _group_members(group)]
         if missing_groups:
             yield drift.Difference(
                 "account", account.name, f"account {account.name} is not in group {' or '.join(missing_groups)}"
             )
 
 
-def _members(group: str) -> list[str]:
+def _group_members(group: str) -> list[str]:
     with suppress(KeyError):
         return grp.getgrnam(group).gr_mem
     return []
@@ -173,7 +166,7 @@ def unneeded_releases(plan: host_types.HostPlan) -> list[str]:
     planned_ids = {build.id for build in plan.builds}
     argv_by_pid = processes.account_processes(plan.prefix, plan.account)
     used_builds = {*planned_ids, *kept_plans.kept_build_ids(plan.prefix), *running_releases(plan.prefix, argv_by_pid)}
-    is_building = lock_files.is_held(Path(plan.cache, names.BUILDS_LOCK))
+    is_building = is_locked(Path(plan.cache, names.BUILDS_LOCK_FILE))
     unused_releases = set() if is_building else {name for name in mtimes if name.lstrip(".") not in used_builds}
     return retention.unneeded_releases(planned_ids, mtimes, unused_releases)
 

@@ -16,13 +16,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
-PRIORITIES = {"accept": -20050, "drop": -20049}
+RULE_PRIORITIES = {"accept": -20050, "drop": -20049}
 NFT_FILE = f"/etc/firewall-{names.PREFIX}.nft"
 NFT_TABLE = f"inet {names.PREFIX}"
 NFT_BOOT_LINK = f"/etc/systemd/system/nftables.service.wants/firewall-{names.PREFIX}.service"
 """Link that loads the table after each start of nftables."""
-NFT_COMMENT = re.compile(rf'comment "{names.PREFIX} ([^"]*)"')
-UFW_RULE = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
+NFT_COMMENT_FORM = re.compile(rf'comment "{names.PREFIX} ([^"]*)"')
+UFW_RULE_FORM = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
 PARTIAL_NOTE = " (in effect only until a restart, or only after one)"
 """Note on a rule that is in effect only now, or only after a restart."""
 
@@ -63,7 +63,7 @@ def _rules(plans: Iterable[FirewallRule]) -> list[Rule]:
     return rules
 
 
-def _firewalld(rules: Sequence[Rule], system: System) -> RuleState:
+def _firewalld_state(rules: Sequence[Rule], system: System) -> RuleState:
     """Return the rich rules. Each zone in use needs all planned rules, both at run time and permanently."""
     zones = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
     zones |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
@@ -76,28 +76,30 @@ def _firewalld(rules: Sequence[Rule], system: System) -> RuleState:
                 lines.add(f"{zone}: {line.strip()}")
         rule_sets.append(lines)
     texts = [f"{zone}: {_rich_rule(rule)}" for zone in sorted(zones) for rule in rules]
-    partial = frozenset(rule_sets[0] ^ rule_sets[1])
-    return RuleState(sorted(rule_sets[0] | rule_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial)
+    partial_rules = frozenset(rule_sets[0] ^ rule_sets[1])
+    return RuleState(
+        sorted(rule_sets[0] | rule_sets[1]), {rule: firewalld_arguments(rule) for rule in texts}, partial_rules
+    )
 
 
 def _rich_rule(rule: Rule) -> str:
     source = "" if rule.source == names.ANY_NETWORK else f' source address="{rule.source}"'
     destination = "" if rule.address == names.ANY_ADDRESS else f' destination address="{rule.address}"'
     port = f' port port="{rule.port}" protocol="tcp"'
-    return f'rule priority="{PRIORITIES[rule.action]}" family="ipv4"{source}{destination}{port} {rule.action}'
+    return f'rule priority="{RULE_PRIORITIES[rule.action]}" family="ipv4"{source}{destination}{port} {rule.action}'
 
 
 def firewalld_arguments(rule: str) -> dict[str, Any]:
     return dict(zip(("zone", "rich_rule"), rule.split(": ", 1)))
 
 
-def _ufw(rules: Sequence[Rule], system: System) -> RuleState:
+def _ufw_state(rules: Sequence[Rule], system: System) -> RuleState:
     """Return the rules of ufw. Foreign rules stay: if a foreign rule already accepts the head, the port is not closed to others."""
     if not system.program("ufw"):
         return RuleState([], {})
     added_lines = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
     present_rules = [
-        rule for rule, _word, comment in added_lines if comment == f"'{names.PREFIX}'" and UFW_RULE.fullmatch(rule)
+        rule for rule, _word, comment in added_lines if comment == f"'{names.PREFIX}'" and UFW_RULE_FORM.fullmatch(rule)
     ]
     foreign_rules = {rule for rule, _word, comment in added_lines if comment != f"'{names.PREFIX}'"}
     open_endpoints = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
@@ -114,22 +116,24 @@ def _ufw_command(rule: Rule) -> str:
 
 
 def ufw_arguments(text: str) -> dict[str, Any]:
-    action, source, address, port, any_address_port = UFW_RULE.findall(text)[0]
+    action, source, address, port, any_address_port = UFW_RULE_FORM.findall(text)[0]
     endpoints = {"from_ip": source or "any", "to_ip": address or "any", "to_port": port or any_address_port}
     return {"rule": action, **endpoints, "proto": "tcp"}
 
 
-def _nftables(rules: Sequence[Rule], system: System) -> RuleState:
-    loaded = NFT_COMMENT.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
-    file_rules = NFT_COMMENT.findall(system.text(NFT_FILE))
+def _nftables_state(rules: Sequence[Rule], system: System) -> RuleState:
+    nft_rules = NFT_COMMENT_FORM.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
+    file_rules = NFT_COMMENT_FORM.findall(system.text(NFT_FILE))
     if find_foreign_objects(system):
         if rules:
             raise Refusal(f"This host has {find_foreign_objects(system)[0]}{names.FOREIGN_REMEDY}.")
         return RuleState([], {})
     stored_rules = file_rules if system.path(NFT_BOOT_LINK).is_symlink() else []
-    partial_rules = frozenset({*loaded, *file_rules} - set(loaded).intersection(stored_rules))
+    partial_rules = frozenset({*nft_rules, *file_rules} - set(nft_rules).intersection(stored_rules))
     return RuleState(
-        list(dict.fromkeys([*loaded, *file_rules])), {_comment(rule): rule._asdict() for rule in rules}, partial_rules
+        list(dict.fromkeys([*nft_rules, *file_rules])),
+        {_comment(rule): rule._asdict() for rule in rules},
+        partial_rules,
     )
 
 
@@ -138,9 +142,9 @@ def _comment(rule: Rule) -> str:
 
 
 MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], RuleState]] = {
-    "firewalld": _firewalld,
-    "ufw": _ufw,
-    "nftables": _nftables,
+    "firewalld": _firewalld_state,
+    "ufw": _ufw_state,
+    "nftables": _nftables_state,
 }
 
 
@@ -148,9 +152,9 @@ def find_foreign_objects(system: System) -> list[str]:
     """Return foreign objects with the name of our table."""
     text = system.text(NFT_FILE)
     table = system.output("nft", "list", "table", *NFT_TABLE.split()) if system.program("nft") else ""
-    foreign_lines = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT.search(line)]
+    other_lines = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT_FORM.search(line)]
     files = [NFT_FILE] if text and names.DEFINITION_MARK not in text else []
-    return files + [f"the nftables table {NFT_TABLE}"] * any("type filter hook" not in line for line in foreign_lines)
+    return files + [f"the nftables table {NFT_TABLE}"] * any("type filter hook" not in line for line in other_lines)
 
 
 def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> RuleState:

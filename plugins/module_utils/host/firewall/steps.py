@@ -34,25 +34,23 @@ def steps_of(manager: str | None, plans: Sequence[FirewallRule], keep_obsolete_r
         return Steps(False, [], [], [], [])
     state = rules.state_of(manager, plans, system)
     obsolete_rules = [] if keep_obsolete_rules else state.obsolete_rules
-    final_rules = [*state.goals, *(rule for rule in state.present_rules if rule not in [*state.goals, *obsolete_rules])]
+    new_rules = [*state.goals, *(rule for rule in state.present_rules if rule not in [*state.goals, *obsolete_rules])]
     texts_before = [
         f"{rule}{rules.PARTIAL_NOTE if rule in state.partial_rules else ''}" for rule in set(state.present_rules)
     ]
     differs = bool(state.missing_rules or obsolete_rules)
-    summary = differs, sorted(texts_before), sorted(final_rules)
+    summary = differs, sorted(texts_before), sorted(new_rules)
     if manager == "nftables":
-        text = (
-            _nft_table(final_rules) if final_rules and differs else system.text(rules.NFT_FILE) if final_rules else ""
-        )
-        return Steps(*summary, [], [], text, _closing_chains(system) if final_rules else ())
+        text = _nft_table(new_rules) if new_rules and differs else system.text(rules.NFT_FILE) if new_rules else ""
+        return Steps(*summary, [], [], text, _closing_chains(system) if new_rules else ())
     if manager == "ufw":
         # ufw inserts each rule first, so accepting rules are added again after dropping ones.
         destination = itemgetter("to_ip", "to_port")
         closed_destinations = {destination(state.goals[rule]) for rule in state.missing_rules if " deny " in rule}
         accepting_rules = [rule for rule in state.present_rules if rule in state.goals and " allow " in rule]
-        reopenings = [rule for rule in accepting_rules if destination(state.goals[rule]) in closed_destinations]
-        add = [state.goals[rule] for rule in reversed([*state.goals]) if rule in [*state.missing_rules, *reopenings]]
-        deletions = [{**state.goals[rule], "delete": True} for rule in reopenings]
+        moved_rules = [rule for rule in accepting_rules if destination(state.goals[rule]) in closed_destinations]
+        add = [state.goals[rule] for rule in reversed([*state.goals]) if rule in [*state.missing_rules, *moved_rules]]
+        deletions = [{**state.goals[rule], "delete": True} for rule in moved_rules]
         return Steps(*summary, deletions + add, [rules.ufw_arguments(rule) for rule in obsolete_rules])
     additions, removals = ([*map(rules.firewalld_arguments, texts)] for texts in (state.missing_rules, obsolete_rules))
     return Steps(*summary, additions, removals)

@@ -14,23 +14,23 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspec
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
-CONFIGURE_SECONDS = 15
+CONFIGURE_TIMEOUT_SECONDS = 15
 """Time limit for an interface to take its settings."""
 POLL_SECONDS = 0.3
 FILE_MODES = {NETWORKD: 0o644, NETWORK_MANAGER: 0o600}
 STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status"}
 
 
-def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple[str, str]:
+def apply_links(links: Sequence[LinkPlan], check_mode: bool, system: System) -> tuple[str, str]:
     """Apply the planned links.
 
-    :param check: change nothing.
+    :param check_mode: change nothing.
     :returns: files and interfaces before and after, as text.
     :raises Refusal: the links must not be configured (then nothing has changed), or an interface does not take its settings.
     """
     state = configuration.compare(links, system)
     text_before, text_after = state.texts()
-    if check or text_before == text_after:
+    if check_mode or text_before == text_after:
         return text_before, text_after
     managed_links, files, goals = [*state.planned_files], dict(state.planned_files.values()), state.goals
     for path in set(state.files) - set(files):
@@ -44,15 +44,15 @@ def apply_links(links: Sequence[LinkPlan], check: bool, system: System) -> tuple
         if line != goal or state.files.get(path) != text
     ]
     _reload(state.manager, changes, system)
-    kept_addresses = {(str(link.interface), link.address) for link in managed_links}
+    new_addresses = {(str(link.interface), link.address) for link in managed_links}
     _remove_addresses(
-        {name: address for name, address in state.former.items() if (name, address) not in kept_addresses}, system
+        {name: address for name, address in state.old_addresses.items() if (name, address) not in new_addresses}, system
     )
-    deadline = time.monotonic() + CONFIGURE_SECONDS
+    deadline = time.monotonic() + CONFIGURE_TIMEOUT_SECONDS
     while (lines := configuration.describe_interfaces(managed_links, inspection.inspect(system), system)) != goals:
         if time.monotonic() > deadline:
             raise Refusal(
-                f"llama_links: {CONFIGURE_SECONDS} seconds after the change, {'; '.join(lines)}. Run `{STATUS_COMMANDS[state.manager]}`, and check "
+                f"llama_links: {CONFIGURE_TIMEOUT_SECONDS} seconds after the change, {'; '.join(lines)}. Run `{STATUS_COMMANDS[state.manager]}`, and check "
                 "whether another file configures the interface and whether the interface supports its MTU."
             )
         time.sleep(POLL_SECONDS)
@@ -66,15 +66,15 @@ def _reload(manager: str, links: Sequence[LinkPlan], system: System) -> None:
         for link in links:
             if not configuration.is_unplugged(link, system):
                 up_command = ["connection", "up", f"llamacpp-{link.interface}", "ifname", str(link.interface)]
-                system.run(["nmcli", "--wait", str(CONFIGURE_SECONDS), *up_command])
+                system.run(["nmcli", "--wait", str(CONFIGURE_TIMEOUT_SECONDS), *up_command])
     if manager == NETWORKD:
         system.run(["networkctl", "reload"])
         for link in links:
             system.run(["networkctl", "reconfigure", str(link.interface)])
 
 
-def _remove_addresses(former: Mapping[str, str], system: System) -> None:
+def _remove_addresses(old_addresses: Mapping[str, str], system: System) -> None:
     """Remove former addresses that the manager has not removed. A former MTU stays until the next boot."""
     for name, interface in inspection.inspect(system).interfaces.items():
-        if former.get(name) in interface.addresses:
-            system.output("ip", "address", "del", former[name], "dev", name)
+        if old_addresses.get(name) in interface.addresses:
+            system.output("ip", "address", "del", old_addresses[name], "dev", name)

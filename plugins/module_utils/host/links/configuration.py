@@ -76,7 +76,7 @@ class Comparison(NamedTuple):
     """Present and planned states of a host's managed links."""
 
     manager: str
-    former: Mapping[str, str]
+    old_addresses: Mapping[str, str]
     """interface → address that its existing file sets"""
     files: Mapping[str, str]
     planned_files: Mapping[LinkPlan, tuple[str, str]]
@@ -99,16 +99,19 @@ def links_to_manage(links: Sequence[LinkPlan]) -> list[LinkPlan]:
 
 def compare(links: Sequence[LinkPlan], system: System) -> Comparison:
     """:raises Refusal: the links must not be configured."""
-    managed_links, state, existing_files = links_to_manage(links), inspection.inspect(system), _installed_files(system)
-    former = {name: address for text in existing_files.values() for name, address in HEADER_PATTERN.findall(text)}
-    refusals = [*_removal_refusals(managed_links, former, state), *_link_refusals(managed_links, former, state, system)]
+    managed_links, state, old_files = links_to_manage(links), inspection.inspect(system), _installed_files(system)
+    old_addresses = {name: address for text in old_files.values() for name, address in HEADER_PATTERN.findall(text)}
+    refusals = [
+        *_removal_refusals(managed_links, old_addresses, state),
+        *_link_refusals(managed_links, old_addresses, state, system),
+    ]
     if refusals:
         raise Refusal(" ".join(refusals))
     manager = str(state.manager)
     return Comparison(
         manager,
-        former,
-        existing_files,
+        old_addresses,
+        old_files,
         {link: _planned_file(link, manager) for link in managed_links},
         describe_interfaces(managed_links, state, system),
     )
@@ -178,17 +181,17 @@ def _render(files: Mapping[str, str], lines: Sequence[str]) -> str:
     return "".join([*(f"{line}\n" for line in lines), *(f"--- {path}\n{files[path]}" for path in sorted(files))])
 
 
-def _removal_refusals(links: Sequence[LinkPlan], former: Mapping[str, str], state: Inspection) -> Iterator[str]:
-    for name in sorted(set(former) - {str(link.interface) for link in links}):
+def _removal_refusals(links: Sequence[LinkPlan], old_addresses: Mapping[str, str], state: Inspection) -> Iterator[str]:
+    for name in sorted(set(old_addresses) - {str(link.interface) for link in links}):
         if name in state.protected_names:
             yield (
-                f"llama_links: {name} carries the connection that Ansible uses, and its address {former[name]} would be removed: connect to this host "
+                f"llama_links: {name} carries the connection that Ansible uses, and its address {old_addresses[name]} would be removed: connect to this host "
                 "through another network."
             )
 
 
 def _link_refusals(
-    links: Sequence[LinkPlan], former: Mapping[str, str], state: Inspection, system: System
+    links: Sequence[LinkPlan], old_addresses: Mapping[str, str], state: Inspection, system: System
 ) -> Iterator[str]:
     alternative = "or set manage: false for this link"
     if links and not state.manager:
@@ -212,7 +215,7 @@ def _link_refusals(
             )
         elif _path(link, str(state.manager)) in foreign_files(system):
             yield f"llama_links: {name} is configured by {_path(link, str(state.manager))}{names.FOREIGN_REMEDY}."
-        elif name not in former and (foreign_addresses := _foreign_addresses(link, addresses_by_name[name])):
+        elif name not in old_addresses and (foreign_addresses := _foreign_addresses(link, addresses_by_name[name])):
             yield f"llama_links: {name} already has the address {foreign_addresses[0]}: remove that address, {alternative}."
         else:
             network = ipaddress.IPv4Interface(link.address).network

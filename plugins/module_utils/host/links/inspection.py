@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import conn
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 
 NETWORKD, NETWORK_MANAGER = "networkd", "NetworkManager"
-SERVICES = {NETWORK_MANAGER: "NetworkManager", NETWORKD: "systemd-networkd"}
+UNIT_NAMES = {NETWORK_MANAGER: "NetworkManager", NETWORKD: "systemd-networkd"}
 """Manager of interfaces → its service. netplan writes files for these two and configures nothing itself."""
 
 
@@ -44,7 +44,7 @@ class Inspection(NamedTuple):
 def inspect(system: System) -> Inspection:
     addresses = _addresses(system)
     active_manager = (
-        name for name, unit in SERVICES.items() if system.output("systemctl", "is-active", unit).strip() == "active"
+        name for name, unit in UNIT_NAMES.items() if system.output("systemctl", "is-active", unit).strip() == "active"
     )
     return Inspection(
         manager=next(active_manager, None),
@@ -69,15 +69,17 @@ def _interfaces(addresses: Mapping[str, list[str]], root: Path) -> dict[str, Int
     interfaces = {}
     for folder in sorted((root / "sys/class/net").glob("*")):
         name = folder.name
-        is_port = (folder / "master").exists() and not (folder / "device").exists()
-        if name != "lo" and folder.is_dir() and not is_port:
+        is_virtual_port = (folder / "master").exists() and not (folder / "device").exists()
+        if name != "lo" and folder.is_dir() and not is_virtual_port:
             ipv4 = sorted(address for address in addresses.get(name, []) if ":" not in address)
             mtu = parse_count(text_of(folder / "mtu"))
             interfaces[name] = InterfaceState(tuple(ipv4), mtu, text_of(folder / "address").strip())
     return interfaces
 
 
-def _protected_interfaces(addresses: Mapping[str, list[str]], ssh: tuple[str, ...], system: System) -> frozenset[str]:
+def _protected_interfaces(
+    addresses: Mapping[str, list[str]], ssh_addresses: tuple[str, ...], system: System
+) -> frozenset[str]:
     """Return the interfaces of the SSH session and of the default routes, with the ports of a bridge or bond."""
     names = set()
     for fields in map(str.split, system.text("proc/net/route").splitlines()[1:]):
@@ -86,13 +88,11 @@ def _protected_interfaces(addresses: Mapping[str, list[str]], ssh: tuple[str, ..
     for fields in map(str.split, system.text("proc/net/ipv6_route").splitlines()):
         if len(fields) > 9 and fields[0] == "0" * 32 and fields[1] == "00":
             names.add(fields[9])
-    for text in ssh:
+    for text in ssh_addresses:
         address, _separator, zone = text.partition("%")
         names.add(zone)
-        names.update(
-            name for name, entries in addresses.items() if address in [entry.split("/")[0] for entry in entries]
-        )
-    client = ssh[0].partition("%")[0] if ssh else ""
+        names.update(name for name, texts in addresses.items() if address in [entry.split("/")[0] for entry in texts])
+    client = ssh_addresses[0].partition("%")[0] if ssh_addresses else ""
     if is_address(client):
         with contextlib.suppress(*reading.PARSE_ERRORS):
             routes = json.loads(system.output("ip", "-json", "route", "get", client))

@@ -35,7 +35,7 @@ MAX_THREADS = 4096
 
 VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
 """Form of the name of an environment variable or a CMake option."""
-SECRET_NAME = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
+SECRET_NAME_PATTERN = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Form of the name of an environment variable whose value is a secret."""
 
 PLANNING_FACTS = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
@@ -207,7 +207,7 @@ def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
 
 def is_ipv4_address(address: str) -> bool:
     """Return whether this is an IPv4 address, not a host name."""
-    return bool(re.fullmatch(validation.IPV4, address))
+    return bool(re.fullmatch(validation.IPV4_PATTERN, address))
 
 
 def _releases(variables: Mapping[str, Any]) -> dict[str, types.ReleaseRequest | None]:
@@ -294,7 +294,7 @@ def _networks(place: str, values: Sequence[str] | None) -> tuple[str, ...]:
 
 def _refuse_secret(place: str, name: str, value: str) -> None:
     """Refuse an environment variable with a secret: service managers show it, and every account may read service definitions."""
-    if re.fullmatch(SECRET_NAME, name) or (re.search("(?i)proxy", name) and "@" in value):
+    if re.fullmatch(SECRET_NAME_PATTERN, name) or (re.search("(?i)proxy", name) and "@" in value):
         raise Refusal(f"{place} sets {name}, a secret that would be visible to every account on the host: remove it")
 
 

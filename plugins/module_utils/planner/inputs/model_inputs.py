@@ -198,7 +198,7 @@ def _checksums(checksums: Sequence[str]) -> tuple[str, ...]:
     """Return the digits of each checksum; a split model has one for each part."""
     values = []
     for checksum in checksums:
-        match = re.fullmatch(rf"sha256:({download_record.SHA256})", str(checksum).lower())
+        match = re.fullmatch(rf"sha256:({download_record.SHA256_PATTERN})", str(checksum).lower())
         if not match:
             raise Refusal(
                 f"llama_model_checksum has {validation.quote(checksum)}: use sha256: followed by 64 hexadecimal digits, as printed by sha256sum"
