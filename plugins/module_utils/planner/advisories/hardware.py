@@ -48,10 +48,10 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             devices = ", ".join(sorted({accelerator.name for accelerator in unused_devices}))
             values = {
                 "where": f"{devices} on {name}",
-                "built": remedies.join_words(built_backends),
+                "built": remedies.yaml_value(built_backends),
                 "backend": None
                 if facts.distribution.family == "unknown"
-                else remedies.join_words([*gpu_backends, backend]),
+                else remedies.yaml_value([*gpu_backends, backend]),
                 "toolkit": remedies.join_names(components) or None,
             }
             cases.append((name, values))

@@ -29,7 +29,7 @@ def join_names(words: Iterable[str], conjunction: str = "and") -> str:
     return f"{', '.join(first_words)} {conjunction} {last_word}" if first_words else last_word
 
 
-def join_words(words: Sequence[str]) -> str:
+def yaml_value(words: Sequence[str]) -> str:
     """Return words as the YAML value of a variable: one word, or a list."""
     return words[0] if len(words) == 1 else f"[{', '.join(words)}]"
 

@@ -33,7 +33,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 MAX_THREADS = 4096
 
-VARIABLE_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+VARIABLE_NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
 """Form of the name of an environment variable or a CMake option."""
 SECRET_NAME_PATTERN = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Form of the name of an environment variable whose value is a secret."""
@@ -272,7 +272,7 @@ def read_environment(place: str, variables: Mapping[str, Any] | None) -> dict[st
     """Return environment variables as text. A Boolean becomes true or false."""
     values = {}
     for name, value in (variables or {}).items():
-        if not re.fullmatch(VARIABLE_NAME, str(name), re.ASCII):
+        if not re.fullmatch(VARIABLE_NAME_PATTERN, str(name), re.ASCII):
             raise Refusal(f"{place} has the key {str(name)!r}: use letters, digits and _, with no digit first")
         if value is None or isinstance(value, (dict, list)):
             raise Refusal(f"{place} sets {name} to {value!r}: use text, a number, true or false, or remove it")
@@ -302,7 +302,11 @@ def _cmake_options(name: str, options: Mapping[Any, Any] | None) -> dict[str, st
     place = f"llama_build_cmake_options for {name}"
     values = {}
     for option, value in (options or {}).items():
-        if not re.fullmatch(VARIABLE_NAME, str(option), re.ASCII) or value is None or isinstance(value, (dict, list)):
+        if (
+            not re.fullmatch(VARIABLE_NAME_PATTERN, str(option), re.ASCII)
+            or value is None
+            or isinstance(value, (dict, list))
+        ):
             raise Refusal(f"{place} sets {option!r} to {value!r}: use the name of a CMake option and a text value")
         values[str(option)] = str(value)
     return values

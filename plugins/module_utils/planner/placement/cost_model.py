@@ -173,7 +173,7 @@ class Link(NamedTuple):
     gbit: float
     measured: bool
     """Whether the round trip was measured; ``gbit`` may still be assumed."""
-    is_board: bool = False
+    host_is_board: bool = False
     """Whether the worker's host is a small board."""
     is_rate_known: bool = False
     """Whether ``gbit`` was measured or declared."""
@@ -209,7 +209,7 @@ def worker_ms(link: Link, rate: device_rates.Rate, visits: int = 1) -> float:
     """
     if link.kind == "loopback":
         return visits * VISIT_MS
-    board_factor = BOARD_FACTOR * max(1.0, BOARD_GB_PER_S / rate.gb_per_s) if link.is_board else 1.0
+    board_factor = BOARD_FACTOR * max(1.0, BOARD_GB_PER_S / rate.gb_per_s) if link.host_is_board else 1.0
     return (rate.wake_ms + visits * (VISIT_MS + link.round_trip_ms)) * board_factor
 
 

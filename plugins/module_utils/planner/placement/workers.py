@@ -159,7 +159,7 @@ def _endpoints(host: types.Host, port: int, tunnel: str | None, address: str) ->
     return loopback_endpoint, f"127.{int(octets[1]) | 128}.{octets[2]}.{octets[3]}:{port}", direct_endpoint
 
 
-def _default_workers(
+def _default_devices(
     host: types.Host, programs: types.Programs, devices: Sequence[LendableDevice]
 ) -> list[LendableDevice]:
     """Return the devices that a host lends by default: all devices of its builds, but the processor only if there is a build for it.
@@ -209,7 +209,7 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
         return []
     cached_bytes = sum(map(_cached_tensor_bytes, filter(None, (cluster.model.summary, *cluster.other_summaries))))
     devices = lendable_devices(host, programs.built_backends[host.name])
-    defaults = _default_workers(host, programs, devices)
+    defaults = _default_devices(host, programs, devices)
     requests: Sequence[types.WorkerRequest] = host.worker_requests or [
         types.WorkerRequest(device=device.device) for device in defaults
     ]
