@@ -78,7 +78,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files impo
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, known_answer_file
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download, model_files, web
 
-CHECK_LIMIT_SECONDS = 120
+CHECK_MODE_LIMIT_SECONDS = 120
 DOWNLOAD_LIMIT_SECONDS = 14 * 86400.0
 
 
@@ -132,7 +132,7 @@ def main():
     os.umask(0o022)
     arguments = typed_json.parse(download.ModelArguments, module.params)
     folder = arguments.folder or arguments.path
-    limit_seconds = CHECK_LIMIT_SECONDS if module.check_mode else DOWNLOAD_LIMIT_SECONDS
+    limit_seconds = CHECK_MODE_LIMIT_SECONDS if module.check_mode else DOWNLOAD_LIMIT_SECONDS
     try:
         result = reading.read_from_disk(folder, lambda: deliver(arguments, module.check_mode), limit_seconds)
     except Refusal as error:

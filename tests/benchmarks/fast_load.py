@@ -1,4 +1,4 @@
-"""Compares the time from start to health with llama.cpp's own ggml-rpc and with the collection's patch (llama_build_fast_load).
+"""Compares the time from starting llama-server until it is healthy with llama.cpp's own ggml-rpc and with the collection's patch (llama_build_fast_load).
 
 Writes a known-answer model. Then starts the two builds of each release alternately: llama-server alone, and with a worker on loopback that has no cache,
 an empty cache, and the same cache again. After each start the model must answer with its sentence. Files are in the machine's memory, so this measures

@@ -137,7 +137,7 @@ def _link(name: str, kind: str) -> cost_model.Link:
     if gbit:
         link = link._replace(gbit=float(gbit), is_rate_known=True)
     round_trip = ROUND_TRIP_MS.get(kind, link.round_trip_ms)
-    return link._replace(round_trip_ms=round_trip, is_board="Raspberry" in name)
+    return link._replace(round_trip_ms=round_trip, host_is_board="Raspberry" in name)
 
 
 def _works(row: dict[str, str]) -> list[cost_model.ModelPart]:

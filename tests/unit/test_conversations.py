@@ -81,7 +81,7 @@ def place(tmp_path):
     (tmp_path / "model.gguf").write_bytes(b"model")
     stub, logged = Stub(tmp_path / conversations.CONVERSATIONS_FOLDER), []
     argv = ["/build/bin/llama-server", "--model", str(tmp_path / "model.gguf"), "--ctx-size", "8192"]
-    argv += ["--parallel", "2", "--cache-type-k", "q8_0", conversations.SLOT_OPTION, str(stub.folder)]
+    argv += ["--parallel", "2", "--cache-type-k", "q8_0", conversations.SLOT_PATH_OPTION, str(stub.folder)]
 
     def start(*words, limits=LIMITS):
         keeper = conversations.open_store([*argv, *words], tmp_path, limits, logged.append)

@@ -224,7 +224,7 @@ def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
     assert cost_model.worker_ms(ETHERNET, card._replace(wake_ms=1.8)) == pytest.approx(there + 1.8)
     assert cost_model.worker_ms(ETHERNET._replace(round_trip_ms=0.6), card) == pytest.approx(there + 0.3)
     pi_5, pi_4 = (
-        cost_model.worker_ms(ETHERNET._replace(is_board=True), card._replace(gb_per_s=rate, wake_ms=2.8))
+        cost_model.worker_ms(ETHERNET._replace(host_is_board=True), card._replace(gb_per_s=rate, wake_ms=2.8))
         for rate in (12.2, 2.6)
     )
     assert 8 < pi_5 < 20

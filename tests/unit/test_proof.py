@@ -646,7 +646,7 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
     assert not run.prepare_reference(work("crashes"), listeners.is_listening_alone)
     assert not list((tmp_path / run.PROOF_FOLDER).iterdir())
-    monkeypatch.setattr(run.resources, "available_memory", lambda _text: run.RESERVED_MEMORY_BYTES >> 20)
+    monkeypatch.setattr(run.resources, "available_memory_mib", lambda _text: run.RESERVED_MEMORY_BYTES >> 20)
     assert not run.prepare_reference(work("hangs"), listeners.is_listening_alone)
     assert not list(tmp_path.glob("*.starts"))
 

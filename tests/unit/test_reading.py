@@ -33,7 +33,7 @@ def test_only_a_regular_file_is_read_and_only_its_beginning(tmp_path):
 
 OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "copytree", "copy2", "FileIO"}
 OTHER_READS = """
-llamacpp/words.command_line_of_build
+llamacpp/words.adapt_argv
 builds/archives._open_archive builds/archives._ZipArchive.__iter__ builds/archives._ZipArchive.extractfile
 builds/archives.extract_members builds/builder.Builder._install builds/builder.Builder._log_step builds/builder.Builder._prepare
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed_manifest

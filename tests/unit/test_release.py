@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import sha256
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import installer, smoke_test, store
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import state
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import command_line_of_build
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import adapt_argv
 from ansible_collections.llamacpp.cluster.plugins.modules import release, uninstall
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import action as base
 from support import actions, builds
@@ -336,7 +336,7 @@ def test_an_option_that_only_tunes_or_has_another_name_ends_no_run(call, printin
         result = call(**{**arguments, "services": [service]})
         assert result.get("failed", False) == (said is None)
         assert f"does not know {told}" in " ".join([result.get("msg", ""), *result.get("option_warnings", ())])
-    assert said is None or command_line_of_build(service["process"])[1:] == said.split()
+    assert said is None or adapt_argv(service["process"])[1:] == said.split()
     assert call(**{**printing(f"{help_of_server}{planned} X   x\n"), "services": []})["changed"] is False
 
 

@@ -28,7 +28,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import j
 
 FILES_METRIC, TOKENS_METRIC, SECONDS_METRIC = metrics.CONVERSATION_METRICS
 PAUSE_END = "paused_until"
-SLOT_OPTION, CONVERSATIONS_FOLDER, RECORD_FILE = "--slot-save-path", "conversations", "conversations.json"
+SLOT_PATH_OPTION, CONVERSATIONS_FOLDER, RECORD_FILE = "--slot-save-path", "conversations", "conversations.json"
 """Option of llama-server; folder and record file in the launcher's state folder."""
 NEW_SUFFIX, SAVED_SUFFIX, TRIED_SUFFIX = ".new", ".slot", ".tried"
 """Suffixes of files: being saved; saved; being restored."""
@@ -47,7 +47,7 @@ HEADER_BYTES, LIST_HEADER_WORDS = 12, 4
 NEUTRAL_OPTIONS = frozenset(
     "--rpc --device --override-tensor --tensor-split --host --port --n-gpu-layers --threads --cache-ram --ctx-checkpoints --sleep-idle-seconds --load-mode "
     "--api-key-file --ssl-cert-file --ssl-key-file --fit --log-verbosity --metrics --no-repack --batch-size --ubatch-size --alias --model --ctx-size "
-    f"--parallel {SLOT_OPTION}".split()
+    f"--parallel {SLOT_PATH_OPTION}".split()
 )
 """Options that do not change the content of a file, or that the key includes in another form."""
 
@@ -83,14 +83,14 @@ def open_store(argv: list[str], root: Path, limits: Sequence[int], log: Callable
     if not limits and folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         log(f"conversations are no longer kept: {folder} was deleted")
-    if not limits or SLOT_OPTION not in argv:
+    if not limits or SLOT_PATH_OPTION not in argv:
         return None
     try:
         return SlotStore(argv, root, Limits(*limits), log)
     except (OSError, ValueError, LookupError) as error:
         log(f"conversations are not kept: {error}")
         if not folder.is_dir():
-            position = argv.index(SLOT_OPTION)
+            position = argv.index(SLOT_PATH_OPTION)
             del argv[position : position + 2]
         return None
 

@@ -222,7 +222,7 @@ class HeadRun:
     def serve(self, choice: StartChoice) -> None:
         record, settings = self.record, self.settings
         record.set_state(serving.LOADING, choice.unused_workers)
-        argv = words.command_line_of_build(choice.argv)
+        argv = words.adapt_argv(choice.argv)
         store = self.store = conversations.open_store(argv, settings.state_folder, settings.conversations, record.log)
         try:
             if settings.router:

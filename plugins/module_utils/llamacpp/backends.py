@@ -114,7 +114,7 @@ class Backend(NamedTuple):
     """Option that compiles flash attention for every pair of KV cache types; empty without such an option."""
     architecture: ArchitectureFormat | None = None
     """Architecture to compile for; None if programs run on all devices."""
-    other_names: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
     """Other names of the backend: its vendor or toolkit."""
     is_vendor_neutral: bool = False
     """Whether it drives devices that their vendors' backends also drive."""
@@ -164,7 +164,7 @@ VULKAN = Backend(
 
 HIP = Backend(
     name="hip",
-    other_names=("amd", "rocm"),
+    aliases=("amd", "rocm"),
     preference=2,
     in_ik_llama=False,
     options={"GGML_HIP": "ON"},
@@ -190,7 +190,7 @@ HIP = Backend(
 
 CUDA = Backend(
     name="cuda",
-    other_names=("nvidia",),
+    aliases=("nvidia",),
     preference=1,
     options={"GGML_CUDA": "ON"},
     disabled_options=("GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"),
@@ -229,7 +229,7 @@ CUDA = Backend(
 
 METAL = Backend(
     name="metal",
-    other_names=("apple",),
+    aliases=("apple",),
     preference=3,
     options={"GGML_METAL": "ON"},
     device="MTL{}",
@@ -239,7 +239,7 @@ METAL = Backend(
 
 SYCL = Backend(
     name="sycl",
-    other_names=("intel", "oneapi"),
+    aliases=("intel", "oneapi"),
     preference=4,
     in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
@@ -260,7 +260,7 @@ PREFERRED_ORDER = tuple(sorted({*words.BACKENDS} - {CPU.name}, key=lambda name: 
 """Backends with devices, in the order of ``auto``."""
 UNIVERSAL = next(backend for backend in BY_NAME.values() if backend.is_vendor_neutral)
 """Backend that supports cards of every vendor."""
-NAMES_BY_ALIAS = {name: backend.name for backend in BY_NAME.values() for name in backend.other_names}
+NAMES_BY_ALIAS = {name: backend.name for backend in BY_NAME.values() for name in backend.aliases}
 IK_LLAMA_BACKENDS = tuple(backend.name for backend in BY_NAME.values() if backend.in_ik_llama)
 
 

@@ -108,7 +108,7 @@ def ask(
     try:
         connection.connect()
         sockets = [connection.sock]
-        timer = threading.Timer(seconds, _close_sockets, (sockets,))
+        timer = threading.Timer(seconds, _interrupt_connection, (sockets,))
         timer.daemon = True
         timer.start()
         reason = veto() or (_start_tls(connection, sockets, certificate) if certificate else None)
@@ -146,7 +146,7 @@ def _start_tls(connection: http.client.HTTPConnection, sockets: list[socket.sock
     return WRONG_CERTIFICATE_MESSAGE
 
 
-def _close_sockets(sockets: list[socket.socket]) -> None:
+def _interrupt_connection(sockets: list[socket.socket]) -> None:
     """Interrupt any wait for the server, including the TLS handshake."""
     with suppress(OSError):
         socket.socket.shutdown(sockets[-1], socket.SHUT_RDWR)

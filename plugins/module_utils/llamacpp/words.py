@@ -25,7 +25,7 @@ def backend_of(build_id: str) -> str | None:
     return match.group(1) if match else None
 
 
-def command_line_of_build(argv: Sequence[str]) -> list[str]:
+def adapt_argv(argv: Sequence[str]) -> list[str]:
     """Return a planned command line of llama-server with the options of its build."""
     path = Path(argv[0]).parent.parent / REPLACEMENTS_FILE
     replacements = json.loads(path.read_text()) if path.is_file() else {}

@@ -401,7 +401,7 @@ def _serve(work: types.ProofWork, folder: Path, owns_port: OwnsPort, side: types
         address = f"{private_folder}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.find_free_port()}"
         host, _colon, port = address.rpartition(":")
         address_options = ["--host", host, "--port", port] if host else ["--host", address]
-        argv = words.command_line_of_build([*side.argv, "--model", str(_model_path(work, folder)), *address_options])
+        argv = words.adapt_argv([*side.argv, "--model", str(_model_path(work, folder)), *address_options])
         environment = {"PATH": commands.SEARCH_PATH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
         log = Path(private_folder, "log")
         connection.sendall(json.dumps([argv, environment, str(log)]).encode() + b"\n")

@@ -39,7 +39,7 @@ def served_fallback(service: host_types.ServicePlan, argv_by_pid: Mapping[int, l
 
 
 def _find_processes(argv: Sequence[str], argv_by_pid: Mapping[int, list[str]]) -> list[int]:
-    expected_argv = words.command_line_of_build(argv)
+    expected_argv = words.adapt_argv(argv)
     return [pid for pid, process_argv in argv_by_pid.items() if process_argv == expected_argv]
 
 

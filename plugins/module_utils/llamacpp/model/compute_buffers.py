@@ -25,7 +25,7 @@ LIVE_OUTPUTS = 2
 """Factor for the outputs of a layer's matrices that exist at once; 1.5 was observed."""
 SLOT_OUTPUTS = 17
 """Tokens of a slot with logits, including drafted tokens."""
-IK_MASKS, IK_FLASH_MASKS = 15, 6
+IK_MASKS, IK_FLASH_MASK_FACTOR = 15, 6
 """Size of the masks of ik_llama.cpp, including windows, as a multiple of one head's scores."""
 UNNAMED_STATES, UNNAMED_HEADS = 32, 2
 """Number of vectors for ik_llama.cpp and for tensors without names: of the width, and of the queries and values of all heads; 22 of the width were
@@ -119,7 +119,7 @@ def compute_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> in
     if is_recurrent:
         return size
     if not is_mainline:
-        masks = (IK_FLASH_MASKS if flash else IK_MASKS) * cells
+        masks = (IK_FLASH_MASK_FACTOR if flash else IK_MASKS) * cells
         return size + F32 * tokens * (heads * cells + masks) + _expanded_head_bytes(summary, settings, cells)
     masks = PIPELINE_COPIES * mask_cells * (F16 if flash else F32)
     return size + tokens * (F32 * heads * cells + masks) + (_f16_cache_bytes(summary, settings, cells) if flash else 0)

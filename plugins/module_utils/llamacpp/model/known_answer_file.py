@@ -152,12 +152,12 @@ def _attention_matrices(layer: int, width: int, kind: str) -> Iterator[Buffer]:
             matrix[len(scale) + index :: size] = random[index:count:elements]
     else:
         matrix[size - 2 :: size] = random[:count]
-        matrix[size - 1 :: size] = random[count:].translate(_signs_and_exponents(width, kind))
+        matrix[size - 1 :: size] = random[count:].translate(_byte_table(width, kind))
     for rotation in range(ROTATIONS):
         yield matrix[rotation * size :] + matrix[: rotation * size]
 
 
-def _signs_and_exponents(width: int, kind: str) -> bytes:
+def _byte_table(width: int, kind: str) -> bytes:
     """Return the last byte of a number for each random byte. Whatever the other bytes are, numbers have the planned spread, and magnitudes differ by a
     factor of at most four."""
     spread = ATTENTION_SPREAD / width

@@ -61,7 +61,7 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
 def _vulkan_alternative(context: AdvisoryContext, name: str) -> str | None:
     """Return the value that selects Vulkan in the host's llama_backend; None for a host with external workers."""
     host = context.cluster.hosts.get(name)
-    return toolchains.vulkan_choice(host.facts) if host else None
+    return toolchains.vulkan_remedy(host.facts) if host else None
 
 
 def broken_drivers(context: AdvisoryContext) -> Cases:

@@ -34,7 +34,7 @@ def _mapped_shares(context: AdvisoryContext) -> list[DeviceShare]:
 
 def mmap_hangs(context: AdvisoryContext) -> Cases:
     values = {"limit": devices.MMAP_LIMIT_MIB, "mode": devices.unmapped_mode(context.release)}
-    sizes = [(devices.weights_mib(shares), shares) for shares in devices.hip_uploads(_mapped_shares(context))]
+    sizes = [(devices.weights_mib(shares), shares) for shares in devices.hip_shares_by_program(_mapped_shares(context))]
     return [
         (
             context.cluster.head,

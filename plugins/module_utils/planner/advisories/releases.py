@@ -137,7 +137,7 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
                 choice for choice in host_backends if not backends.BY_NAME[choice].unsupported_types.intersection(types)
             )
             if host and not choices and not backends.UNIVERSAL.unsupported_types.intersection(types):
-                choices = [*filter(None, [toolchains.vulkan_choice(host.facts)])]
+                choices = [*filter(None, [toolchains.vulkan_remedy(host.facts)])]
             alternative = (*choices, "cpu")[0] if host else None
             cases.append((name, {"backend": backend, "types": remedies.join_names(types), "alternative": alternative}))
     return cases

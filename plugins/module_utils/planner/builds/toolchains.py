@@ -33,7 +33,7 @@ def _missing_libraries(facts: Facts, toolkit: Toolchain | None, libraries: Seque
     return [name for name in libraries if toolkit.libraries is not None and name not in toolkit.libraries]
 
 
-def vulkan_choice(facts: Facts) -> str | None:
+def vulkan_remedy(facts: Facts) -> str | None:
     """Return the value of llama_backend that selects Vulkan, with a hint if no card is declared for Vulkan; None without cards."""
     if facts.accelerators_of(backends.UNIVERSAL.name):
         return backends.UNIVERSAL.name
@@ -43,7 +43,7 @@ def vulkan_choice(facts: Facts) -> str | None:
 
 def other_backends(facts: Facts, backend: str) -> str:
     """Return the other backends for which this host could build, as text."""
-    vulkan = vulkan_choice(facts)
+    vulkan = vulkan_remedy(facts)
     usable_backends = [name for name in backends.PREFERRED_ORDER if name != backend and facts.accelerators_of(name)]
     if vulkan and backend != backends.UNIVERSAL.name and backends.UNIVERSAL.name not in usable_backends:
         usable_backends.append(vulkan)
@@ -124,8 +124,8 @@ def choose_tools(host: Host, backend: str, fork: str) -> BuildTools:
     facts, libraries, toolkit = host.facts, toolkits.libraries_of(backend, fork), None
     prefix_toolchains = _toolchains_at(host.toolchain, facts, backend) if host.toolchain else {}
     if backend in toolkits.SIDE_BY_SIDE:
-        named_toolkits = [prefix_toolchains[backend]] if backend in prefix_toolchains else facts.toolkits_of(backend)
-        toolkit = _newest_suitable(host, named_toolkits or _declared_toolkit(backend, facts, None), libraries)
+        candidates = [prefix_toolchains[backend]] if backend in prefix_toolchains else facts.toolkits_of(backend)
+        toolkit = _newest_suitable(host, candidates or _declared_toolkit(backend, facts, None), libraries)
     compiler, version = prefix_toolchains.get(backends.CPU.name), facts.toolchain.get("c++")
     is_checked = not compiler and facts.system == "Linux"
     if version and is_checked and versions.parse(version) < versions.parse(MIN_GCC_VERSION):

@@ -123,8 +123,8 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
             value = f"sets {key} to {fields[key]!r}" if key in fields else f"has no {key}"
             raise Refusal(f"llama_release {value}: set {key} to {remedy}")
     if source in ("archive", "binary") and ("path" in fields) == ("url" in fields):
-        fact = "both path and url" if "path" in fields else "neither path nor url"
-        raise Refusal(f"llama_release has {fact}: set either path (a file on the controller) or url")
+        problem = "both path and url" if "path" in fields else "neither path nor url"
+        raise Refusal(f"llama_release has {problem}: set either path (a file on the controller) or url")
     if source == "prebuilt" and not build:
         raise Refusal(
             "llama_release has source: prebuilt but no build: add the number of an upstream build (versions like v0.4.1 have no archives)"

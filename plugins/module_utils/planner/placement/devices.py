@@ -215,7 +215,7 @@ def _is_gb10(device: types.Device) -> bool:
     return device.backend == "cuda" and device.shares_memory and device.architecture == GB10
 
 
-def hip_uploads(shares: Iterable[DeviceShare]) -> list[list[DeviceShare]]:
+def hip_shares_by_program(shares: Iterable[DeviceShare]) -> list[list[DeviceShare]]:
     """Return the shares of HIP devices for each program on the head that copies weights from mapped pages. A worker gets its weights by RPC, so its device
     counts only if it shares the memory of these pages."""
     programs: dict[str | None, list[DeviceShare]] = {}
@@ -242,7 +242,11 @@ def load_mode_of(release: ReleasePlan, shares: Sequence[DeviceShare], head: type
     if any(_is_gb10(share.device) for share in head_shares):
         return "none"
     limit = min(MMAP_LIMIT_MIB, head.facts.memory_mib / 2)
-    return unmapped_mode(release) if any(weights_mib(group) > limit for group in hip_uploads(head_shares)) else None
+    return (
+        unmapped_mode(release)
+        if any(weights_mib(group) > limit for group in hip_shares_by_program(head_shares))
+        else None
+    )
 
 
 def unmapped_mode(release: ReleasePlan) -> str:

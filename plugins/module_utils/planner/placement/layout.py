@@ -83,7 +83,7 @@ def _lay_out_model(workload: Workload, site: Site, load: device_load.Load, head_
     head_kv = sum(load.kv) - sum(load.device_kv)
     devices = _reserve_head_memory(site, table_bytes + processor_kv + head_bytes + head_kv)
     if server.tensor_split:
-        layout, fits = _split_layout(server.tensor_split, devices, load, gpu_layers), True
+        layout, fits = _layout_of_split(server.tensor_split, devices, load, gpu_layers), True
     else:
         options = _order_options(_device_options(workload, site._replace(devices=devices), load, first_offloaded), load)
         layout, fits = _fastest_layout(options, load, first_offloaded, workload.uses_all_devices)
@@ -143,7 +143,9 @@ def _overrides(workload: Workload, buffers: Sequence[str]) -> tuple[tuple[str, s
     return tuple(overrides)
 
 
-def _split_layout(split: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int) -> Layout:
+def _layout_of_split(
+    split: Sequence[float], devices: Sequence[Device], load: device_load.Load, gpu_layers: int
+) -> Layout:
     """Return the operator's split between the devices that have a share or tensors of overrides."""
     if len(split) != len(devices) or min(split) < 0 or not any(split):
         raise Refusal(
