@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: discovery_info
 short_description: Reports links to other hosts, and models on the host
 description:
-  - Sends an empty datagram to those of O(addresses) that are in the host's networks, and reports the neighbours that each interface then sees. Linux only.
+  - Sends an empty datagram to each of O(addresses) that is in one of the host's networks, and reports the neighbours that each interface then sees. Linux only.
   - Searches the usual folders, including those of Ollama, for GGUF files, and reads their headers.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:

@@ -332,14 +332,15 @@ class _Server(NamedTuple):
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
         self.status(1)
-        raise self.failure(f"answered a prompt of {len(prompt)} tokens with {printable(reply.text, 200)!r}")
+        verb = "answered" if reply.status else "did not answer"
+        raise self.failure(f"{verb} a prompt of {len(prompt)} tokens: {printable(reply.text, 200)!r}")
 
     def _ask(self, path: str, seconds: float, body: Any = None) -> replies.Reply:
         """Send a request to this process, not to a program of another account that uses the port before it."""
 
         def veto() -> str | None:
             _host, colon, port = self.address.rpartition(":")
-            return "another program listens on its port" if colon and not self.owns_port(int(port)) else None
+            return "another program is listening on its port" if colon and not self.owns_port(int(port)) else None
 
         return replies.ask(self.address, path, seconds, body, veto=veto)
 
