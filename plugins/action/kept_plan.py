@@ -40,7 +40,7 @@ def kept_plan_of(plan: Plan, name: str) -> KeptPlan:
         cluster=plan.cluster,
         hosts=tuple(plan.hosts),
         release=plan.release.ref,
-        declared=release_request.declaration(plan.release),
+        declared=release_request.release_json(plan.release),
         model=typed_json.dump(plan.model),
         host=host._replace(files=tuple(map(files.embed_text, host.files))),
         head=typed_json.dump(plan.head) if name == plan.head.host else None,

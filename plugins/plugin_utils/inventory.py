@@ -160,7 +160,7 @@ def changed_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[
     for key, text in texts.items():
         if len(text) > MAX_VALUE_LENGTH:
             texts[key] = f"{text[:MAX_VALUE_LENGTH]}… {sha256(text.encode()).hexdigest()[:8]}"
-    return {**texts, "llama_release": release_request.declaration(release)}
+    return {**texts, "llama_release": release_request.release_json(release)}
 
 
 def unknown_variables(variable_names: Iterable[str]) -> dict[str, str]:
@@ -318,7 +318,7 @@ def cluster_hosts(
             f"Group {cluster} has no host that is also in llama_head or llama_workers: put the head and the workers into these groups."
         )
     _check_missing_hosts(cached_facts, used_hosts.union(retired_hosts), retired_group)
-    return cluster, cluster_inputs.check_hosts(cluster, hosts)
+    return cluster, cluster_inputs.checked_hosts(cluster, hosts)
 
 
 def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedRecord | None:

@@ -108,7 +108,7 @@ class Cluster:
 
     def plan(self, schema=SCHEMA):
         try:
-            hosts = cluster_inputs.check_hosts("llama_cluster", self.hosts)
+            hosts = cluster_inputs.checked_hosts("llama_cluster", self.hosts)
             plan = make(cluster_inputs.read_cluster("llama_cluster", hosts), self.model, CATALOGUE, "runtime-id")
         except Refusal as refusal:
             plan = refused("llama_cluster", refusal)

@@ -81,7 +81,7 @@ def test_an_address_in_the_inventory_counts_whatever_the_host_says(pair):
     before = pair.plan()
     pair.hosts["worker1"]["facts"]["reached_at"] = "192.0.2.99"
     assert pair.plan() == before
-    read = cluster_inputs.read_cluster("test", cluster_inputs.check_hosts("test", pair.hosts)).hosts["worker1"]
+    read = cluster_inputs.read_cluster("test", cluster_inputs.checked_hosts("test", pair.hosts)).hosts["worker1"]
     assert "reached_at" not in read.cached_facts
 
 

@@ -182,7 +182,7 @@ RELEASES = {
 @pytest.mark.parametrize("requested", RELEASES.values(), ids=RELEASES)
 def test_what_llama_release_has_to_be_plans_the_same_release(requested):
     release = releases.release_of(release_request.request_of(requested), {})
-    shown = yaml.safe_load(release_request.declaration(release))
+    shown = yaml.safe_load(release_request.release_json(release))
     assert releases.release_of(release_request.request_of(shown), {}).id == release.id
 
 

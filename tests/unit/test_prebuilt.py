@@ -42,7 +42,7 @@ def names_of(backend, build=BUILD, devices=(), rocm=None, **changed):
     accelerators = [{**GPU, "backend": backend, "architecture": device} for device in devices]
     toolchains = [{**ROCM, "version": rocm}] if rocm else None
     given = {**FACTS, "glibc": "2.41", "accelerators": accelerators, "toolchains": toolchains}
-    return prebuilt_archives.archive_names("host", cluster_inputs.parse_facts({**given, **changed}), backend, build)
+    return prebuilt_archives.suitable_archives("host", cluster_inputs.parse_facts({**given, **changed}), backend, build)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_where_archives_lie_and_what_they_are_changes_no_build(local):
     after = asking(local, llama_release=given).plan()
     assert after["hosts"] == before["hosts"]
     assert after["release"]["url"] == "http://mirror/"
-    declared = json.loads(release_request.declaration(typed(after).release))
+    declared = json.loads(release_request.release_json(typed(after).release))
     assert release_request.request_of(declared) == release_request.request_of(given)
     other = asking(local, llama_release={**ASKED, "build": BUILD + 1}).plan()
     assert other["hosts"]["here"]["builds"][0]["id"] != before["hosts"]["here"]["builds"][0]["id"]

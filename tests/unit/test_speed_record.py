@@ -139,7 +139,7 @@ def test_a_plan_counts_with_what_its_head_keeps(plan, monkeypatch):
     monkeypatch.setattr(
         plan_action.inventory,
         "cluster_hosts",
-        lambda *_arguments: ("llama_cluster", cluster_inputs.check_hosts("llama_cluster", cluster.hosts)),
+        lambda *_arguments: ("llama_cluster", cluster_inputs.checked_hosts("llama_cluster", cluster.hosts)),
     )
     monkeypatch.setattr(plan_action.inventory, "play_variables", lambda _vars: set())
     monkeypatch.setattr(plan_action.sources, "look_up", lambda _find, found, _catalogue: found)

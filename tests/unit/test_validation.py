@@ -66,7 +66,7 @@ def test_names_of_hosts(pair):
 
 def test_the_name_of_a_cluster(local):
     with pytest.raises(Refusal, match=r"the cluster has the name 'a\\x1bb' in the inventory") as raised:
-        cluster_inputs.check_hosts("a\x1bb", local.hosts)
+        cluster_inputs.checked_hosts("a\x1bb", local.hosts)
     assert refused_plan("a\x1bb", raised.value).cluster == r"a\x1bb"
     with pytest.raises(Refusal, match=r"no group 'a\\x1bb'"):
         inventory.cluster_hosts({"groups": {}, "hostvars": {}, "llama_cluster_group": "a\x1bb"})

@@ -24,7 +24,7 @@ NEW = {"llama_release": {**TREE, "build": 11063}}
 
 
 def rows_of(hosts, names=(SMALL, "Qwen3 32B", "Llama 3.3 70B", LARGE), context=8192, speed=10.0, offers=()):
-    checked = cluster_inputs.check_hosts("llama_cluster", hosts)
+    checked = cluster_inputs.checked_hosts("llama_cluster", hosts)
     cluster = cluster_inputs.read_cluster("llama_cluster", checked, what_fits.ANY_MODEL)
     chosen = [OFFERS[name] for name in names] + list(offers)
     return what_fits.fit_models(cluster, chosen, CATALOGUE, what_fits.FitQuery(context, speed))

@@ -76,7 +76,9 @@ def read_token(path: str | None) -> str | None:
         with Path(path).open("rb") as stream:
             token = stream.read(MAX_TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
-        raise Refusal(f"{subject} cannot be read on the controller ({error.strerror}): correct the path, or make the file yours") from None
+        raise Refusal(
+            f"{subject} cannot be read on the controller ({error.strerror}): correct the path, or make the file yours"
+        ) from None
     if not re.fullmatch(r"[!-~]+", token):
         raise Refusal(f"{subject} contains no token: write the token into the file as its only line")
     return token

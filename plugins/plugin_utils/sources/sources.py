@@ -59,7 +59,7 @@ def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalo
         try:
             resolved_requests[variable] = resolve(releases.requested_release(variable, cluster.releases), find_file)
         except Refusal as refusal:
-            raise release_request.name_variable(refusal, variable) from None
+            raise release_request.with_variable(refusal, variable) from None
     return automatic.resolve_release(cluster._replace(releases={**cluster.releases, **resolved_requests}), catalogue)
 
 
@@ -73,7 +73,7 @@ def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> Release
     if request.path and not _is_cached(request.checksum):
         request = request._replace(path=_readable_path("sets path to", request.path, find_file))
     if request.source == "git":
-        if not request.commit and not re.fullmatch(release_request.BUILD_TAG, request.ref):
+        if not request.commit and not re.fullmatch(release_request.BUILD_TAG_FORM, request.ref):
             request = request._replace(commit=_commit_of(request.repository, request.ref))
         if request.build is None:
             request = request._replace(build=_build_number(request.repository, request.ref, str(request.commit)))

@@ -46,9 +46,9 @@ class AdvisoryContext(NamedTuple):
     def head(self) -> Host:
         return self.cluster.hosts[self.cluster.head]
 
-    def variables_of(self, release: str) -> list[str]:
+    def variables_of(self, release_id: str) -> list[str]:
         """Return the variables that set a release, for all backends that use it."""
-        builds = [build for host in self.plan.hosts.values() for build in host.builds if build.release == release]
+        builds = [build for host in self.plan.hosts.values() for build in host.builds if build.release == release_id]
         return list(dict.fromkeys(releases.variable_of(build.backend, self.cluster.releases) for build in builds))
 
     def backends_of(self, host: str) -> list[str]:
@@ -65,7 +65,7 @@ class Advisory(NamedTuple):
 
     id: str
     severity: str
-    condition: Callable[[AdvisoryContext], Cases]
+    find_cases: Callable[[AdvisoryContext], Cases]
     message: str
     remedies: tuple[str, ...]
     """Alternatives. A remedy is omitted if one of its placeholders has the value None."""

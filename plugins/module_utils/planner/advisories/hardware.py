@@ -16,15 +16,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
 
 STRIX_HALO = "gfx1151"
-STRIX_HALO_KERNEL = (6, 18, 4)
+MIN_STRIX_HALO_KERNEL = (6, 18, 4)
 GFX_WITHOUT_ROCBLAS = frozenset(("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036"))
 """Architectures for which no version of ROCm has rocBLAS kernels. Programs for gfx1030 run on them."""
-OVERRIDE_VARIABLE = "HSA_OVERRIDE_GFX_VERSION"
+GFX_OVERRIDE_VARIABLE = "HSA_OVERRIDE_GFX_VERSION"
 FIRST_ROCM_WITHOUT_GFX906 = (6, 4)
 """First version of ROCm whose rocBLAS has no kernels for gfx906."""
 
 
-def user_scope(context: AdvisoryContext) -> Cases:
+def user_scope_hosts(context: AdvisoryContext) -> Cases:
     hosts = context.cluster.hosts.items()
     return [(name, {}) for name, host in hosts if (host.scope, host.facts.scope) == ("auto", "user")]
 
@@ -43,11 +43,11 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
             backend = next(name for name in backends.PREFERRED_ORDER if name in unused_backends)
             toolkit, built_backends = toolkits.TOOLKITS.get(backend), context.backends_of(name)
             gpu_backends = [gpu_backend for gpu_backend in built_backends if gpu_backend != backends.CPU.name]
-            can_compile = sources[backend] in release_request.COMPILED_SOURCES and not gpu_backends
-            components = [toolkit.title, *toolkits.libraries_of(backend)] if toolkit and can_compile else []
-            devices = ", ".join(sorted({accelerator.name for accelerator in unused_devices}))
+            needs_toolkit = sources[backend] in release_request.COMPILED_SOURCES and not gpu_backends
+            components = [toolkit.title, *toolkits.libraries_of(backend)] if toolkit and needs_toolkit else []
+            device_names = ", ".join(sorted({accelerator.name for accelerator in unused_devices}))
             values = {
-                "where": f"{devices} on {name}",
+                "where": f"{device_names} on {name}",
                 "built": remedies.yaml_value(built_backends),
                 "backend": None
                 if facts.distribution.family == "unknown"
@@ -61,7 +61,7 @@ def unused_accelerators(context: AdvisoryContext) -> Cases:
 def _vulkan_alternative(context: AdvisoryContext, name: str) -> str | None:
     """Return the value that selects Vulkan in the host's llama_backend; None for a host with external workers."""
     host = context.cluster.hosts.get(name)
-    return toolchains.vulkan_remedy(host.facts) if host else None
+    return toolchains.vulkan_setting(host.facts) if host else None
 
 
 def broken_drivers(context: AdvisoryContext) -> Cases:
@@ -90,14 +90,14 @@ def gpus_without_rocblas(context: AdvisoryContext) -> Cases:
     for device in context.candidate.layout.devices:
         host = context.cluster.hosts.get(device.host)
         architecture = device.architecture.partition(":")[0] if host and device.backend == backends.HIP.name else ""
-        if architecture in GFX_WITHOUT_ROCBLAS and OVERRIDE_VARIABLE not in device.environment:
+        if architecture in GFX_WITHOUT_ROCBLAS and GFX_OVERRIDE_VARIABLE not in device.environment:
             builds = context.plan.hosts[device.host].builds
             is_compiled = any(build.cmake_options for build in builds if build.backend == device.backend)
-            targets = " and GPU_TARGETS to gfx1030 in llama_build_cmake_options" if is_compiled else ""
+            targets_clause = " and GPU_TARGETS to gfx1030 in llama_build_cmake_options" if is_compiled else ""
             values = {
                 "where": f"{device.host} ({architecture})",
                 "vulkan": _vulkan_alternative(context, device.host),
-                "targets": targets,
+                "targets": targets_clause,
             }
             cases[device.host] = values
     return list(cases.items())
@@ -136,7 +136,7 @@ def outdated_kernels(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     for name, facts in _strix_halo_hosts(context):
         version = tuple(map(int, re.findall(r"\d+", facts.kernel)[:3]))
-        if version and version < STRIX_HALO_KERNEL:
-            first_kernel = ".".join(map(str, STRIX_HALO_KERNEL))
+        if version and version < MIN_STRIX_HALO_KERNEL:
+            first_kernel = ".".join(map(str, MIN_STRIX_HALO_KERNEL))
             cases.append((name, {"where": f"{name} ({facts.kernel})", "first": first_kernel}))
     return cases

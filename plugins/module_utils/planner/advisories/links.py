@@ -8,7 +8,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories.context import AdvisoryContext, Cases
 
-SHARED_LINKS = ("ethernet", "infiniband", "wireless")
+SHARED_LINK_KINDS = ("ethernet", "infiniband", "wireless")
 """Kinds of links that other hosts may share, unless llama_links declares a peer."""
 
 
@@ -63,7 +63,7 @@ def unencrypted_rpc(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     for planned_link in {link.host: link for link in context.plan.estimate.links}.values():
         host = context.cluster.hosts.get(planned_link.host)
-        if not host or host.is_head or host.transport == names.STUNNEL or planned_link.kind not in SHARED_LINKS:
+        if not host or host.is_head or host.transport == names.STUNNEL or planned_link.kind not in SHARED_LINK_KINDS:
             continue
         address = planned_link.endpoint.split(":")[0]
         if not any(link.address.split("/")[0] == address and (link.peer or link.manage) for link in host.links):

@@ -25,26 +25,26 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 def _mapped_shares(context: AdvisoryContext) -> list[DeviceShare]:
     """Return the shares of the head's devices whose weights come from mapped pages. By default ik_llama.cpp maps the file for all devices, and llama.cpp for
     devices with their own memory. Workers on other hosts get their tensors by RPC and map nothing."""
-    mode, mainline = context.candidate.layout.load_mode, context.release.mainline
+    mode, is_mainline = context.candidate.layout.load_mode, context.release.mainline
     shares = [share for share in context.candidate.layout.shares() if share.device.host == context.cluster.head]
     if mode in ("mmap", "mmap+mlock"):
         return shares
-    return [share for share in shares if mode in (None, "auto") and not (mainline and share.device.shares_memory)]
+    return [share for share in shares if mode in (None, "auto") and not (is_mainline and share.device.shares_memory)]
 
 
 def mmap_hangs(context: AdvisoryContext) -> Cases:
     values = {"limit": devices.MMAP_LIMIT_MIB, "mode": devices.unmapped_mode(context.release)}
-    sizes = [(devices.weights_mib(shares), shares) for shares in devices.hip_shares_by_program(_mapped_shares(context))]
+    groups = [(devices.weights_mib(group), group) for group in devices.hip_shares_by_program(_mapped_shares(context))]
     return [
         (
             context.cluster.head,
             {
                 **values,
-                "where": f"{round(size)} MiB for {remedies.join_names(share.device.name for share in shares)} on {context.cluster.head}",
+                "where": f"{round(weights_mib)} MiB for {remedies.join_names(share.device.name for share in shares)} on {context.cluster.head}",
             },
         )
-        for size, shares in sizes
-        if size > devices.MMAP_LIMIT_MIB
+        for weights_mib, shares in groups
+        if weights_mib > devices.MMAP_LIMIT_MIB
     ]
 
 
@@ -69,8 +69,8 @@ def split_kv_caches(context: AdvisoryContext) -> Cases:
 
 def displacing_prompt_cache(context: AdvisoryContext) -> Cases:
     """Return the head if the operator's prompt cache displaces layers from its memory to much slower devices."""
-    candidate, size = context.candidate, context.server.prompt_cache_mib or 0
-    if not size or not candidate.parts or not candidate.workload.generates_text:
+    candidate, cache_mib = context.candidate, context.server.prompt_cache_mib or 0
+    if not cache_mib or not candidate.parts or not candidate.workload.generates_text:
         return []
 
     def place_with_cache(mib: int) -> Candidate:
@@ -81,26 +81,26 @@ def displacing_prompt_cache(context: AdvisoryContext) -> Cases:
         head_shares = [share for share in variant.layout.shares() if share.device.host == candidate.site.head]
         return sum(share.layers + share.output for share in head_shares)
 
-    without_cache = place_with_cache(0)
-    moved_layers = head_units(without_cache) - head_units(candidate)
-    if moved_layers <= 0 or not cost_model.is_likely_faster(without_cache.parts, candidate.parts):
+    cacheless_candidate = place_with_cache(0)
+    moved_layers = head_units(cacheless_candidate) - head_units(candidate)
+    if moved_layers <= 0 or not cost_model.is_likely_faster(cacheless_candidate.parts, candidate.parts):
         return []
-    steps = remedies.largest_fitting_count(
-        size // prompt_cache.STEP_MIB,
-        lambda count: head_units(place_with_cache(count * prompt_cache.STEP_MIB)) == head_units(without_cache),
+    step_count = remedies.largest_fitting_count(
+        cache_mib // prompt_cache.STEP_MIB,
+        lambda count: head_units(place_with_cache(count * prompt_cache.STEP_MIB)) == head_units(cacheless_candidate),
     )
-    ranges = [str(generation_figures(variant)["generation_range"]) for variant in (candidate, without_cache)]
+    ranges = [str(generation_figures(variant)["generation_range"]) for variant in (candidate, cacheless_candidate)]
     values = {
-        "size": size,
+        "size": cache_mib,
         "moved": moved_layers,
         "with_cache": ranges[0],
         "without_cache": ranges[1],
-        "largest": steps * prompt_cache.STEP_MIB,
+        "largest": step_count * prompt_cache.STEP_MIB,
     }
     return [(context.cluster.head, values)]
 
 
-def vulkan_memory(context: AdvisoryContext) -> Cases:
+def underreported_memory(context: AdvisoryContext) -> Cases:
     """Return devices that use more memory than their driver reports, or could use more if the model does not fit."""
     affected_devices: list[tuple[Device, str]] = []
     for share in context.candidate.layout.shares():
@@ -116,11 +116,11 @@ def vulkan_memory(context: AdvisoryContext) -> Cases:
         (
             device.host,
             {
-                "where": f"{device.name} on {device.host} ({sizes})",
+                "where": f"{device.name} on {device.host} ({sizes_text})",
                 "hip": backends.HIP.name if device.host in hosts_with_hip else None,
             },
         )
-        for device, sizes in affected_devices
+        for device, sizes_text in affected_devices
     ]
 
 
@@ -134,10 +134,10 @@ def untuned_integrated_gpus(context: AdvisoryContext) -> Cases:
         for device in host.facts.accelerators if can_raise_limit else ():
             is_limited = device.backend == backends.HIP.name and device.unified and device.memory_mib < limit_mib
             if is_limited and not (host.tuning.enabled and host.tuning.reboot):
-                settings = kernel_parameters.graphics_parameters(memory_mib)
-                parameters = None if can_tune else " ".join(f"{key}={value}" for key, value in settings.items())
+                parameters = kernel_parameters.graphics_parameters(memory_mib)
+                parameters_text = None if can_tune else " ".join(f"{key}={value}" for key, value in parameters.items())
                 values = {"where": f"{device.name} on {name}", "mib": device.memory_mib, "memory": memory_mib}
-                cases.append((name, {**values, "tuning": "true" if can_tune else None, "parameters": parameters}))
+                cases.append((name, {**values, "tuning": "true" if can_tune else None, "parameters": parameters_text}))
     return cases
 
 
@@ -147,11 +147,11 @@ def overfull_devices(context: AdvisoryContext) -> Cases:
     if not devices_over_capacity or not context.plan.fits:
         return []
     hosts = {device.host for device in devices_over_capacity}
-    sizes = [
+    device_texts = [
         f"{device.device} on {device.host} (≤ {device.total_mib:.0f} of {device.capacity_mib:.0f} MiB)"
         for device in devices_over_capacity
     ]
     compute_mib = round(max(device.compute_mib for device in devices_over_capacity))
-    flash = "on" if context.server.flash_attention == "off" else None
-    values = {"devices": ", ".join(sizes), "compute": compute_mib, "flash": flash}
+    flash_attention = "on" if context.server.flash_attention == "off" else None
+    values = {"devices": ", ".join(device_texts), "compute": compute_mib, "flash": flash_attention}
     return [(hosts.pop() if len(hosts) == 1 else None, values)]

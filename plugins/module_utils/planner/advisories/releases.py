@@ -22,7 +22,7 @@ OLLAMA_ARCHITECTURES = ("deepseekocr", "glm4moelite", "glmocr", "gptoss", "mllam
 """Architectures in Ollama's files that upstream lacks or names differently."""
 
 
-def remote_code(context: AdvisoryContext) -> Cases:
+def exploitable_releases(context: AdvisoryContext) -> Cases:
     """Return a case for each release of a fork."""
     checked_build = capabilities.OLDEST_BUILDS[IK_LLAMA]
     cases: Cases = []
@@ -33,35 +33,35 @@ def remote_code(context: AdvisoryContext) -> Cases:
     return cases
 
 
-def cache_kernels(context: AdvisoryContext) -> Cases:
+def missing_cache_kernels(context: AdvisoryContext) -> Cases:
     """Return hosts whose programs may lack flash attention kernels for the cache types."""
     cache_types = context.server.cache_type_k, context.server.cache_type_v
     if not context.release.mainline or not backends.needs_all_quants(*cache_types):
         return []
     is_compiled = context.release.source in release_request.COMPILED_SOURCES
-    variables = None if is_compiled else remedies.join_names(context.variables_of(context.release.id))
+    variables_text = None if is_compiled else remedies.join_names(context.variables_of(context.release.id))
     cases: Cases = []
     hosts = (device.host for device in context.devices if backends.BY_NAME[device.backend].quants_option)
     for name in dict.fromkeys(hosts):
         builds = context.plan.hosts[name].builds if name in context.plan.hosts else ()
-        options = {
+        quants_options = {
             option: build.cmake_options.get(option, "OFF")
             for build in builds
             if (option := backends.BY_NAME[build.backend].quants_option)
         }
-        if not options or not all(map(backends.is_enabled, options.values())):
+        if not quants_options or not all(map(backends.is_enabled, quants_options.values())):
             host_options = context.cluster.all_hosts[name].cmake_options
-            overridden_options = [option for option in options if option in host_options]
+            overridden_options = [option for option in quants_options if option in host_options]
             values = {
                 "type_k": cache_types[0],
                 "type_v": cache_types[1],
                 "option": remedies.join_names(overridden_options) or None,
             }
-            cases.append((name, {**values, "variables": variables}))
+            cases.append((name, {**values, "variables": variables_text}))
     return cases
 
 
-def _missing_architecture(context: AdvisoryContext) -> capabilities.ArchitectureSupport | None:
+def _missing_support(context: AdvisoryContext) -> capabilities.ArchitectureSupport | None:
     """Return which builds support the model's architecture; None if the serving build certainly has it."""
     release = context.release
     support = capabilities.support_of(context.summary.architecture, release.fork)
@@ -86,10 +86,10 @@ def _other_spelling(architecture: str, release: ReleasePlan) -> str | None:
 
 def unknown_architecture(context: AdvisoryContext) -> Cases:
     """Return the head if llama-server would refuse the file, or may refuse it because the architecture is new."""
-    name, release, source = context.summary.architecture, context.release, context.cluster.model.source
-    support = _missing_architecture(context)
-    spelling = _other_spelling(name, release) if support else None
-    if source and (spelling or name in OLLAMA_ARCHITECTURES):
+    architecture, release, source = context.summary.architecture, context.release, context.cluster.model.source
+    support = _missing_support(context)
+    spelling = _other_spelling(architecture, release) if support else None
+    if source and (spelling or architecture in OLLAMA_ARCHITECTURES):
         subject = f"build {release.build} knows {spelling} but not" if spelling else "only Ollama knows"
         removal = "" if source.variable == "llama_model_huggingface" else f", and remove {source.variable}"
         values = {"modal": "would", "subject": subject, "removal": removal, "variables": None}
@@ -100,18 +100,18 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
             if support.oldest_build_with
             else "a newer build that supports this architecture"
         )
-        variables = remedies.join_names(context.variables_of(release.id))
+        variables_text = remedies.join_names(context.variables_of(release.id))
         values = {"modal": modal, "subject": f"build {release.build} {verb} not know", "removal": None}
-        values.update(newer_build=newer_build, variables=variables)
+        values.update(newer_build=newer_build, variables=variables_text)
     else:
         return []
-    return [(context.plan.head.host, {**values, "architecture": name})]
+    return [(context.plan.head.host, {**values, "architecture": architecture})]
 
 
 def untested_model(context: AdvisoryContext) -> Cases:
     """Return the head if no reviewed build has the model's architecture or tensor types, and the serving build is newer."""
     unknown_types = tensor_types.unknown_types({row.type for row in context.summary.named_tensors})
-    is_new = _missing_architecture(context) and not unknown_architecture(context)
+    is_new = _missing_support(context) and not unknown_architecture(context)
     features = [f"the architecture {context.summary.architecture}"] * bool(is_new) + [
         f"tensors of {unknown_type}" for unknown_type in unknown_types
     ]
@@ -124,7 +124,7 @@ def untested_model(context: AdvisoryContext) -> Cases:
     return [(context.plan.head.host, values)] if features else []
 
 
-def missing_kernels(context: AdvisoryContext) -> Cases:
+def missing_tensor_kernels(context: AdvisoryContext) -> Cases:
     """Return hosts with a backend that cannot multiply the model's tensors: a worker crashes, the head falls back to its CPU."""
     used_types = {row.type for row in context.summary.named_tensors}
     cases: Cases = []
@@ -137,7 +137,7 @@ def missing_kernels(context: AdvisoryContext) -> Cases:
                 choice for choice in host_backends if not backends.BY_NAME[choice].unsupported_types.intersection(types)
             )
             if host and not choices and not backends.UNIVERSAL.unsupported_types.intersection(types):
-                choices = [*filter(None, [toolchains.vulkan_remedy(host.facts)])]
+                choices = [*filter(None, [toolchains.vulkan_setting(host.facts)])]
             alternative = (*choices, "cpu")[0] if host else None
             cases.append((name, {"backend": backend, "types": remedies.join_names(types), "alternative": alternative}))
     return cases
@@ -153,12 +153,12 @@ def _is_misspelt(name: str, known_name: str) -> bool:
     return row[-1] <= 2
 
 
-def unknown_variables(context: AdvisoryContext, misspelt: bool = False) -> Cases:
+def unknown_variables(context: AdvisoryContext, is_misspelt: bool = False) -> Cases:
     return [
         (name, {"variable": variable, "suggestion": similar_name or "none", "similar": similar_name or None})
         for variable, similar_name in sorted(
             {pair for host in context.cluster.hosts.values() for pair in host.unknown_variables.items()}
         )
         for name, host in context.cluster.hosts.items()
-        if host.unknown_variables.get(variable) == similar_name and _is_misspelt(variable, similar_name) == misspelt
+        if host.unknown_variables.get(variable) == similar_name and _is_misspelt(variable, similar_name) == is_misspelt
     ]

@@ -102,8 +102,8 @@ def _max_gpu_layers(trial: Trial) -> int | None:
             for share in plan.placement
         )
 
-    count = trial.plan.model.layers
-    layer_counts = (largest_fitting_count(count, partial(fits_on_devices, choice)) for choice in (True, False))
+    model_layers = trial.plan.model.layers
+    layer_counts = (largest_fitting_count(model_layers, partial(fits_on_devices, choice)) for choice in (True, False))
     return next((layers for layers in layer_counts if trial.fits(_server_change(gpu_layers=layers))), None)
 
 
@@ -124,9 +124,9 @@ def memory_remedies(trial: Trial) -> list[str]:
         "reserve_mib": None,
         "prompt_cache_mib": None,
     }
-    changed_names = [name for name, default in defaults.items() if getattr(server, name) != default]
+    changed_fields = [name for name, default in defaults.items() if getattr(server, name) != default]
     clauses += [
-        f"remove llama_server_{name}" for name in changed_names if trial.fits(_server_change(**{name: defaults[name]}))
+        f"remove llama_server_{name}" for name in changed_fields if trial.fits(_server_change(**{name: defaults[name]}))
     ]
     layers = _max_gpu_layers(trial)
     if layers is not None:

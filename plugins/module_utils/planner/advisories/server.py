@@ -38,8 +38,8 @@ def unrestricted_server(context: AdvisoryContext) -> Cases:
 def unfiltered_server(context: AdvisoryContext) -> Cases:
     head = context.plan.head
     host = context.plan.head_host
-    is_restricted = host.unit_closes or host.firewall_manager or names.ANY_NETWORK in head.allowed
-    if not head.allowed or names.is_loopback(head.address) or is_restricted:
+    needs_no_filter = host.unit_closes or host.firewall_manager or names.ANY_NETWORK in head.allowed
+    if not head.allowed or names.is_loopback(head.address) or needs_no_filter:
         return []
     reason = unfiltered_reason(context, head.host)
     if host.host_settings:
@@ -62,26 +62,26 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
     if any(member.is_worker for member in context.cluster.hosts.values()):
         steps.append("leave llama_workers empty")
     keys = ("tensor_split", "override_tensor", *(() if host == head else ("memory_mib", "reserve_mib")))
-    removals = [f"llama_server_{key}" for key in keys if getattr(server, key)]
+    variables_to_remove = [f"llama_server_{key}" for key in keys if getattr(server, key)]
     if best_host.override_tensor:
         steps.append(f"set llama_server_override_tensor to ['{best_host.override_tensor}']")
-        removals = [name for name in removals if name != "llama_server_override_tensor"]
+        variables_to_remove = [name for name in variables_to_remove if name != "llama_server_override_tensor"]
     if best_host.gpu_layers is not None:
         steps.append(f"set llama_server_gpu_layers to {best_host.gpu_layers}")
     elif server.gpu_layers is not None:
-        removals.append("llama_server_gpu_layers")
-    removals += ["llama_external_workers"] if context.cluster.external else []
-    steps += [f"remove {name}" for name in removals]
-    estimates = {"cluster_speed": cluster_speed, "host_speed": host_speed}
-    speeds = {name: str(value.generation_range or value.prompt_range) for name, value in estimates.items() if value}
-    users = f" for {cluster_speed.users} users" if cluster_speed.users > 1 else ""
-    return [(host, {**speeds, "users": users, "steps": remedies.join_names(steps)})]
+        variables_to_remove.append("llama_server_gpu_layers")
+    variables_to_remove += ["llama_external_workers"] if context.cluster.external else []
+    steps += [f"remove {name}" for name in variables_to_remove]
+    speeds = {"cluster_speed": cluster_speed, "host_speed": host_speed}
+    speed_texts = {name: str(speed.generation_range or speed.prompt_range) for name, speed in speeds.items() if speed}
+    users_text = f" for {cluster_speed.users} users" if cluster_speed.users > 1 else ""
+    return [(host, {**speed_texts, "users": users_text, "steps": remedies.join_names(steps)})]
 
 
 def slow_load(context: AdvisoryContext) -> Cases:
     """Return a case if hashing and copying in llama.cpp limit the load, and the collection has a patch against that."""
     estimate, release = context.plan.estimate, context.release
-    patch = (
+    has_patch = (
         fast_load.patch_of(release.protocol, release.mainline) and release.source in release_request.COMPILED_SOURCES
     )
     is_slow = (
@@ -89,7 +89,7 @@ def slow_load(context: AdvisoryContext) -> Cases:
         and estimate.load_s >= SLOW_LOAD_S
         and str(estimate.load_limited_by).startswith(RPC_LIMIT_PREFIX)
     )
-    if not is_slow or not patch or release.loads_fast:
+    if not is_slow or not has_patch or release.loads_fast:
         return []
     return [(None, {"seconds": f"{estimate.load_s:g}", "release": release.ref})]
 
@@ -106,8 +106,8 @@ def uncounted_models(context: AdvisoryContext) -> Cases:
     for auxiliary in context.plan.auxiliary_uncounted:
         placement_options = [options.by_name(name) for name in workload.PLACEMENT_OPTIONS[auxiliary.role]]
         words = [word for word in context.server.extra_args if options.by_word(word) in placement_options]
-        option = " and ".join(words) or None
-        values = {"variable": f"llama_model_{auxiliary.role}", "reason": auxiliary.reason, "option": option}
+        options_text = " and ".join(words) or None
+        values = {"variable": f"llama_model_{auxiliary.role}", "reason": auxiliary.reason, "option": options_text}
         cases.append((context.cluster.head, values))
     return cases
 
@@ -139,10 +139,10 @@ def lost_conversations(context: AdvisoryContext) -> Cases:
 
 def slow_conversations(context: AdvisoryContext) -> Cases:
     """Return the head if restoring a conversation takes at least as long as computing it."""
-    disk_plan = context.plan.head.conversations
-    if not disk_plan or disk_plan.move_s < disk_plan.computing_s:
+    conversations_plan = context.plan.head.conversations
+    if not conversations_plan or conversations_plan.move_s < conversations_plan.computing_s:
         return []
-    values = {"restore_time": f"{disk_plan.move_s:g}", "compute_time": f"{disk_plan.computing_s:g}"}
+    values = {"restore_time": f"{conversations_plan.move_s:g}", "compute_time": f"{conversations_plan.computing_s:g}"}
     return [(context.plan.head.host, values)]
 
 

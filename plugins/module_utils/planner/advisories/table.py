@@ -35,7 +35,7 @@ ADVISORIES = (
     Advisory(
         "rpc-remote-code-execution",
         "error",
-        releases.remote_code,
+        releases.exploitable_releases,
         "With {builds}, anyone who can reach a worker's port can run code on its host without authenticating.",
         ("restrict the workers' ports to the head, then accept this advisory",),
         "CVE-2026-34159",
@@ -112,7 +112,7 @@ ADVISORIES = (
     Advisory(
         VULKAN_MEMORY,
         "error",
-        memory.vulkan_memory,
+        memory.underreported_memory,
         "Mesa's Vulkan driver reports only two thirds of the memory shared with the processor: {where}. "
         "Loading more than the reported size has failed with out-of-memory errors.",
         (
@@ -141,7 +141,7 @@ ADVISORIES = (
     Advisory(
         "cache-kernels",
         "error",
-        releases.cache_kernels,
+        releases.missing_cache_kernels,
         "llama_server_cache_type_k is {type_k} and llama_server_cache_type_v is {type_v}. Programs on {hosts} may lack kernels for these "
         "types; a worker without these kernels crashes at the first token.",
         (
@@ -165,7 +165,7 @@ ADVISORIES = (
     Advisory(
         "tensor-kernels",
         "error",
-        releases.missing_kernels,
+        releases.missing_tensor_kernels,
         "The {backend} backend on {hosts} has no known kernels for the model's {types} tensors. A worker would crash at the first token; the head would "
         "fall back to its CPU.",
         ("set llama_backend to {alternative} for {hosts}", "use a model file with other tensor types, like Q4_K"),
@@ -273,7 +273,7 @@ ADVISORIES = (
     Advisory(
         "user-scope",
         "warning",
-        hardware.user_scope,
+        hardware.user_scope_hosts,
         "{where}: installing for the connecting user only, because passwordless sudo is not available.",
         (
             "set llama_host_scope to system and run the playbook with --ask-become-pass",
@@ -384,7 +384,7 @@ ADVISORIES = (
     Advisory(
         "variable-misspelt",
         "error",
-        functools.partial(releases.unknown_variables, misspelt=True),
+        functools.partial(releases.unknown_variables, is_misspelt=True),
         "{variable} is set for {where} but has no effect. Correct name: {suggestion}.",
         ("rename {variable} to {similar}", "accept this advisory if the variable is your own"),
         "docs/variables.md",
@@ -439,12 +439,12 @@ def evaluate_advisories(context: AdvisoryContext) -> list[Finding]:
     findings = []
     for advisory in ADVISORIES:
         grouped_cases: dict[str, Cases] = {}
-        for host, values in advisory.condition(context):
+        for host, values in advisory.find_cases(context):
             key = repr({**values, "where": None, "host": host if "{host}" in advisory.message else None})
             grouped_cases.setdefault(key, []).append((host, values))
         for cases in grouped_cases.values():
             hosts = tuple(dict.fromkeys(host for host, _values in cases if host is not None))
             place_text = ", ".join(dict.fromkeys(values.get("where", host) or "" for host, values in cases))
-            host_names = {"host": cases[0][0], "hosts": remedies.join_names(hosts)}
-            findings.append(Finding(advisory, hosts, {**host_names, **cases[0][1], "where": place_text}))
+            host_values = {"host": cases[0][0], "hosts": remedies.join_names(hosts)}
+            findings.append(Finding(advisory, hosts, {**host_values, **cases[0][1], "where": place_text}))
     return findings

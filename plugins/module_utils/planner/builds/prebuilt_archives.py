@@ -29,13 +29,13 @@ def archives_of(host: Host, backend: str, build: int, server: Server) -> tuple[s
             f"llama_server_cache_type_k and _v are {' and '.join(cache_types)}, but upstream's {backend} archive for {host.name} has no kernels for them: "
             "use f16, q8_0 or q4_0 for both, or source: git"
         )
-    return archive_names(host.name, host.facts, backend, build)
+    return suitable_archives(host.name, host.facts, backend, build)
 
 
 def has_archive(facts: Facts, backend: str) -> bool:
     """Return whether an archive for a backend runs on a host."""
     try:
-        return bool(archive_names("", facts, backend, prebuilt.FIRST_BUILD))
+        return bool(suitable_archives("", facts, backend, prebuilt.FIRST_BUILD))
     except Refusal:
         return False
 
@@ -53,7 +53,7 @@ def environment(facts: Facts, backend: str) -> Mapping[str, str]:
     return {"LD_LIBRARY_PATH": f"{toolkit.prefix}/lib"} if toolkit else {}
 
 
-def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ...]:
+def suitable_archives(name: str, facts: Facts, backend: str, build: int) -> tuple[str, ...]:
     """Return the names of the archives that suit the facts of a host: programs, then further libraries. Unknown facts are assumed to fit.
 
     :raises Refusal: no archive runs there.
@@ -84,21 +84,21 @@ def archive_names(name: str, facts: Facts, backend: str, build: int) -> tuple[st
 def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str]:
     """Yield reasons why an archive does not run on a host, each with a remedy. Messages put the host's name in front."""
     archive = f"upstream's archive {asset.name} (llama_release, source: prebuilt)"
-    devices, rocm, parse = facts.architectures(backend), facts.newest_toolkit(backend), versions.parse
+    architectures, toolkit, parse = facts.architectures(backend), facts.newest_toolkit(backend), versions.parse
     system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
     if version is not None and parse(version) < parse(asset.oldest_system):
         library = f"{system_library} {version}" if version else "a C library other than glibc"
         yield f"has {library}, but {archive} needs {system_library} {asset.oldest_system} or newer: use such a system on that host, or compile with source: git"
     if asset.cuda and facts.newest_cuda is not None and parse(facts.newest_cuda) < parse(asset.cuda):
         yield f"has an NVIDIA driver for CUDA {facts.newest_cuda}, but {archive} needs CUDA {asset.cuda} or newer: update the driver, or {prebuilt.REMEDY}"
-    old_devices = [device for device in devices if device and parse(device) < parse(asset.min_capability)]
-    if old_devices:
-        yield f"has a device with compute capability {old_devices[0]}, but {archive} needs {asset.min_capability} or newer: {prebuilt.REMEDY}"
-    if asset.rocm and facts.toolchains is not None and (not rocm or parse(rocm.version)[:1] != parse(asset.rocm)):
-        installed_rocm = f"ROCm {rocm.version}" if rocm else "no ROCm"
+    old_architectures = [name for name in architectures if name and parse(name) < parse(asset.min_capability)]
+    if old_architectures:
+        yield f"has a device with compute capability {old_architectures[0]}, but {archive} needs {asset.min_capability} or newer: {prebuilt.REMEDY}"
+    if asset.rocm and facts.toolchains is not None and (not toolkit or parse(toolkit.version)[:1] != parse(asset.rocm)):
+        installed_rocm = f"ROCm {toolkit.version}" if toolkit else "no ROCm"
         yield f"has {installed_rocm}, but {archive} needs the ROCm {asset.rocm} libraries: install them, or {prebuilt.REMEDY}"
-    unsupported_devices = [
-        device for device in devices if asset.rocm and device.partition(":")[0] not in prebuilt.ROCM_TARGETS
+    unsupported_architectures = [
+        name for name in architectures if asset.rocm and name.partition(":")[0] not in prebuilt.ROCM_TARGETS
     ]
-    if unsupported_devices:
-        yield f"has the device {unsupported_devices[0]}, but {archive} has no code for this device: {prebuilt.REMEDY}"
+    if unsupported_architectures:
+        yield f"has the device {unsupported_architectures[0]}, but {archive} has no code for this device: {prebuilt.REMEDY}"

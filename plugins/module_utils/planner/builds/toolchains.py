@@ -33,7 +33,7 @@ def _missing_libraries(facts: Facts, toolkit: Toolchain | None, libraries: Seque
     return [name for name in libraries if toolkit.libraries is not None and name not in toolkit.libraries]
 
 
-def vulkan_remedy(facts: Facts) -> str | None:
+def vulkan_setting(facts: Facts) -> str | None:
     """Return the value of llama_backend that selects Vulkan, with a hint if no card is declared for Vulkan; None without cards."""
     if facts.accelerators_of(backends.UNIVERSAL.name):
         return backends.UNIVERSAL.name
@@ -41,9 +41,9 @@ def vulkan_remedy(facts: Facts) -> str | None:
     return f"{backends.UNIVERSAL.name} (and declare the card for that backend in llama_hardware)" if has_card else None
 
 
-def other_backends(facts: Facts, backend: str) -> str:
+def other_backends_text(facts: Facts, backend: str) -> str:
     """Return the other backends for which this host could build, as text."""
-    vulkan = vulkan_remedy(facts)
+    vulkan = vulkan_setting(facts)
     usable_backends = [name for name in backends.PREFERRED_ORDER if name != backend and facts.accelerators_of(name)]
     if vulkan and backend != backends.UNIVERSAL.name and backends.UNIVERSAL.name not in usable_backends:
         usable_backends.append(vulkan)
@@ -94,13 +94,13 @@ def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[To
     return [Toolchain(backend, prefix or "", (), version, compiler)]
 
 
-def _newest_suitable(host: Host, candidates: list[Toolchain], libraries: Sequence[str]) -> Toolchain | None:
+def _suitable_toolkit(host: Host, candidates: list[Toolchain], libraries: Sequence[str]) -> Toolchain | None:
     """Return the newest toolkit that fits and has its libraries, or else the distribution's, whose libraries are packages; None without a
     toolkit."""
     if not candidates:
         return None
     facts, backend = host.facts, candidates[0].backend
-    alternative = f"or set llama_backend to {other_backends(facts, backend)} for {host.name}"
+    alternative = f"or set llama_backend to {other_backends_text(facts, backend)} for {host.name}"
     reasons = [_unsuitable_reason(toolkit, facts.architectures(backend)) for toolkit in candidates]
     matches = [toolkit for toolkit, reason in zip(candidates, reasons) if not reason]
     if not matches:
@@ -108,9 +108,9 @@ def _newest_suitable(host: Host, candidates: list[Toolchain], libraries: Sequenc
     complete_toolkits = [toolkit for toolkit in matches if not _missing_libraries(facts, toolkit, libraries)]
     complete_toolkits = complete_toolkits or [toolkit for toolkit in matches if toolkit.prefix == names.SYSTEM_PREFIX]
     if not complete_toolkits:
-        choice, title = matches[-1], toolkits.SIDE_BY_SIDE[backend].title
+        toolkit, title = matches[-1], toolkits.SIDE_BY_SIDE[backend].title
         raise Refusal(
-            f"{host.name} has {title} {choice.version} in {choice.prefix} without {', '.join(_missing_libraries(facts, choice, libraries))}: install its "
+            f"{host.name} has {title} {toolkit.version} in {toolkit.prefix} without {', '.join(_missing_libraries(facts, toolkit, libraries))}: install its "
             f"development packages, set llama_build_toolchain to the prefix of a complete {title}, {alternative}"
         )
     return complete_toolkits[-1]
@@ -125,9 +125,9 @@ def choose_tools(host: Host, backend: str, fork: str) -> BuildTools:
     prefix_toolchains = _toolchains_at(host.toolchain, facts, backend) if host.toolchain else {}
     if backend in toolkits.SIDE_BY_SIDE:
         candidates = [prefix_toolchains[backend]] if backend in prefix_toolchains else facts.toolkits_of(backend)
-        toolkit = _newest_suitable(host, candidates or _declared_toolkit(backend, facts, None), libraries)
-    compiler, version = prefix_toolchains.get(backends.CPU.name), facts.toolchain.get("c++")
-    is_checked = not compiler and facts.system == "Linux"
+        toolkit = _suitable_toolkit(host, candidates or _declared_toolkit(backend, facts, None), libraries)
+    toolchain, version = prefix_toolchains.get(backends.CPU.name), facts.toolchain.get("c++")
+    is_checked = not toolchain and facts.system == "Linux"
     if version and is_checked and versions.parse(version) < versions.parse(MIN_GCC_VERSION):
         raise Refusal(
             f"{host.name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MIN_GCC_VERSION} or "
@@ -136,17 +136,17 @@ def choose_tools(host: Host, backend: str, fork: str) -> BuildTools:
     return BuildTools(
         prefix=(toolkit.prefix or None) if toolkit else None,
         version=toolkit.version if toolkit else facts.toolchain.get(toolkits.command_of(backend)),
-        compiler=compiler.compiler if compiler else version,
-        environment={**_compiler_environment(compiler, backend), **_toolkit_environment(toolkit)},
+        compiler=toolchain.compiler if toolchain else version,
+        environment={**_compiler_environment(toolchain, backend), **_toolkit_environment(toolkit)},
         libraries=tuple(libraries),
         missing_libraries=tuple(_missing_libraries(facts, toolkit, libraries)),
     )
 
 
-def _compiler_environment(compiler: Toolchain | None, backend: str) -> dict[str, str]:
-    if not compiler:
+def _compiler_environment(toolchain: Toolchain | None, backend: str) -> dict[str, str]:
+    if not toolchain:
         return {}
-    cxx = str(compiler.compiler)
+    cxx = str(toolchain.compiler)
     environment = {"CC": cxx.replace("clang++", "clang").replace("g++", "gcc"), "CXX": cxx}
     toolkit = toolkits.TOOLKITS.get(backend)
     return {**environment, **({toolkit.host_cxx_variable: cxx} if toolkit and toolkit.host_cxx_variable else {})}

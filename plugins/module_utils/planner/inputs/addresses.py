@@ -22,18 +22,18 @@ def _common_prefix_length(first_address: str, second_address: str) -> int:
     return 32 - (int(first_ip) ^ int(second_ip)).bit_length()
 
 
-def common_address(host: Host, peer: str, target: str | None = None) -> str:
+def address_for_peer(host: Host, peer: str, peer_address: str | None = None) -> str:
     """Return the numeric address at which a peer reaches the host: of the link to this peer, else of the first link without a peer, else ``ansible_host``.
 
-    :param target: address of the peer, if known. Without a link to the peer, the address that shares the longest prefix with it wins.
+    :param peer_address: address of the peer, if known. Without a link to the peer, the address that shares the longest prefix with it wins.
     """
     peer_links = [index for index, link in enumerate(host.links) if link.peer == peer]
     other_links = [index for index, link in enumerate(host.links) if not link.peer]
     candidates = [(f"llama_links[{index}].address", host.links[index].address) for index in [*peer_links, *other_links]]
     candidates += [("ansible_host", host.address)]
     variable, address = candidates[0]
-    if target and not peer_links:
-        variable, address = max(candidates, key=lambda candidate: _common_prefix_length(candidate[1], target))
+    if peer_address and not peer_links:
+        variable, address = max(candidates, key=lambda candidate: _common_prefix_length(candidate[1], peer_address))
     try:
         parsed_address = ipaddress.IPv4Interface(address).ip
     except ValueError:

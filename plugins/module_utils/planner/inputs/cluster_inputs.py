@@ -38,14 +38,14 @@ VARIABLE_NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_]*"
 SECRET_NAME_PATTERN = r"(?i).*(TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|_KEY|ACCESS_KEY_ID|SECRET_KEY_BASE|CREDENTIALS?|(^|_)(PASS|PWD|AUTH|PAT))_?\d*"
 """Form of the name of an environment variable whose value is a secret."""
 
-PLANNING_FACTS = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
+PLANNING_FACT_NAMES = {*Facts._fields} - {"accounts", "addresses", "cluster", "measured"}
 """Facts that a plan depends on."""
 
-DECLARATION_KEYS = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
+DECLARATION_ONLY_KEYS = {"system", "architecture", "distribution", "service_manager", "home", "processor", "cores"}
 """Keys of ``llama_hardware`` that only count for a host without reported facts."""
 
 
-def check_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def checked_hosts(cluster: str, hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Check the hosts of a cluster, and return them with facts for parse_facts: the reported facts, overridden by ``llama_hardware``.
 
     :param hosts: name → ``groups`` (head, worker), ``ansible_host``, ``variables`` with defaults, ``unknown_variables``, and ``facts`` of host_info or None.
@@ -65,15 +65,15 @@ def read_cluster(
 ) -> types.Cluster:
     """Return the cluster of an inventory.
 
-    :param hosts: result of check_hosts.
+    :param hosts: result of checked_hosts.
     :param model: model that replaces the model of the inventory.
     :raises Refusal: the inventory is invalid.
     """
     heads = [host for host, entry in hosts.items() if "head" in entry["groups"]]
     if len(heads) != 1:
-        head_names = f" ({', '.join(heads)})" if heads else ""
+        heads_text = f" ({', '.join(heads)})" if heads else ""
         raise Refusal(
-            f"group llama_head has {len(heads)} hosts of this cluster{head_names}: it must have exactly one, unless each head is a replica behind a "
+            f"group llama_head has {len(heads)} hosts of this cluster{heads_text}: it must have exactly one, unless each head is a replica behind a "
             "llama_balancer host of the same cluster"
         )
     variables = hosts[heads[0]]["variables"]
@@ -87,7 +87,7 @@ def read_cluster(
         model_entries=entries,
         placement=variables["llama_placement"],
         accepted=frozenset(variables["llama_accept_advisories"] or ()),
-        releases=_releases(variables),
+        releases=_release_requests(variables),
         external=external,
         external_hosts=external_workers.hosts_of(external),
         builds_benchmark=variables["llama_benchmark_programs"],
@@ -163,15 +163,15 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> types.
         variables["llama_host_tuning_gtt_mib"],
         bool(variables["llama_host_reboot"]),
     )
-    host_facts = kernel_parameters.facts_after_reboot(parse_facts(facts), tuning)
+    parsed_facts = kernel_parameters.facts_after_reboot(parse_facts(facts), tuning)
     return types.Host(
         name=name,
         is_head="head" in entry["groups"],
         is_worker="worker" in entry["groups"],
-        address=host_facts.reached_at or str(entry["ansible_host"]),
-        facts=host_facts,
+        address=parsed_facts.reached_at or str(entry["ansible_host"]),
+        facts=parsed_facts,
         cached_facts=planning_facts(facts),
-        backends=_backends(name, variables["llama_backend"]),
+        backends=_backend_choices(name, variables["llama_backend"]),
         links=tuple(
             _link(f"llama_links[{index}]", name, link) for index, link in enumerate(variables["llama_links"] or ())
         ),
@@ -181,24 +181,24 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> types.
         ),
         cmake_options=_cmake_options(name, variables["llama_build_cmake_options"]),
         toolchain=variables["llama_build_toolchain"],
-        build_host=_build_host(name, variables["llama_build_host"], hosts),
+        build_host=_checked_build_host(name, variables["llama_build_host"], hosts),
         share_builds=variables["llama_build_share"],
         tuning=tuning,
-        releases=_releases(variables),
+        releases=_release_requests(variables),
         unknown_variables=dict(entry["unknown_variables"]),
-        metrics=_metrics(name, variables),
+        metrics=_metrics_folder(name, variables),
         transport=variables["llama_transport"],
         scope=variables["llama_host_scope"],
     )
 
 
-UNQUOTED_PATH = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
+UNQUOTED_PATH_FORM = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
 """Form of a path that needs no quotes in a unit."""
 
 
-def _metrics(name: str, variables: Mapping[str, Any]) -> str | None:
+def _metrics_folder(name: str, variables: Mapping[str, Any]) -> str | None:
     folder = str(variables["llama_metrics_folder"])
-    if not re.fullmatch(UNQUOTED_PATH, folder):
+    if not re.fullmatch(UNQUOTED_PATH_FORM, folder):
         raise Refusal(
             f"llama_metrics_folder for {name} is {folder!r}: use an absolute path with only letters, digits and / . _ @ + -"
         )
@@ -210,19 +210,19 @@ def is_ipv4_address(address: str) -> bool:
     return bool(re.fullmatch(validation.IPV4_PATTERN, address))
 
 
-def _releases(variables: Mapping[str, Any]) -> dict[str, types.ReleaseRequest | None]:
+def _release_requests(variables: Mapping[str, Any]) -> dict[str, types.ReleaseRequest | None]:
     requests: dict[str, types.ReleaseRequest | None] = {}
     for variable in ("llama_release", *(f"llama_release_{backend}" for backend in BACKENDS)):
         try:
-            is_set = variables[variable] or variable == "llama_release"
-            request = release_request.request_of(variables[variable]) if is_set else None
+            has_request = variables[variable] or variable == "llama_release"
+            request = release_request.request_of(variables[variable]) if has_request else None
         except Refusal as refusal:
-            raise release_request.name_variable(refusal, variable) from None
+            raise release_request.with_variable(refusal, variable) from None
         requests[variable] = request and request._replace(fast_load=bool(variables["llama_build_fast_load"]))
     return requests
 
 
-def _backends(name: str, value: Any) -> tuple[str, ...]:
+def _backend_choices(name: str, value: Any) -> tuple[str, ...]:
     choices = value if isinstance(value, list) else [value]
     if not choices or len(set(map(str, choices))) < len(choices) or (len(choices) > 1 and "auto" in choices):
         raise Refusal(
@@ -231,7 +231,7 @@ def _backends(name: str, value: Any) -> tuple[str, ...]:
     return tuple(choices)
 
 
-def _build_host(name: str, builder: str | None, hosts: Collection[str]) -> str | None:
+def _checked_build_host(name: str, builder: str | None, hosts: Collection[str]) -> str | None:
     if builder and builder not in hosts:
         raise Refusal(
             f"llama_build_host for {name} is {builder!r}, which is not in this cluster: use a host in llama_head or llama_workers, or remove the variable"
@@ -335,7 +335,7 @@ def _memory_sizes(variable: str, entries: Mapping[str, Any]) -> dict[str, int]:
 def planning_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts that a plan depends on. They exclude tools that only make builds faster, so these never change a plan."""
     toolchain = {tool: version for tool, version in facts["toolchain"].items() if tool not in toolkits.OPTIONAL_TOOLS}
-    return {**{key: value for key, value in facts.items() if key in PLANNING_FACTS}, "toolchain": toolchain}
+    return {**{key: value for key, value in facts.items() if key in PLANNING_FACT_NAMES}, "toolchain": toolchain}
 
 
 def merge_hardware(
@@ -375,7 +375,7 @@ def merge_hardware(
         facts = _declared_facts(name, declared_values, "user" if scope == "user" else "system")
     elif "toolchain" in declared_values:
         facts = {**facts, "toolchains": None}
-    return {**facts, **{key: value for key, value in declared_values.items() if key not in DECLARATION_KEYS}}
+    return {**facts, **{key: value for key, value in declared_values.items() if key not in DECLARATION_ONLY_KEYS}}
 
 
 def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[str, Any]:
@@ -404,10 +404,10 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
     if system == "Darwin":
         facts.update(distribution={"id": "darwin", "version": "", "family": "darwin"}, packaged=None)
     elif "distribution" in hardware:
-        identity, _space, version = hardware["distribution"].partition(" ")
-        facts["distribution"] = names.distribution(f"ID={identity}\nVERSION_ID={version}\n")
-        major_version = re.match(r"\d+", version)
-        is_too_old = major_version and int(major_version[0]) < capabilities.OLDEST_DISTRIBUTIONS.get(identity, 0)
+        distribution_id, _space, version = hardware["distribution"].partition(" ")
+        facts["distribution"] = names.distribution(f"ID={distribution_id}\nVERSION_ID={version}\n")
+        version_match = re.match(r"\d+", version)
+        is_too_old = version_match and int(version_match[0]) < capabilities.OLDEST_DISTRIBUTIONS.get(distribution_id, 0)
         if is_too_old or facts["distribution"]["family"] != DEFAULT_FACTS["distribution"]["family"]:
             facts["packaged"] = None
     return facts

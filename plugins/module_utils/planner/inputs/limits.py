@@ -20,18 +20,18 @@ class ValueProblem(NamedTuple):
     text: str
 
 
-def find_problem(variable: str, value: Any, depth: int = 0) -> ValueProblem | None:
+def find_problem(place: str, value: Any, depth: int = 0) -> ValueProblem | None:
     """Return the first problem in a value, however deep the value is nested; None without a problem."""
     text = _value_problem(value) if depth <= MAX_DEPTH else f"is nested more than {MAX_DEPTH} levels deep: flatten it"
     children: Iterable[tuple[str, Any]] = ()
     if isinstance(value, Mapping):
         text = text or next(filter(None, map(_key_problem, value)), "")
-        children = ((f"{variable}.{key}", child) for key, child in value.items())
+        children = ((f"{place}.{key}", child) for key, child in value.items())
     elif isinstance(value, (list, tuple)):
-        children = ((f"{variable}[{index}]", child) for index, child in enumerate(value))
+        children = ((f"{place}[{index}]", child) for index, child in enumerate(value))
     if text:
-        return ValueProblem(variable, text)
-    return next(filter(None, (find_problem(place, child, depth + 1) for place, child in children)), None)
+        return ValueProblem(place, text)
+    return next(filter(None, (find_problem(child_place, child, depth + 1) for child_place, child in children)), None)
 
 
 def _key_problem(key: Any) -> str:

@@ -39,7 +39,7 @@ AUXILIARY_FORM = re.compile(
     r"|(?P<huggingface>[^/:]+/[^/:]+)(?::(?P<quantisation>[^/:]+)|/(?P<file>.+))?"
 )
 """Form of llama_model_mmproj and llama_model_draft."""
-OLLAMA_NAME = re.compile(
+OLLAMA_NAME_FORM = re.compile(
     r"(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
     r"(?::(?P<tag>\w[\w.-]*))?",
     re.ASCII,
@@ -50,23 +50,23 @@ HUGGING_FACE_HOSTS = ("hf.co", "huggingface.co")
 
 def request_of(variables: Mapping[str, Any]) -> ModelRequest:
     """:raises Refusal: the variables set no source or several sources, or a value is invalid."""
-    shape = variables[KNOWN_ANSWER_VARIABLE]
-    sources = [f"llama_model_{kind}" for kind in SOURCE_KINDS if _is_set(variables[f"llama_model_{kind}"])]
-    sources += [KNOWN_ANSWER_VARIABLE] * (shape is not None)
-    if len(sources) != 1:
+    values = variables[KNOWN_ANSWER_VARIABLE]
+    source_variables = [f"llama_model_{kind}" for kind in SOURCE_KINDS if _is_set(variables[f"llama_model_{kind}"])]
+    source_variables += [KNOWN_ANSWER_VARIABLE] * (values is not None)
+    if len(source_variables) != 1:
         raise Refusal(
-            f"{' and '.join(sources)} are set: keep only the variable of the model to serve"
-            if sources
+            f"{' and '.join(source_variables)} are set: keep only the variable of the model to serve"
+            if source_variables
             else f"no model is set: set one of {', '.join(f'llama_model_{kind}' for kind in SOURCE_KINDS)} or {KNOWN_ANSWER_VARIABLE}, "
             "for example llama_model_huggingface: unsloth/gpt-oss-20b-GGUF:Q4_K_M, or add entries to llama_models"
         )
     header = variables["llama_model_gguf_summary"]
-    known_model = None if shape is None else KnownAnswerPlan(shape["layers"], shape["width"], shape["type"])
+    known_answer_plan = None if values is None else KnownAnswerPlan(values["layers"], values["width"], values["type"])
     summary = None if header is None else summary_of("llama_model_gguf_summary", header)
     return ModelRequest(
-        source=None if known_model else _model_source(variables),
-        known_answer=known_model,
-        summary=_known_answer_summary(known_model) if known_model else summary,
+        source=None if known_answer_plan else _model_source(variables),
+        known_answer=known_answer_plan,
+        summary=_known_answer_summary(known_answer_plan) if known_answer_plan else summary,
         mmproj=_auxiliary_source(host_types.MMPROJ, variables["llama_model_mmproj"]),
         draft=_auxiliary_source(host_types.DRAFT, variables["llama_model_draft"]),
         token_file=variables["llama_model_token_file"],
@@ -91,9 +91,9 @@ def summary_of(place: str, header: Any) -> ModelSummary:
 
 
 @functools.lru_cache(maxsize=16)
-def _known_answer_summary(shape: KnownAnswerPlan) -> ModelSummary | None:
+def _known_answer_summary(plan: KnownAnswerPlan) -> ModelSummary | None:
     """Return the summary of the known-answer model; None if there is no such model."""
-    return None if known_answer.problem(*shape) else header_summary.parse(known_answer.summary(*shape))
+    return None if known_answer.problem(*plan) else header_summary.parse(known_answer.summary(*plan))
 
 
 def _is_set(value: Any) -> bool:
@@ -102,12 +102,12 @@ def _is_set(value: Any) -> bool:
 
 def _model_source(variables: Mapping[str, Any]) -> ModelSource:
     kind = next(kind for kind in SOURCE_KINDS if _is_set(variables[f"llama_model_{kind}"]))
-    checksum = variables["llama_model_checksum"] or ()
-    if checksum and kind not in ("url", "copy"):
+    checksums = variables["llama_model_checksum"] or ()
+    if checksums and kind not in ("url", "copy"):
         raise Refusal(
             "llama_model_checksum is set, but applies only to llama_model_url and llama_model_copy: remove llama_model_checksum"
         )
-    return _source(host_types.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksum)
+    return _source(host_types.MODEL, f"llama_model_{kind}", kind, variables[f"llama_model_{kind}"], checksums)
 
 
 def _auxiliary_source(role: str, text: str | None) -> ModelSource | None:
@@ -127,12 +127,12 @@ def _auxiliary_source(role: str, text: str | None) -> ModelSource | None:
     return _source(role, variable, kind, value)
 
 
-def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[str] = ()) -> ModelSource:
-    """:param checksum: checksums of the parts of ``url`` or ``copy``."""
+def _source(role: str, variable: str, kind: str, value: Any, checksums: Sequence[str] = ()) -> ModelSource:
+    """:param checksums: checksums of the parts of ``url`` or ``copy``."""
     if kind == "huggingface":
         return ModelSource(role, variable, huggingface=_huggingface(variable, value))
     if kind == "url":
-        return ModelSource(role, variable, url=_checked_url(variable, value), checksum=_checksums(checksum))
+        return ModelSource(role, variable, url=_checked_url(variable, value), checksum=_checksum_digits(checksums))
     if kind == "ollama":
         return ModelSource(role, variable, ollama=_full_ollama_name(variable, value))
     if kind == "path" and not str(value).startswith("/"):
@@ -145,7 +145,7 @@ def _source(role: str, variable: str, kind: str, value: Any, checksum: Sequence[
             "spaces and ._+@=,()-, with a letter or digit first"
         )
     if kind == "copy":
-        return ModelSource(role, variable, copy=str(value), checksum=_checksums(checksum))
+        return ModelSource(role, variable, copy=str(value), checksum=_checksum_digits(checksums))
     return ModelSource(role, variable, path=str(value))
 
 
@@ -175,18 +175,18 @@ def _file_names(variable: str, names: Sequence[str]) -> tuple[str, ...]:
 
     :raises Refusal: the files belong to several models.
     """
-    parts = split_files.part_names(names[0]) if names else []
-    if not set(names) <= set(parts):
+    part_names = split_files.part_names(names[0]) if names else []
+    if not set(names) <= set(part_names):
         raise Refusal(
             f"{variable} has {' and '.join(names[:3])}, which are not parts of the same model: name one file of the model"
         )
-    return tuple(parts)
+    return tuple(part_names)
 
 
 def _checked_url(variable: str, url: str) -> str:
     try:
-        address = urlsplit(url)
-        is_valid = address.scheme in ("http", "https") and address.hostname and address.port != 0
+        parsed_url = urlsplit(url)
+        is_valid = parsed_url.scheme in ("http", "https") and parsed_url.hostname and parsed_url.port != 0
     except ValueError:
         is_valid = None
     if not is_valid or download_record.problem_of_name(download_record.name_of_url(url)):
@@ -194,7 +194,7 @@ def _checked_url(variable: str, url: str) -> str:
     return url
 
 
-def _checksums(checksums: Sequence[str]) -> tuple[str, ...]:
+def _checksum_digits(checksums: Sequence[str]) -> tuple[str, ...]:
     """Return the digits of each checksum; a split model has one for each part."""
     values = []
     for checksum in checksums:
@@ -209,14 +209,14 @@ def _checksums(checksums: Sequence[str]) -> tuple[str, ...]:
 
 def _full_ollama_name(variable: str, name: str) -> str:
     """Return the full name of a model, completed as by Ollama itself."""
-    match = OLLAMA_NAME.fullmatch(name)
+    match = OLLAMA_NAME_FORM.fullmatch(name)
     if not match:
         raise Refusal(
             f"{variable} is {validation.quote(name)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"
         )
-    host = match["host"] or OLLAMA_REGISTRY
-    if host in HUGGING_FACE_HOSTS:
+    registry = match["host"] or OLLAMA_REGISTRY
+    if registry in HUGGING_FACE_HOSTS:
         raise Refusal(
             f"{variable} is {name!r}, a repository on Hugging Face: use OWNER/NAME:QUANTISATION, in llama_model_huggingface for the main model"
         )
-    return f"{host}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"
+    return f"{registry}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"

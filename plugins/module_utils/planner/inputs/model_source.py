@@ -38,7 +38,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
     Quantisation,
 )
 
-PRIVATE_FOLDERS = ("/tmp/", "/var/tmp/")
+HIDDEN_FOLDERS = ("/tmp/", "/var/tmp/")
 """Folders of the host that a unit cannot see, because it has private ones (PrivateTmp)."""
 AUXILIARY_OPTIONS = {host_types.MMPROJ: "projector", host_types.DRAFT: "draft"}
 """Role of a file → llama-server's option for it."""
@@ -83,7 +83,7 @@ def alias_of(request: ModelRequest) -> str:
     return re.sub(r"[^A-Za-z0-9._/:@+-]+", "-", name).strip("-.")[:MAX_NAME_LENGTH] or "model"
 
 
-class RawReport(NamedTuple):
+class RawModelReport(NamedTuple):
     """The raw report of the module model_info."""
 
     files: tuple[ModelFilePlan, ...] = ()
@@ -99,12 +99,12 @@ def with_reports(cluster: Cluster, data: Mapping[str, Any]) -> Cluster:
 
     :param data: result of the module; empty if it did not run. For several models it has ``models``: name → report.
     """
-    models = tuple(
+    entries = tuple(
         entry._replace(model=_with_report(entry.model, turns.report_of(data, entry.name)))
         for entry in cluster.model_entries
     )
     return cluster._replace(
-        model=models[0].model if models else _with_report(cluster.model, data), model_entries=models
+        model=entries[0].model if entries else _with_report(cluster.model, data), model_entries=entries
     )
 
 
@@ -117,7 +117,7 @@ def _with_report(request: ModelRequest, data: Mapping[str, Any]) -> ModelRequest
 def parse_model_report(data: Any) -> ModelReport:
     """Parse a report of the module model_info. If it is invalid, the result has only ``problem``."""
     try:
-        raw_report = typed_json.parse(RawReport, data)
+        raw_report = typed_json.parse(RawModelReport, data)
         draft, projector = (raw_report.auxiliary.get(role) for role in (host_types.DRAFT, host_types.MMPROJ))
         file_names = [file.name for file in raw_report.files]
         return ModelReport(
@@ -166,8 +166,8 @@ def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
     """Return the summary as if the files had this number of bytes, with every tensor scaled in proportion."""
     ratio = size / summary.size
 
-    def scale(count: int) -> int:
-        return int(count * ratio)
+    def scale(byte_count: int) -> int:
+        return int(byte_count * ratio)
 
     largest_bytes, tensors = summary.largest_tensor_bytes, summary.tensors
     return summary._replace(
@@ -205,9 +205,9 @@ def _files_from_variables(source: ModelSource, summary: ModelSummary | None) -> 
     if source.path:
         parent, name = posixpath.split(source.path)
         sizes = dict(files)
-        siblings = split_files.part_names(name)
+        part_names = split_files.part_names(name)
         return [
-            ModelFilePlan(part, source.role, posixpath.join(parent, part), bytes=sizes.get(part)) for part in siblings
+            ModelFilePlan(part, source.role, posixpath.join(parent, part), bytes=sizes.get(part)) for part in part_names
         ]
     file_names: Sequence[str] = ()
     if source.huggingface:
@@ -233,7 +233,7 @@ def model_of(request: ModelRequest, facts: Facts) -> Model:
     """
     source, report, summary = next(iter(request.sources()), None), request.report, request.summary
     if source and report.problem:
-        raise typed_json.format_refusal("the head", f"the model ({_subject(source)})", report.problem)
+        raise typed_json.format_refusal("the head", f"the model ({_source_clause(source)})", report.problem)
     if report.refused:
         raise Refusal(report.refused)
     if request.known_answer:
@@ -242,7 +242,7 @@ def model_of(request: ModelRequest, facts: Facts) -> Model:
             raise Refusal(f"llama_model_known_answer describes an impossible model: {problem}")
     elif summary is None:
         raise Refusal(
-            f"{_subject(cast(ModelSource, request.source))}, but its header was not read: make the head reachable, or set llama_model_gguf_summary"
+            f"{_source_clause(cast(ModelSource, request.source))}, but its header was not read: make the head reachable, or set llama_model_gguf_summary"
         )
     files = files_of(request, facts.prefix)
     model_file = next((file for file in files if file.role == host_types.MODEL), None)
@@ -273,13 +273,13 @@ def _check_readable(source: ModelSource, model: Model, report: ModelReport, fact
             f"chmod o+rX {shlex.quote(report.unreadable_path)}, or move the model to /srv"
         )
     for file in model.files:
-        if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(PRIVATE_FOLDERS):
+        if service_managers.MANAGERS[facts.service_manager].hides_homes and file.path.startswith(HIDDEN_FOLDERS):
             variable = source.variable if file.role == source.role else AUXILIARY_VARIABLES[file.role]
             raise Refusal(
                 f"{variable} names {file.path!r}, but services cannot see the host's /{file.path.split('/')[1]}: move the model to /srv"
             )
 
 
-def _subject(source: ModelSource) -> str:
+def _source_clause(source: ModelSource) -> str:
     """Return the beginning of a sentence about a model."""
     return f"{source.variable} is {source.path!r}" if source.path else f"{source.variable} is {source_text(source)}"

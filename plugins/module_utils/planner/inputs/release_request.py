@@ -17,7 +17,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 COMPILED_SOURCES = ("git", "pypi", "archive")
 """Sources that are compiled on the hosts."""
-SOURCE_KEYS = {
+ACCEPTED_KEYS = {
     "git": {"source", "repository", "fork", "ref", "commit", "build", "patches"},
     "pypi": {"source", "version", "checksum", "build", "commit", "patches"},
     "archive": {"source", "path", "url", "checksum", "fork", "build", "commit", "patches"},
@@ -34,38 +34,38 @@ DEFAULT_RELEASE = {
 }
 """Default of ``llama_release``, and the release that ``auto`` compiles."""
 CHECKSUM_FORM = r"sha256:[0-9a-f]{64}"
-"""Form of a checksum. KEY_FORMS accepts upper case, too, because some programs print it."""
-FULL_COMMIT = r"[0-9a-f]{40}([0-9a-f]{24})?"
-BUILD_TAG = r"b\d{3,6}"
-VERSION_TAG = r"v\d+\.\d+\.\d+"
+"""Form of a checksum. KEY_RULES accepts upper case, too, because some programs print it."""
+FULL_COMMIT_FORM = r"[0-9a-f]{40}([0-9a-f]{24})?"
+BUILD_TAG_FORM = r"b\d{3,6}"
+VERSION_TAG_FORM = r"v\d+\.\d+\.\d+"
 """Form of upstream's version tags, which exist since v0.1.0 (August 2026) in addition to build tags."""
 
 
-def _key_form(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
+def _key_rule(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
     return re.compile(expression, re.ASCII), remedy
 
 
-KEY_FORMS = {
-    "checksum": _key_form(f"(?i:{CHECKSUM_FORM})", "sha256: and the 64 hexadecimal digits of the archive's hash"),
-    "version": _key_form(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
-    "commit": _key_form(r"[0-9a-f]{7,64}", "at least the first 7 digits of the commit's hash, in quotes"),
-    "git commit": _key_form(FULL_COMMIT, "all digits of the commit's hash, in quotes"),
-    "repository": _key_form(r"[^-\s]\S*( \S+)*", "a git URL, or the path of a repository on the controller"),
-    "ref": _key_form(
+KEY_RULES = {
+    "checksum": _key_rule(f"(?i:{CHECKSUM_FORM})", "sha256: and the 64 hexadecimal digits of the archive's hash"),
+    "version": _key_rule(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
+    "commit": _key_rule(r"[0-9a-f]{7,64}", "at least the first 7 digits of the commit's hash, in quotes"),
+    "git commit": _key_rule(FULL_COMMIT_FORM, "all digits of the commit's hash, in quotes"),
+    "repository": _key_rule(r"[^-\s]\S*( \S+)*", "a git URL, or the path of a repository on the controller"),
+    "ref": _key_rule(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
     ),
-    "archive path": _key_form(r".+(?<!\.zip)", "the path of a tar archive on the controller (repack a .zip as tar)"),
-    "archive url": _key_form(
+    "archive path": _key_rule(r".+(?<!\.zip)", "the path of a tar archive on the controller (repack a .zip as tar)"),
+    "archive url": _key_rule(
         r"https?://\S+(?<!\.zip)",
         "the http:// or https:// address of a tar archive (repack a .zip as tar, and set path instead)",
     ),
-    "path": _key_form(r".+", "the path of an archive on the controller"),
-    "url": _key_form(r"https?://\S+", "the http:// or https:// address of an archive"),
-    "prebuilt url": _key_form(
+    "path": _key_rule(r".+", "the path of an archive on the controller"),
+    "url": _key_rule(r"https?://\S+", "the http:// or https:// address of an archive"),
+    "prebuilt url": _key_rule(
         r"https?://\S+",
         f"the address of a folder that contains folders like b{prebuilt.AUTO_BUILD}, for example {prebuilt.URL}",
     ),
-    "fork": _key_form(
+    "fork": _key_rule(
         "|".join(map(re.escape, capabilities.FORKS)),
         f"one of {', '.join(capabilities.FORKS)}; use llama.cpp for other forks with the options of llama.cpp",
     ),
@@ -79,18 +79,18 @@ def request_of(value: Any) -> ReleaseRequest:
 
     The controller (plugin_utils/sources/sources.py) looks up ``commit`` and ``build`` of a branch or commit, and sha256 and files of each patch.
     """
-    if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG}|{VERSION_TAG}", value):
+    if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG_FORM}|{VERSION_TAG_FORM}", value):
         value = {"source": "git", "ref": value}
     value = {"source": value} if value == "auto" else value
-    if not isinstance(value, dict) or str(value.get("source")) not in SOURCE_KEYS:
-        remedy = f"use a build like b11434, a version like v0.4.1, auto, or a mapping whose source is one of {', '.join(SOURCE_KEYS)}"
+    if not isinstance(value, dict) or str(value.get("source")) not in ACCEPTED_KEYS:
+        remedy = f"use a build like b11434, a version like v0.4.1, auto, or a mapping whose source is one of {', '.join(ACCEPTED_KEYS)}"
         if isinstance(value, str) and value.startswith("{"):
             remedy = 'put keys and texts in quotes in an INI inventory, like llama_release={"source": "auto"} below [llama_cluster:vars]'
         if re.fullmatch(r"\d{3,6}", str(value)):
             remedy = f"use b{value}"
         raise Refusal(f"llama_release is {value!r}, which is not valid: {remedy}")
     fields = {str(key): field for key, field in value.items() if field is not None}
-    source, known_keys = fields["source"], SOURCE_KEYS[fields["source"]]
+    source, known_keys = fields["source"], ACCEPTED_KEYS[fields["source"]]
     unknown_keys = set(fields) - known_keys
     if unknown_keys:
         raise Refusal(
@@ -101,7 +101,7 @@ def request_of(value: Any) -> ReleaseRequest:
     if "checksum" in fields:
         fields["checksum"] = fields["checksum"].lower()
     if source == "git":
-        fields = _git_request(fields)
+        fields = _git_fields(fields)
     return ReleaseRequest(
         **fields,
         patches=tuple(PatchPlan(path, "", ()) for path in patches),
@@ -114,11 +114,11 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
     if not isinstance(build, int) or isinstance(build, bool):
         raise Refusal(f"llama_release sets build to {build!r}: use llama.cpp's build number, a whole number")
     for key in [*REQUIRED_KEYS.get(source, ()), *fields]:
-        expression, remedy = (
-            KEY_FORMS.get(f"{'prebuilt' if source == 'auto' else source} {key}") or KEY_FORMS.get(key) or (None, "")
+        form, remedy = (
+            KEY_RULES.get(f"{'prebuilt' if source == 'auto' else source} {key}") or KEY_RULES.get(key) or (None, "")
         )
-        if expression and not (
-            isinstance(fields.get(key), str) and expression.fullmatch(fields[key]) and fields[key].isprintable()
+        if form and not (
+            isinstance(fields.get(key), str) and form.fullmatch(fields[key]) and fields[key].isprintable()
         ):
             value = f"sets {key} to {fields[key]!r}" if key in fields else f"has no {key}"
             raise Refusal(f"llama_release {value}: set {key} to {remedy}")
@@ -134,35 +134,35 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
         raise Refusal(f"llama_release sets patches to {patches!r}: use a list of paths on the controller")
     archive_pattern = rf"(cudart-)?llama-b{build}-bin-[\w.-]+\.tar\.gz"
     for name, checksum in checksums.items() if isinstance(checksums, dict) else [("", "")]:
-        if not re.fullmatch(archive_pattern, str(name)) or not KEY_FORMS["checksum"][0].fullmatch(str(checksum)):
+        if not re.fullmatch(archive_pattern, str(name)) or not KEY_RULES["checksum"][0].fullmatch(str(checksum)):
             raise Refusal(
                 f"llama_release sets checksums to {checksums!r}: map archive names like llama-b{build}-bin-ubuntu-x64.tar.gz to sha256: and 64 hexadecimal "
                 "digits"
             )
 
 
-def _git_request(fields: dict[str, Any]) -> dict[str, Any]:
+def _git_fields(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields with the repository, the fork that its name implies, and the commit or build that the ref implies (b11434: build 11434)."""
     fork, ref = fields.get("fork", MAINLINE), fields["ref"]
     repository = fields.get("repository", capabilities.FORKS[fork])
     if "fork" not in fields and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
         fork = IK_LLAMA
     defaults: dict[str, Any] = {"repository": repository, "fork": fork}
-    if re.fullmatch(FULL_COMMIT, ref):
+    if re.fullmatch(FULL_COMMIT_FORM, ref):
         defaults["commit"] = ref
-    elif re.fullmatch(BUILD_TAG, ref):
+    elif re.fullmatch(BUILD_TAG_FORM, ref):
         defaults["build"] = int(ref[1:])
     return {**defaults, **fields, "fork": fork}
 
 
-def name_variable(refusal: Refusal, variable: str) -> Refusal:
+def with_variable(refusal: Refusal, variable: str) -> Refusal:
     return Refusal(str(refusal).replace("llama_release ", variable + " ", 1))
 
 
-def declaration(release: ReleasePlan) -> str:
+def release_json(release: ReleasePlan) -> str:
     """Return the ``llama_release`` for a release of a plan, as JSON, which is also valid YAML."""
     fields: dict[str, Any] = {
-        key: getattr(release, key, None) for key in sorted(SOURCE_KEYS[release.source]) if key != "commit"
+        key: getattr(release, key, None) for key in sorted(ACCEPTED_KEYS[release.source]) if key != "commit"
     }
     if release.source == "git":
         fields["ref"] = str(release.revision).replace("refs/tags/", "", 1)

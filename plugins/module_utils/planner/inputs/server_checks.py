@@ -36,7 +36,7 @@ FIELD_LIMITS = {
 """Field of Server → its smallest and largest value."""
 
 
-def _check_auxiliary(server: Server, request: ModelRequest) -> None:
+def _check_auxiliary_options(server: Server, request: ModelRequest) -> None:
     """Refuse options that name an auxiliary model if a variable sets it, too."""
     for source in filter(None, (request.mmproj, request.draft)):
         argument = server.argument(model_source.AUXILIARY_OPTIONS[source.role])
@@ -48,7 +48,7 @@ def _check_auxiliary(server: Server, request: ModelRequest) -> None:
 
 def check_server(head: EquippedHost, server: Server, request: ModelRequest, release: ReleasePlan) -> None:
     """Refuse settings that llama-server of this release does not accept on this head."""
-    _check_auxiliary(server, request)
+    _check_auxiliary_options(server, request)
     for field, (minimum, maximum) in FIELD_LIMITS.items():
         remedy = validation.range_remedy(getattr(server, field), minimum, maximum)
         if remedy:
@@ -89,11 +89,11 @@ def _check_credential_paths(server: Server) -> None:
         path = getattr(server, field)
         if path and not path.startswith("/"):  # the service's account resolves ~ and relative paths differently
             raise Refusal(f"llama_server_{field} is {path!r}: use an absolute path on the head")
-    present_files = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
-    if len(present_files) == 1:
-        missing_file = "key" if present_files == ["certificate"] else "certificate"
+    configured_files = [name for name in ("certificate", "key") if getattr(server, f"tls_{name}_file")]
+    if len(configured_files) == 1:
+        other_file = "key" if configured_files == ["certificate"] else "certificate"
         raise Refusal(
-            f"llama_server_tls_{present_files[0]}_file is set, but llama_server_tls_{missing_file}_file is not: set both for TLS, or remove both"
+            f"llama_server_tls_{configured_files[0]}_file is set, but llama_server_tls_{other_file}_file is not: set both for TLS, or remove both"
         )
 
 
@@ -108,35 +108,35 @@ def _check_ports(head: EquippedHost, server: Server) -> None:
             raise Refusal(
                 f"{variable} is {port}, which a worker on {head.host.name} also uses: change {variable}, or port in llama_worker_endpoints"
             )
-        first_name = next(name for name in ports if ports[name] == port)
-        if first_name != variable:
-            raise Refusal(f"{variable} is {port}, the same port as {first_name}: change {variable} or {first_name}")
+        port_owner = next(name for name in ports if ports[name] == port)
+        if port_owner != variable:
+            raise Refusal(f"{variable} is {port}, the same port as {port_owner}: change {variable} or {port_owner}")
 
 
 def _check_extra_arguments(arguments: Sequence[str], release: ReleasePlan) -> None:
     """Refuse, in one message, options that the plan decides and options with which llama-server of this release would not start."""
     joined_arguments = [word for word in arguments if re.match(r"--?\w[\w-]*\s", word)]
     words = [part for word in arguments for part in (word.split() if word in joined_arguments else [word])]
-    known_options = {word.split("=", 1)[0]: option for word in words if (option := options.by_word(word))}
+    options_by_word = {word.split("=", 1)[0]: option for word in words if (option := options.by_word(word))}
     words_by_remedy: dict[str, list[str]] = {}
-    for word, option in known_options.items():
+    for word, option in options_by_word.items():
         if option.is_exclusive:
             words_by_remedy.setdefault(option.alternative(), []).append(word)
     problems = [f"{', '.join(group)}, which cannot be set there: {remedy}" for remedy, group in words_by_remedy.items()]
-    if joined_arguments and not any(option.is_secret for option in known_options.values()):
+    if joined_arguments and not any(option.is_secret for option in options_by_word.values()):
         text = "as one argument: use a list with option and value as separate entries"
         problems.append(f"{', '.join(map(repr, joined_arguments))} {text}")
     foreign_words = [
         word
-        for word, option in known_options.items()
+        for word, option in options_by_word.items()
         if not option.is_exclusive and not option.has_word(word, release.fork)
     ]
     if foreign_words:
-        owner = IK_LLAMA if release.mainline else MAINLINE
+        other_fork = IK_LLAMA if release.mainline else MAINLINE
         remedy = f"remove {'them' if foreign_words[1:] else 'it'}"
-        remedy += f", or set llama_release to a release of {owner}" * release.mainline
+        remedy += f", or set llama_release to a release of {other_fork}" * release.mainline
         problems.append(
-            f"{', '.join(foreign_words)}, which only {owner} supports, but {release.ref} is a release of {release.fork}: {remedy}"
+            f"{', '.join(foreign_words)}, which only {other_fork} supports, but {release.ref} is a release of {release.fork}: {remedy}"
         )
     if problems:
         raise Refusal(f"llama_server_extra_args has {'. It also has '.join(problems)}")
@@ -163,10 +163,10 @@ def check_model(request: ModelRequest, summary: ModelSummary, release: ReleasePl
     used_types = {row.type for row in summary.named_tensors}
     foreign_types = tensor_types.types_of_other_forks(used_types, release.fork)
     if foreign_types:
-        owner = IK_LLAMA if release.mainline else MAINLINE
-        remedy = f"set {variable} to a release of {owner}, or " if release.mainline else ""
+        other_fork = IK_LLAMA if release.mainline else MAINLINE
+        remedy = f"set {variable} to a release of {other_fork}, or " if release.mainline else ""
         raise Refusal(
-            f"{subject} is {summary.name}, whose tensors have types that only {owner} supports ({', '.join(foreign_types)}), but {release.ref} is a "
+            f"{subject} is {summary.name}, whose tensors have types that only {other_fork} supports ({', '.join(foreign_types)}), but {release.ref} is a "
             f"release of {release.fork}: {remedy}use a model file without these types"
         )
     untested_types = dict.fromkeys(

@@ -45,18 +45,18 @@ def _with_rdma(cluster: Cluster) -> Cluster:
     for name, host in cluster.hosts.items():
         if not host.is_worker or host.is_head or host.transport != names.RDMA:
             continue
-        address = addresses.common_address(host, head)
+        address = addresses.address_for_peer(host, head)
         _check_rdma(name, host, address)
-        _check_rdma(name, hosts[head], addresses.common_address(hosts[head], name, address))
+        _check_rdma(name, hosts[head], addresses.address_for_peer(hosts[head], name, address))
         for host_name in (name, head):
             options = {**hosts[host_name].cmake_options, backends.RDMA_OPTION: "ON"}
             hosts[host_name] = hosts[host_name]._replace(rdma=True, cmake_options=options)
     return cluster._replace(hosts=hosts)
 
 
-def _check_rdma(worker: str, host: Host, address: str) -> None:
+def _check_rdma(worker_host: str, host: Host, address: str) -> None:
     """:param address: address of the host on the network that it shares with the other end."""
-    subject, facts = f"llama_transport for {worker} is {names.RDMA}, but", host.facts
+    subject, facts = f"llama_transport for {worker_host} is {names.RDMA}, but", host.facts
     if facts.scope != "system" or not service_managers.MANAGERS[facts.service_manager].port_filter:
         raise Refusal(
             f"{subject} {host.name} has no systemd system units, which RDMA needs to lock memory: set llama_host_scope to system for {host.name}, or "

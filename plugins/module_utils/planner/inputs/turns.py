@@ -20,7 +20,7 @@ SERVER_KEYS = ("context", "parallel", "idle_seconds", "extra_args")
 NAME_FORM = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Form of a model's name: llama-server converts everything after a colon to upper case, and the name of a section in its presets ends at ]."""
 ALIAS_FORM = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
-KEY_PREFIX = re.compile(
+VARIABLE_PREFIX_PATTERN = re.compile(
     rf"\b(?!(?:{'|'.join(SHARED_VARIABLES)})\b)(?:{MODEL_PREFIX}|{SERVER_PREFIX}(?=(?:{'|'.join(SERVER_KEYS)})\b))"
 )
 """Prefix of a variable that is a key without it in an entry."""
@@ -79,10 +79,10 @@ def read_entries(variables: Mapping[str, Any]) -> tuple[EntryVariables, ...]:
 
 
 def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
-    all_names: set[str] = set()
+    earlier_names: set[str] = set()
     for index, entry in enumerate(entries):
-        keys = (("name", NAME_FORM, [entry["name"]]), ("aliases", ALIAS_FORM, entry.get("aliases") or []))
-        for key, form, names in keys:
+        checks = (("name", NAME_FORM, [entry["name"]]), ("aliases", ALIAS_FORM, entry.get("aliases") or []))
+        for key, form, names in checks:
             for name in names:
                 place = f"{VARIABLE}[{index}] has {validation.quote(name)} in {key}"
                 if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED_NAME:
@@ -90,9 +90,9 @@ def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
                         f"{place}: use at most 128 letters, digits and . _ / -{' : @ +' * (key == 'aliases')}, with a letter or digit first, "
                         f"and not {RESERVED_NAME!r}"
                     )
-                if name in all_names:
+                if name in earlier_names:
                     raise Refusal(f"{place}, which is not unique: give each model its own names")
-                all_names.add(name)
+                earlier_names.add(name)
 
 
 def report_of(reports: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -109,4 +109,4 @@ def entry_sentence(name: str, reason: str) -> str:
 
 def with_entry_keys(text: str) -> str:
     """Return a text about variables, with the keys of an entry in place of the variables that it can override."""
-    return KEY_PREFIX.sub("", text.replace(ALIAS_VARIABLE, "name"))
+    return VARIABLE_PREFIX_PATTERN.sub("", text.replace(ALIAS_VARIABLE, "name"))

@@ -214,7 +214,7 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
         types.WorkerRequest(device=device.device) for device in defaults
     ]
     has_direct_endpoint = any(request.tunnel is None for request in requests) and not host.is_head
-    address = addresses.common_address(host, cluster.head) if has_direct_endpoint else LOOPBACK
+    address = addresses.address_for_peer(host, cluster.head) if has_direct_endpoint else LOOPBACK
     workers: list[types.Worker] = []
     for index, request in enumerate(requests):
         place = f"llama_worker_endpoints[{index}] for {host.name}"

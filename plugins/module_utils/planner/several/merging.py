@@ -42,10 +42,10 @@ def merge_plans(cluster: Cluster, plans: Sequence[types.Plan | types.Refused]) -
     :param plans: plan of each of ``cluster.model_entries``. The plans differ only in what their models need.
     """
     model_names = [entry.name for entry in cluster.model_entries]
-    own_variables = {name for entry in cluster.model_entries for name in entry.server_variables}
+    entry_variables = {name for entry in cluster.model_entries for name in entry.server_variables}
     reasons = tuple(
-        _sentence(model, text)
-        for text, model in _merge_texts(model_names, [plan.reasons for plan in plans], own_variables)
+        _sentence(models_text, text)
+        for text, models_text in _merge_texts(model_names, [plan.reasons for plan in plans], entry_variables)
     )
     valid_plans = [plan for plan in plans if isinstance(plan, types.Plan)]
     if len(valid_plans) < len(plans):
@@ -56,7 +56,7 @@ def merge_plans(cluster: Cluster, plans: Sequence[types.Plan | types.Refused]) -
             refused=any(plan.refused for plan in valid_plans),
             reasons=reasons,
             fits=all(plan.fits for plan in valid_plans),
-            advisories=_merge_advisories(model_names, valid_plans, own_variables),
+            advisories=_merge_advisories(model_names, valid_plans, entry_variables),
             external_workers=tuple(
                 worker._replace(used=any(plan.external_workers[index].used for plan in valid_plans))
                 for index, worker in enumerate(first_plan.external_workers)
@@ -94,51 +94,51 @@ Text = TypeVar("Text", str, types.AdvisoryPlan)
 
 
 def _merge_texts(
-    model_names: Sequence[str], texts: Sequence[Sequence[Text]], own_variables: Collection[str]
+    model_names: Sequence[str], texts: Sequence[Sequence[Text]], entry_variables: Collection[str]
 ) -> list[tuple[Text, str]]:
     """Return each text once with the names of its models, first the texts about all models, without names.
 
-    :param own_variables: variables that entries set: texts about these always have names.
+    :param entry_variables: variables that entries set: texts about these always have names.
     """
-    models: dict[Text, list[str]] = {}
+    groups: dict[Text, list[str]] = {}
     for name, model_texts in zip(model_names, texts):
         for text in model_texts:
-            models.setdefault(text, []).append(name)
+            groups.setdefault(text, []).append(name)
 
     def concerns_all(text: Text, group: Sequence[str]) -> bool:
         sentences = text if isinstance(text, str) else f"{text.message} {text.remedy}"
-        return len(group) == len(model_names) and not any(name in sentences for name in own_variables)
+        return len(group) == len(model_names) and not any(name in sentences for name in entry_variables)
 
-    rows = [(text, "" if concerns_all(text, group) else remedies.join_names(group)) for text, group in models.items()]
+    rows = [(text, "" if concerns_all(text, group) else remedies.join_names(group)) for text, group in groups.items()]
     return sorted(rows, key=lambda row: bool(row[1]))
 
 
-def _sentence(model: str, text: str) -> str:
-    return turns.entry_sentence(model, text) if model else text
+def _sentence(models_text: str, text: str) -> str:
+    return turns.entry_sentence(models_text, text) if models_text else text
 
 
 def _merge_advisories(
-    model_names: Sequence[str], plans: Sequence[types.Plan], own_variables: Collection[str] = ()
+    model_names: Sequence[str], plans: Sequence[types.Plan], entry_variables: Collection[str] = ()
 ) -> tuple[types.AdvisoryPlan, ...]:
     return tuple(
         advisory._replace(
-            message=_sentence(model, advisory.message),
-            remedy=turns.with_entry_keys(advisory.remedy) if model else advisory.remedy,
+            message=_sentence(models_text, advisory.message),
+            remedy=turns.with_entry_keys(advisory.remedy) if models_text else advisory.remedy,
         )
-        for advisory, model in _merge_texts(model_names, [plan.advisories for plan in plans], own_variables)
+        for advisory, models_text in _merge_texts(model_names, [plan.advisories for plan in plans], entry_variables)
     )
 
 
 def _served_model(entry: ModelEntry, plan: types.Plan) -> types.ServedModel:
     argv = presets.model_argv(plan.head.argv)
     values = {**plan._asdict(), **plan.head._asdict(), **entry._asdict(), "model": plan.model, "argv": argv}
-    return types.ServedModel(**{field: values[field] for field in types.ServedModel._fields})
+    return types.ServedModel(**{name: values[name] for name in types.ServedModel._fields})
 
 
 def _merge_heads(plans: Sequence[types.Plan], models: tuple[types.ServedModel, ...]) -> types.HeadPlan:
     """:raises Refusal: the router cannot serve these models together."""
     head = plans[0].head
-    presets.check_release(plans[0].release)
+    presets.check_router(plans[0].release)
     presets.presets_text(models)
     known_endpoints = dict.fromkeys(
         endpoint for endpoint, word in zip(head.launcher[1:], head.launcher) if word == "--worker"

@@ -14,13 +14,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 ROUTER_OPTIONS = ("host", "port", "api-key-file", "tls-certificate", "tls-key", "ui")
 """Options that the router gets instead of its children. Options on its command line override presets."""
-CLIENT_OPTIONS = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
+CLIENT_OPTION_FORM = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients that the plan does not decide. They belong to the router, because clients never reach a model's server."""
-VALUE_END = re.compile(r"[;#\r\n]")
-PRESET_KEY = r"[A-Za-z_][A-Za-z0-9_.-]*"
+VALUE_END_PATTERN = re.compile(r"[;#\r\n]")
+PRESET_KEY_FORM = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
-def check_release(release: ReleasePlan) -> None:
+def check_router(release: ReleasePlan) -> None:
     """:raises Refusal: the release has no router."""
     if not release.mainline:
         raise Refusal(
@@ -61,10 +61,10 @@ def presets_text(models: Sequence[ServedModel]) -> str:
 
     :raises Refusal: it cannot express a model's command line.
     """
-    return "\n".join("".join(f"{line}\n" for line in _section(model)) for model in models)
+    return "\n".join("".join(f"{line}\n" for line in _section_lines(model)) for model in models)
 
 
-def _section(model: ServedModel) -> Iterator[str]:
+def _section_lines(model: ServedModel) -> Iterator[str]:
     preset = {"alias": ",".join(model.aliases)} if model.aliases else {}
     words_by_option: dict[str, str] = {}
     for word, *values in options.group_words(model.argv[1:]):
@@ -72,9 +72,9 @@ def _section(model: ServedModel) -> Iterator[str]:
         option = options.identity(word)
         repetition_problem = f"a second time, after {words_by_option[option]}" if option in words_by_option else ""
         count_problem = "with several values" if len(values) > 1 else ""
-        form_problem = "" if re.fullmatch(PRESET_KEY, key) else "as one word"
-        content_problem = "with ; or #" if VALUE_END.search(value) or value != value.strip() else ""
-        if CLIENT_OPTIONS.fullmatch(key):
+        form_problem = "" if re.fullmatch(PRESET_KEY_FORM, key) else "as one word"
+        content_problem = "with ; or #" if VALUE_END_PATTERN.search(value) or value != value.strip() else ""
+        if CLIENT_OPTION_FORM.fullmatch(key):
             raise Refusal(
                 turns.entry_sentence(
                     model.name,

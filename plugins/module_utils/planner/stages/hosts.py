@@ -159,7 +159,7 @@ def _worker_rules(head: Host, host: Host, declared_workers: Sequence[Worker]) ->
     if not opened_endpoints:
         return ()
     address = names.address_of(opened_endpoints[0])
-    source = addresses.common_address(head, host.name, address)
+    source = addresses.address_for_peer(head, host.name, address)
     ports = [*map(names.port_of, opened_endpoints), *([names.IPERF_PORT] if host.links else [])]
     return tuple(host_types.FirewallRule(port, (source,), address) for port in ports)
 

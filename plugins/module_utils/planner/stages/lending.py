@@ -204,7 +204,7 @@ def _check_head_address(head: Host, equipped_hosts: Mapping[str, EquippedHost]) 
         direct_addresses = [names.address_of(worker.open) for worker in entry.workers if worker.open]
         if name == head.name or not direct_addresses:
             continue
-        address = addresses.common_address(head, name, direct_addresses[0])
+        address = addresses.address_for_peer(head, name, direct_addresses[0])
         if direct_addresses[0] == address:
             raise Refusal(
                 f"{name} has the same address as the head {head.name} ({address}): remove {name} from the inventory, and add {head.name} to llama_workers "
