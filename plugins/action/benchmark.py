@@ -163,7 +163,7 @@ class ActionModule(Action):
                     obstacle = f"llama-bench exited with status {program.status}: {program.log_end or 'no output'}"
                     cell = cell._replace(skipped=obstacle)
                 if cell.is_done:
-                    self._show(f"{cell.name}: {benchmark_table.speed(cell) or f'not measured, {cell.skipped}'}")
+                    self._show(f"{cell.name}: {benchmark_table.speed_text(cell) or f'not measured, {cell.skipped}'}")
             cells.append(cell)
         self._record = self._record._replace(cells=tuple(cells))
 

@@ -30,7 +30,7 @@ class ActionModule(Action):
         except Refusal:
             return {"changed": False}  # planning refuses these variables with a reason
         requests = {entry.name: _request(entry.variables) for entry in model_entries} or {"": _request(variables)}
-        server = resolver.token_server(filter(None, requests.values()))
+        server = resolver.token_server_url(filter(None, requests.values()))
         reports = {name: _resolve(self, request, arguments, server) for name, request in requests.items()}
         refusal = _file_problem(self, variables, arguments) if arguments.prefix else ""
         if refusal:

@@ -41,7 +41,7 @@ class ActionModule(Action):
             if name in groups[cluster]
         }
         addresses = {name: files.address_of(name, variables[name], host["facts"] or {}) for name, host in hosts.items()}
-        texts = files.monitoring_files(plan, addresses) | files.balancer_targets(cluster, balancers)
+        texts = files.monitoring_files(plan, addresses) | files.balancer_files(cluster, balancers)
         output.write_folder("llama_monitoring_path", arguments.path, texts)
         folder = validation.printable(os.path.abspath(os.path.expanduser(arguments.path)))
         Display().display(f"  Wrote {', '.join(sorted(texts))} to {folder}.")

@@ -68,7 +68,7 @@ class ActionModule(Action):
                 output.show_plan(plan, (), arguments.report)
         elif isinstance(plan, Plan):
             if not plan.refused:
-                display.display(plan_text.plan_table(plan))
+                display.display(plan_text.plan_summary(plan))
             for advisory in plan.advisories:
                 suffix = ", accepted" if advisory.accepted else ""
                 display.warning(f"{advisory.id} ({advisory.severity}{suffix}): {advisory.message} {advisory.remedy}")

@@ -54,7 +54,7 @@ class ActionModule(Action):
         missing_packages = changes.missing_tools(plan, tools, decision.builders)
         if arguments.page:
             skipped_hosts = {name: answer.reason for name, answer in answers.items() if answer.reason}
-            lines = plan_text.changes_of(
+            lines = plan_text.change_lines(
                 plan, decision.restarts, drifts, skipped_hosts, missing_packages if decision.outdated_hosts else {}
             )
             output.show_plan(plan, lines, arguments.report)

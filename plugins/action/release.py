@@ -34,7 +34,7 @@ class ActionModule(Action):
             fetched_files = _fetch_archives(arguments)
             if _embeds_page(arguments):
                 fetched_files += chat_page.fetch(arguments.release, fetched_files[0], arguments.build.ui)
-            return {"changed": any(file.changed for file in fetched_files)}
+            return {"changed": any(file.is_new for file in fetched_files)}
         if arguments.release.source in release_request.COMPILED_SOURCES:
             result = self._install_compiled(arguments)
         else:
@@ -52,7 +52,7 @@ class ActionModule(Action):
         """Install a release that its builder compiles; other hosts receive it from the controller's cache."""
         build, is_builder = arguments.build, arguments.build.builder == self.host
         cached_build = functools.partial(cache.CachedBuild, str(arguments.cluster), build_id=build.id)
-        cached_archives = {name: path for name in build.trusted_builders if (path := cached_build(name).archive())}
+        cached_archives = {name: path for name in build.trusted_builders if (path := cached_build(name).find_archive())}
         needs_packing = is_builder and arguments.share and not cached_archives
         if needs_packing:  # only the builder's own build, so each host knows which host compiled its programs
             arguments = arguments._replace(build=build._replace(trusted_builders=(build.builder,)))
@@ -62,7 +62,7 @@ class ActionModule(Action):
         if "manifest" not in result:
             if cached_archives:
                 compiler, archive = next(iter(cached_archives.items()))
-                packed_archive = installer.PackedArchive(self.transfer(str(archive), archive.name), sha256(archive))
+                packed_archive = installer.PackedArchive(self.copy_to_tmp(str(archive), archive.name), sha256(archive))
                 compiled_build = build._replace(builder=compiler)
                 result = self._install(arguments._replace(build=compiled_build, received=packed_archive))
             elif is_builder:
@@ -83,7 +83,7 @@ class ActionModule(Action):
         first_archive, *other_archives = _fetch_archives(arguments)
         if release.source not in release_request.COMPILED_SOURCES:
             programs, *libraries = (
-                installer.PackedArchive(self.transfer(str(archive.path), archive.path.name), archive.sha256)
+                installer.PackedArchive(self.copy_to_tmp(str(archive.path), archive.path.name), archive.sha256)
                 for archive in (first_archive, *other_archives)
             )
             return installer.Source(*programs, first_archive.commit, library_archives=tuple(libraries))

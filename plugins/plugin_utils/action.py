@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 
 JOB_ID_PATTERN = r"j?\d{1,20}\.\d{1,10}"
 """Pattern of asynchronous job IDs in ansible-core 2.19: a number from the controller and the process ID on the host."""
-INTERNAL_KEYS = (
+ASYNC_RESULT_KEYS = (
     *("finished", "started", "ansible_job_id", "results_file"),
     *("stdout", "stderr", "stdout_lines", "stderr_lines"),
 )
@@ -39,7 +39,7 @@ class BackgroundJob(NamedTuple):
     """Time limit after which the host itself stops the job."""
     silence_seconds: int
     """Maximum time without progress."""
-    pauses: Iterable[float]
+    pauses_seconds: Iterable[float]
     """Seconds before each poll of the job; an endless iterable."""
     describe_progress: Callable[[float], str]
     """Called after each poll of a running job with the seconds since its start; returns a text that changes with its progress."""
@@ -127,7 +127,7 @@ class Action(ActionBase):
         """Copy a file from the host to the controller like ``ansible.builtin.fetch``."""
         return self.run_action("ansible.legacy.fetch", src=source, dest=target, flat=True)
 
-    def transfer(self, source: str, name: str) -> str:
+    def copy_to_tmp(self, source: str, name: str) -> str:
         """Copy a file from the controller to the task's temporary folder on the host; return its path there."""
         shell = self._connection._shell
         folder = shell.tmpdir or self._make_tmp_path()
@@ -138,10 +138,10 @@ class Action(ActionBase):
 
     def find_file(self, path: str) -> str:
         """Return the path of a file on the controller, next to the inventory or in Ansible's search path."""
-        inventory_path = os.path.join(self.variables.get("inventory_dir") or "", os.path.expanduser(path))
+        candidate_path = os.path.join(self.variables.get("inventory_dir") or "", os.path.expanduser(path))
         return (
-            inventory_path
-            if os.path.isabs(inventory_path) and os.path.exists(inventory_path)
+            candidate_path
+            if os.path.isabs(candidate_path) and os.path.exists(candidate_path)
             else self._find_needle("files", path)
         )
 
@@ -173,15 +173,15 @@ class Action(ActionBase):
                 f"the process was killed or crashed without a result{': ' * bool(reason)}{reason}. Check the host's kernel log (dmesg) for out-of-memory "
                 "kills, then run the playbook again"
             )
-        return {key: value for key, value in status.items() if key not in INTERNAL_KEYS}
+        return {key: value for key, value in status.items() if key not in ASYNC_RESULT_KEYS}
 
     def _wait(self, job_id: str, poll: Callable[[], dict[str, Any]], job: BackgroundJob) -> dict:
         start_time = progress_time = time.monotonic()
         last_progress = ""
-        process = shlex.quote(f"[a]sync_wrapper.py {job_id.split('.')[0]} ")
-        for poll_count, pause in enumerate(job.pauses, 1):
-            time.sleep(pause)
-            is_gone = not poll_count % POLLS_PER_CHECK and self.run_command(f"pgrep -f {process}").get("rc") == 1
+        pattern = shlex.quote(f"[a]sync_wrapper.py {job_id.split('.')[0]} ")
+        for poll_count, pause_seconds in enumerate(job.pauses_seconds, 1):
+            time.sleep(pause_seconds)
+            is_gone = not poll_count % POLLS_PER_CHECK and self.run_command(f"pgrep -f {pattern}").get("rc") == 1
             status = poll()
             if status.get("finished"):
                 return status

@@ -70,7 +70,7 @@ def supervisor_environment(variables: Mapping[str, str]) -> str:
 
 
 @functools.cache
-def _templates() -> Environment:
+def _jinja_environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(ROLES_FOLDER / "llama_host" / "templates"),
         trim_blocks=True,
@@ -88,11 +88,11 @@ def _templates() -> Environment:
     return environment
 
 
-def definition(host: HostPlan, service: ServicePlan, seconds: int = 0) -> str:
+def definition(host: HostPlan, service: ServicePlan, limit_seconds: int = 0) -> str:
     """Return the definition of a service.
 
-    :param seconds: time limit of a temporary service.
+    :param limit_seconds: time limit of a temporary service.
     :raises Refusal: the service manager cannot express a word of the definition.
     """
     template = service_managers.MANAGERS[host.service_manager].template
-    return _templates().get_template(template).render(host=host, service=service, seconds=seconds)
+    return _jinja_environment().get_template(template).render(host=host, service=service, seconds=limit_seconds)

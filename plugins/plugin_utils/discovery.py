@@ -53,7 +53,7 @@ def name_machines(machines: Sequence[Machine], tried_hosts: Collection[str]) -> 
         is_unique = (
             hostnames.count(hostname) == 1 and hostname not in tried_hosts and hostname.lower() not in RESERVED_NAMES
         )
-        addresses = [link.addresses[0] for link in machine.findings.interfaces if link.main and link.addresses]
+        addresses = [nic.addresses[0] for nic in machine.findings.interfaces if nic.main and nic.addresses]
         if is_local and addresses and len(machines) > 1:
             variables.setdefault("ansible_host", addresses[0].partition("/")[0])
         if (is_address or is_local) and is_unique and re.fullmatch(HOST_NAME_PATTERN, hostname):
@@ -70,7 +70,7 @@ class DirectLink(NamedTuple):
     endpoints: Mapping[str, tuple[str, str]]
     """Host → its interface, and the address of the interface with the prefix length."""
     kind: str
-    gbit: float
+    gbit_per_s: float
 
 
 def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
@@ -87,7 +87,7 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
         ]
         main_interfaces = {interface for pair in interface_pairs if pair[0].main and pair[1].main for interface in pair}
         for near_end, far_end in interface_pairs:
-            addresses, gbit_per_s = _common_network(near_end, far_end), min(_gbit_per_s(near_end), _gbit_per_s(far_end))
+            addresses, gbit_per_s = _link_addresses(near_end, far_end), min(_gbit_per_s(near_end), _gbit_per_s(far_end))
             if (
                 addresses
                 and not main_interfaces.intersection((near_end, far_end))
@@ -95,14 +95,14 @@ def direct_links(machines: Sequence[Machine]) -> list[DirectLink]:
             ):
                 endpoints = {machine.name: (near_end.name, addresses[0]), neighbour.name: (far_end.name, addresses[1])}
                 links.append(DirectLink(endpoints, near_end.kind, gbit_per_s))
-    return sorted(links, key=lambda link: -link.gbit)
+    return sorted(links, key=lambda link: -link.gbit_per_s)
 
 
 def _gbit_per_s(interface: discovery.LinkInterface) -> float:
     return interface.mbit / 1000 if interface.mbit else cost_model.ASSUMED_LINKS[interface.kind].gbit
 
 
-def _common_network(near_end: discovery.LinkInterface, far_end: discovery.LinkInterface) -> tuple[str, str] | None:
+def _link_addresses(near_end: discovery.LinkInterface, far_end: discovery.LinkInterface) -> tuple[str, str] | None:
     for near_address in map(ipaddress.IPv4Interface, near_end.addresses):
         for far_address in map(ipaddress.IPv4Interface, far_end.addresses):
             if near_address.network == far_address.network and near_address != far_address:
@@ -119,7 +119,7 @@ class Proposal(NamedTuple):
     """Worker → fastest link between it and the head."""
     model: discovery.FoundModel | None
     """Model; None for the known-answer model."""
-    reason: str
+    head_reason: str
     """Reason for the choice of the head."""
     spare_hosts: Sequence[Machine] = ()
     """Hosts outside the cluster, because the plan would not use them."""
@@ -137,7 +137,7 @@ class Proposal(NamedTuple):
         return {**groups, **({"spare": [machine.name for machine in self.spare_hosts]} if self.spare_hosts else {})}
 
     @property
-    def hosts(self) -> dict[str, dict[str, Any]]:
+    def host_variables(self) -> dict[str, dict[str, Any]]:
         """Return the variables of each host. An interface of ``llama_links`` that leads to several hosts has no peer."""
         machines = (*self.machines, *self.spare_hosts)
         peers: dict[str, dict[tuple[str, str], list[str]]] = {machine.name: {} for machine in machines}
@@ -160,7 +160,7 @@ class Proposal(NamedTuple):
     @property
     def task_vars(self) -> dict[str, Any]:
         """Return the variables that a task with this inventory sees."""
-        hostvars = {name: {**self.model_variable, **variables} for name, variables in self.hosts.items()}
+        hostvars = {name: {**self.model_variable, **variables} for name, variables in self.host_variables.items()}
         return {"groups": self.groups, "hostvars": hostvars, "inventory_hostname": self.head.name}
 
 
@@ -174,7 +174,7 @@ def choose_proposal(
     links = direct_links(machines)
 
     def propose(
-        candidates: Sequence[Machine], model: discovery.FoundModel | None, reason: str
+        candidates: Sequence[Machine], model: discovery.FoundModel | None, head_reason: str
     ) -> tuple[Proposal, Plan | Refused]:
         head = _choose_head(candidates, links)
         workers = [machine for machine in machines if machine is not head]
@@ -184,16 +184,16 @@ def choose_proposal(
             for link in reversed(links)
             if {head.name, machine.name} == {*link.endpoints}
         }
-        proposal = Proposal([head, *workers], worker_links, model, reason)
+        proposal = Proposal([head, *workers], worker_links, model, head_reason)
         return proposal, make_plan(proposal)
 
     models = {(model.kind, model.name): model for machine in machines for model in machine.findings.models}
     for key, model in sorted(models.items(), key=lambda item: -item[1].layer_bytes):
         hosts = [host for host in machines if any((entry.kind, entry.name) == key for entry in host.findings.models)]
-        reason = f"it has {model.name}, the largest discovered model that fits into the cluster's memory"
-        proposal, full_plan = propose(hosts, model, reason)
+        head_reason = f"it has {model.name}, the largest discovered model that fits into the cluster's memory"
+        proposal, full_plan = propose(hosts, model, head_reason)
         if can_serve(full_plan):
-            subset = _without_spare_hosts(proposal, full_plan, [machine.name for machine in hosts])
+            subset = _drop_spare_hosts(proposal, full_plan, [machine.name for machine in hosts])
             subset_plan = make_plan(subset) if subset else None
             return (subset, subset_plan) if subset and subset_plan and can_serve(subset_plan) else (proposal, full_plan)
     return propose(machines, None, "no other host has significantly more memory")
@@ -203,7 +203,7 @@ def can_serve(result: Plan | Refused) -> TypeGuard[Plan]:
     return isinstance(result, Plan) and result.fits and not result.refused
 
 
-def _without_spare_hosts(proposal: Proposal, full_plan: Plan, model_hosts: Collection[str]) -> Proposal | None:
+def _drop_spare_hosts(proposal: Proposal, full_plan: Plan, model_hosts: Collection[str]) -> Proposal | None:
     """Return the proposal with only the hosts that a plan uses: one faster host with the model, or the head and hosts with layers. None if it uses all."""
     best_host = full_plan.estimate.best_single_host
     is_enough = best_host.faster and best_host.host in model_hosts

@@ -28,7 +28,7 @@ PACKAGES_FILE = ROLES_FOLDER.parent / "playbooks" / "vars" / "packages.yml"
 ROLE_GROUPS = {"head": "llama_head", "worker": "llama_workers"}
 BALANCER_GROUP = "llama_balancer"
 RUN_VARIABLES_FILE = Path(__file__).with_name("variables.yml")
-MODELS_FILE = Path(__file__).with_name("published_models.yml")
+PUBLISHED_MODELS_FILE = Path(__file__).with_name("published_models.yml")
 VARIABLE_PREFIX = "llama_"
 """Prefix of operators' variables; variables that playbooks and roles set begin with two underscores."""
 VARIABLE_OF_OPTION = {
@@ -53,8 +53,8 @@ def specification() -> dict[str, dict]:
     """Return the operator's variables with type, default and description, from the roles' argument specifications."""
     variables: dict[str, dict] = {}
     for path in sorted(ROLES_FOLDER.glob("*/meta/argument_specs.yml")):
-        options = yaml_load(path.read_text())["argument_specs"]["main"]["options"]
-        variables.update({name: option for name, option in options.items() if name.startswith(VARIABLE_PREFIX)})
+        option_specs = yaml_load(path.read_text())["argument_specs"]["main"]["options"]
+        variables.update({name: spec for name, spec in option_specs.items() if name.startswith(VARIABLE_PREFIX)})
     return variables
 
 
@@ -62,34 +62,34 @@ def specification() -> dict[str, dict]:
 def packages() -> dict[str, dict]:
     """Return the package of each tool (``tools``) and the packages of llama.cpp (``llama``) for each distribution family."""
     package_lists = yaml_load(PACKAGES_FILE.read_text())
-    kinds = {"tools": "tool", "llama": "cpp"}
-    return {kind: package_lists[f"__llama_{name}_packages"] for kind, name in kinds.items()}
+    infixes = {"tools": "tool", "llama": "cpp"}
+    return {kind: package_lists[f"__llama_{infix}_packages"] for kind, infix in infixes.items()}
 
 
 @functools.cache
 def published_models() -> list[dict]:
     """Return the published models, for what_fits.offers_of."""
-    return yaml_load(MODELS_FILE.read_text())["models"]
+    return yaml_load(PUBLISHED_MODELS_FILE.read_text())["models"]
 
 
-def _type_problems(values: Any, options: Any) -> Iterator[str]:
+def _type_problems(values: Any, specs: Any) -> Iterator[str]:
     """Yield a sentence for each wrong value that Ansible's validator accepts, or that makes it raise a TypeError without the variable's name."""
-    for name, option in options.items():
+    for name, spec in specs.items():
         value = values.get(name) if isinstance(values, Mapping) else None
-        if option["type"] == "int" and isinstance(value, bool):  # the validator accepts these as 1 and 0
+        if spec["type"] == "int" and isinstance(value, bool):  # the validator accepts these as 1 and 0
             yield f"{name} is true or false, but must be a number."
-        if option["type"] == "int" and isinstance(value, str) and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
+        if spec["type"] == "int" and isinstance(value, str) and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
             thousands_match = re.fullmatch(r"(\d{1,6})k", value)
             yield f"{name} is {value!r}: use a number{f', like {int(thousands_match[1]) * 1024}' if thousands_match else ''}."
-        if option["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
+        if spec["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
             yield f"{name} is {value!r}: use true or false."
-        if option["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):
+        if spec["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):
             yield f"{name} is {value!r}: use a mapping (see docs/variables.md)."
-        if option["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
+        if spec["type"] == "dict" and value is not None and not isinstance(value, (dict, str)):
             yield f"{name} is {value!r}: use a mapping (see docs/variables.md)."
             continue
         for element in value if isinstance(value, list) else [value]:
-            yield from (f"{name}.{problem}" for problem in _type_problems(element, option.get("options") or {}))
+            yield from (f"{name}.{problem}" for problem in _type_problems(element, spec.get("options") or {}))
 
 
 def _expand_repositories(variables: Any) -> dict[str, Any]:
@@ -111,14 +111,14 @@ def strip_origin(value: Any) -> Any:
         return {strip_origin(key): strip_origin(element) for key, element in value.items()}
     if isinstance(value, (list, tuple)):
         return [strip_origin(element) for element in value]
-    kind = next((kind for kind in (str, bool, int, float) if isinstance(value, kind)), None)
-    return kind(value) if kind else value
+    value_type = next((value_type for value_type in (str, bool, int, float) if isinstance(value, value_type)), None)
+    return value_type(value) if value_type else value
 
 
-def _validated_variables(name: str, hostvars: Any) -> dict:
+def _validated_variables(name: str, host_variables: Any) -> dict:
     spec = specification()
-    values = ((variable, hostvars.get(variable)) for variable in spec)
-    variables = {variable: value for variable, value in values if value is not None}
+    items = ((variable, host_variables.get(variable)) for variable in spec)
+    variables = {variable: value for variable, value in items if value is not None}
     cluster_inputs.check_variables(name, variables)
     variables = _expand_repositories(strip_origin(variables))  # the check limits their depth
     for problem in _type_problems(variables, spec):
@@ -150,11 +150,11 @@ MAX_VALUE_LENGTH = 4096
 
 def changed_variables(task_vars: dict, name: str, release: ReleasePlan) -> dict[str, str]:
     """Return the JSON of each variable of a host that differs from its default; a very long value is truncated and gets a digest."""
-    defaults, variables = specification(), variables_of(task_vars, name)
+    specs, variables = specification(), variables_of(task_vars, name)
     changed_keys = (
         key
         for key, value in variables.items()
-        if key not in NON_SERVICE_VARIABLES and value not in (None, defaults[key].get("default"))
+        if key not in NON_SERVICE_VARIABLES and value not in (None, specs[key].get("default"))
     )
     texts = {key: json.dumps(variables[key], sort_keys=True) for key in changed_keys}
     for key, text in texts.items():
@@ -204,14 +204,14 @@ def play_variables(task_vars: dict) -> set[str]:
     :raises Refusal: the play sets an operator's variable, which has no effect because planning reads host variables.
     """
     host_variables = task_vars["hostvars"][task_vars["inventory_hostname"]]
-    play_names = {name for name in task_vars if name.startswith(VARIABLE_PREFIX) and name not in host_variables}
-    ineffective_names = sorted(play_names.intersection(specification()))
+    variable_names = {name for name in task_vars if name.startswith(VARIABLE_PREFIX) and name not in host_variables}
+    ineffective_names = sorted(variable_names.intersection(specification()))
     if ineffective_names:
         raise Refusal(
             f"Variables in the vars of a play have no effect: {', '.join(ineffective_names)}. Set each of them for a host or group in the inventory, "
             "or pass it with -e."
         )
-    return play_names
+    return variable_names
 
 
 def _field(value: Any, name: str) -> Any:
@@ -254,19 +254,19 @@ def replicas(groups: Mapping[str, Any], cluster: str) -> list[list[str]]:
 
 def replica_of(task_vars: Mapping[str, Any]) -> list[str]:
     """Return the hosts of the replica of the task's host, in the order of the cluster's group; all hosts of the cluster if it has no replica."""
-    cluster_names = task_vars["groups"].get(cluster_group(task_vars), [])
+    cluster_members = task_vars["groups"].get(cluster_group(task_vars), [])
     host, all_replicas = task_vars.get("inventory_hostname"), replicas(task_vars["groups"], cluster_group(task_vars))
-    replica = next((members for members in all_replicas if host in members), cluster_names)
-    return [name for name in cluster_names if name in replica]
+    replica = next((members for members in all_replicas if host in members), cluster_members)
+    return [name for name in cluster_members if name in replica]
 
 
 def cluster_hosts(
-    task_vars: dict, answers: Mapping[str, Any] | None = None, common_variables: Collection[str] = ()
+    task_vars: dict, answers: Mapping[str, Any] | None = None, common_variable_names: Collection[str] = ()
 ) -> tuple[str, dict[str, dict]]:
     """Return the name of the cluster, and the hosts of this host's replica in the form that planning expects.
 
     :param answers: host → result of host_info. Facts of the other hosts come from the last run's cache on the head.
-    :param common_variables: names of variables that are set for all hosts at once, from play_variables.
+    :param common_variable_names: names of variables that are set for all hosts at once, from play_variables.
     :raises Refusal: a group or a type is wrong, or a value is outside the limits.
     """
     groups, hostvars = task_vars["groups"], task_vars["hostvars"]
@@ -284,7 +284,7 @@ def cluster_hosts(
                 "groups": roles,
                 "ansible_host": host_variables.get("ansible_host") or name,
                 "variables": _validated_variables(name, host_variables),
-                "unknown_variables": unknown_variables({*host_variables, *common_variables}),
+                "unknown_variables": unknown_variables({*host_variables, *common_variable_names}),
                 "facts": _field((answers or {}).get(name), "facts"),
             }
     retired_group = changes.retired_group(cluster)

@@ -262,7 +262,7 @@ def test_the_example_has_the_form_of_the_schema_and_the_table_has_every_cell():
     assert len(rows) == 2 + len(record.cells)
     for cell, row in zip(record.cells, rows[2:]):
         assert row.startswith(f"| {cell.name} ")
-        assert (benchmark_table.speed(cell) or cell.skipped) in row
+        assert (benchmark_table.speed_text(cell) or cell.skipped) in row
     spoiled = record.cells[0]._replace(measured=None, skipped="<img src=//a.example/x>")
     text = benchmark_table.as_markdown(record._replace(cells=(spoiled,)))
     assert "&lt;img src=//a.example/x>" in text, "what a log says is no markup"

@@ -33,7 +33,7 @@ def controller(tmp_path, monkeypatch):
         copy(_action, source, tmp_path / "task" / name)
         return str(tmp_path / "task" / name)
 
-    monkeypatch.setattr(Action, "transfer", transfer)
+    monkeypatch.setattr(Action, "copy_to_tmp", transfer)
     monkeypatch.setattr(Action, "fetch", copy)
     return tmp_path / "controller" / "llamacpp"
 
@@ -81,7 +81,7 @@ def cached(cluster="one", builder="head"):
 def test_a_build_goes_to_the_hosts_that_share_it(install, tmp_path):
     assert install("head", check=True, share=True)["changed"]
     assert install("head")["manifest"]["id"] == BUILD.id
-    assert cached().archive() is None, "no other host needs it"
+    assert cached().find_archive() is None, "no other host needs it"
     install("head", share=True)
     assert install("worker1")["changed"]
     assert "built by head" in program(tmp_path / "worker1")
@@ -146,7 +146,7 @@ def test_a_host_does_not_build_where_its_builder_did_not(install):
 
 def test_an_archive_that_changes_on_its_way_is_not_unpacked(install, tmp_path, monkeypatch):
     install("head", share=True)
-    transfer = Action.transfer
+    transfer = Action.copy_to_tmp
 
     def change(plugin, source, name):
         target = transfer(plugin, source, name)
@@ -154,7 +154,7 @@ def test_an_archive_that_changes_on_its_way_is_not_unpacked(install, tmp_path, m
             stream.write(b"x")
         return target
 
-    monkeypatch.setattr(Action, "transfer", change)
+    monkeypatch.setattr(Action, "copy_to_tmp", change)
     failed = install("worker1")
     assert failed["failed"]
     assert "does not match the controller's file" in failed["msg"]
@@ -165,12 +165,12 @@ def test_an_archive_that_cannot_be_fetched(install, monkeypatch):
     monkeypatch.setattr(Action, "fetch", lambda *_arguments: {"failed": True, "msg": "the disk is full"})
     with pytest.raises(AnsibleActionFail, match=r"b1-cpu-1\.tar\.gz could not be fetched to the controller: the disk"):
         install("head", share=True)
-    assert cached().archive() is None
+    assert cached().find_archive() is None
 
 
 def test_builds_are_kept_for_one_cluster_and_one_builder(install):
     install("head", share=True)
-    assert cached(cluster="two").archive() is cached(builder="worker1").archive() is None
+    assert cached(cluster="two").find_archive() is cached(builder="worker1").find_archive() is None
     with pytest.raises(AnsibleActionFail, match=r"head has not built .* excludes head"):
         install("worker1", cluster="two")
 
@@ -180,6 +180,6 @@ def test_names_stay_below_the_cache(controller):
         build = cache.CachedBuild(name, name, "x")
         with build.receive() as target:
             target.write_text("packed")
-        folder = build.archive().parent
+        folder = build.find_archive().parent
         assert folder.parent.parent == controller / "releases"
         assert folder.resolve() == folder

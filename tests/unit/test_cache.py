@@ -92,7 +92,7 @@ def test_controllers_that_fetch_the_same_at_once(repository, tmp_path, folder):
 found = sources.resolve(request_of({request!r}), str)
 (fetched,) = sources.fetch({of_git(path, commit)!r})
 (kept,) = sources.fetch({of_path(tmp_path)!r})
-print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha256, kept.sha256, fetched.changed + kept.changed)
+print(found.build, fetched.commit, sources.sha256(fetched.path) == fetched.sha256, kept.sha256, fetched.is_new + kept.is_new)
 """
     answers = [answer.split() for answer in at_once(code, count=4)]
     digest = of_path(tmp_path).checksum.split(":")[1]
@@ -106,7 +106,7 @@ def test_a_run_that_waits_says_for_what(tmp_path, monkeypatch):
     assert files.take_lock(held)
     said = []
     monkeypatch.setattr(cache.Display, "display", lambda _self, text: (said.append(text), os.close(held)))
-    assert sources.fetch(of_path(tmp_path))[0].changed
+    assert sources.fetch(of_path(tmp_path))[0].is_new
     assert len(said) == 1
     assert f"sources is in use: waiting for process {os.getpid()}" in said[0]
 
@@ -133,7 +133,7 @@ git._run = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 def test_what_is_in_the_cache_needs_no_lock_and_no_space(tmp_path, monkeypatch):
     sources.fetch(of_path(tmp_path))
     monkeypatch.setattr(cache, "exclusive_folder", None)
-    assert not sources.fetch(of_path(tmp_path))[0].changed
+    assert not sources.fetch(of_path(tmp_path))[0].is_new
 
 
 def test_a_cache_of_another_account_is_refused(folder, monkeypatch):

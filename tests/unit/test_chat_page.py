@@ -40,7 +40,7 @@ def packed(files, **links):
 def source(tmp_path, monkeypatch, server):
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setattr(chat_page, "DOWNLOAD_LIMITS", {"silence_s": 0.3, "seconds": 1.0, "max_bytes": 4096})
+    monkeypatch.setattr(chat_page, "DOWNLOAD_LIMITS", {"silence_s": 0.3, "limit_s": 1.0, "max_bytes": 4096})
     archive = tmp_path / "source.tar.gz"
     archive.write_bytes(packed({"x-1/vendor/llama.cpp/tools/ui/package.json": b"{}", "x-1/tools/ui/other": b"-"}))
     return CachedArchive(archive, False, "5" * 64, "c")
@@ -80,10 +80,10 @@ def content_of(page):
 def test_upstreams_page_is_kept_for_later_builds_of_the_same_source(source, server, cache, warnings):
     offer(server, packed({**PAGE, "../out": b"x", "/etc/x": b"x"}, link="/etc/passwd"))
     (page,) = chat_page.fetch(RELEASE, source, "auto")
-    assert page.changed
+    assert page.is_new
     assert content_of(page) == {"index.html": b"<html>", "_app/bundle.js": b"1"}
     server.files.clear()
-    assert chat_page.fetch(RELEASE, source, "true") == chat_page.cached_pages(source) == [page._replace(changed=False)]
+    assert chat_page.fetch(RELEASE, source, "true") == chat_page.cached_pages(source) == [page._replace(is_new=False)]
     assert not chat_page.cached_pages(source._replace(sha256="6" * 64))
     assert kept(cache) == [page.path.name]
     assert not warnings
@@ -146,7 +146,7 @@ NPM_CI = "npm ci --ignore-scripts --no-audit --no-fund"
     ],
 )
 def test_a_page_that_is_wanted_and_cannot_be_had(source, tmp_path, monkeypatch, cache, node, npm, reason):
-    monkeypatch.setattr(chat_page, "STEP_TIMEOUT_SECONDS", 1)
+    monkeypatch.setattr(chat_page, "COMMAND_TIMEOUT_SECONDS", 1)
     if node:
         install(tmp_path, node, npm)
     with pytest.raises(AnsibleError) as failed:

@@ -209,7 +209,7 @@ def test_a_repository_that_does_not_answer(repository, tmp_path, monkeypatch):
 def test_the_repository_of_the_playbooks_is_left_alone(repository, tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
     fetched = repository.fetched("b4321")
-    assert (fetched.changed, fetched.commit) == (True, repository.commits[1])
+    assert (fetched.is_new, fetched.commit) == (True, repository.commits[1])
     with tarfile.open(fetched.path) as archive:
         assert archive.extractfile("llama.cpp/number").read() == b"2\n"
     assert not (tmp_path / "elsewhere").exists()
@@ -218,9 +218,9 @@ def test_the_repository_of_the_playbooks_is_left_alone(repository, tmp_path, mon
 def test_a_tag_stays_what_it_was_when_it_was_fetched_first(repository, cache):
     first = repository.fetched("b4321")
     repository.git("tag", "--force", "b4321", repository.commits[2])
-    assert repository.fetched("b4321") == first._replace(changed=False)
+    assert repository.fetched("b4321") == first._replace(is_new=False)
     pinned = repository.fetched("b4321", commit=repository.commits[2])
-    assert (pinned.commit, pinned.changed) == (repository.commits[2], True)
+    assert (pinned.commit, pinned.is_new) == (repository.commits[2], True)
     first.path.write_bytes(b"damaged")
     assert repository.fetched("b4321").commit == repository.commits[2]
 

@@ -72,7 +72,7 @@ def test_clients_are_shown_an_address_that_they_reach(local, address, own, netwo
     assert head["launcher"][head["launcher"].index("--url") + 1] == head["own_url"]
     assert (
         "http://127.0.0.1"
-        not in plan_text.plan_table(typed(plan)) + plan_text.plan_page(typed(plan)).partition("Commands")[0]
+        not in plan_text.plan_summary(typed(plan)) + plan_text.plan_page(typed(plan)).partition("Commands")[0]
     )
 
 

@@ -254,11 +254,11 @@ def test_a_person_reads_where_a_model_comes_from(pair, big_model):
     pair.model = {"summary": big_model, "unreadable_path": None}
     plan = planned(pair, {"repo": REPO, "quantisation": "Q4_K_M"}, sizes=3 << 30)
     said = f"huggingface:{REPO}@{'a' * 12}, 1 file, 3.00 GiB"
-    for text in (plan_text.plan_table(typed(plan)), plan_text.plan_page(typed(plan))):
+    for text in (plan_text.plan_summary(typed(plan)), plan_text.plan_page(typed(plan))):
         assert f"from {said}" in " ".join(text.split())
     pair.hosts["head"]["variables"].update(llama_model_huggingface=None, llama_model_path="/srv/m.gguf")
     pair.model = {"summary": big_model, "unreadable_path": None}
-    assert "\n  from " not in plan_text.plan_table(typed(pair.plan()))
+    assert "\n  from " not in plan_text.plan_summary(typed(pair.plan()))
 
 
 def test_what_was_refused_while_it_was_looked_for_is_the_reason_of_the_plan(pair):

@@ -75,10 +75,10 @@ def test_panels_lie_side_by_side_and_select_what_the_dashboard_s_variables_say()
 
 
 def test_a_balancer_is_a_target():
-    (text,) = files.balancer_targets("c", {"lb": "192.0.2.1:8404"}).values()
+    (text,) = files.balancer_files("c", {"lb": "192.0.2.1:8404"}).values()
     labels = {"cluster": "c", "host": "lb", "role": "balancer"}
     assert json.loads(text) == [{"targets": ["192.0.2.1:8404"], "labels": labels}]
-    assert files.balancer_targets("c", {}) == {}
+    assert files.balancer_files("c", {}) == {}
 
 
 @needs_promtool

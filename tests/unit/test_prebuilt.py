@@ -194,7 +194,7 @@ def test_pairs_of_types_that_only_compiling_gives(local):
 
 def chosen(cluster, **variables):
     plan = asking(cluster, **{"llama_release": "auto", **variables}).accepted()
-    assert f"auto picks {plan['release']['source']}: " in plan_text.plan_table(typed(plan)).replace("\n    ", " ")
+    assert f"auto picks {plan['release']['source']}: " in plan_text.plan_summary(typed(plan)).replace("\n    ", " ")
     assert plan_text.plan_page(typed(plan)).replace("\n    ", " ").count("auto picks") == 1
     return plan["release"]["source"], plan["release"]["why"]
 
@@ -274,9 +274,9 @@ def digest(content):
 
 def test_an_archive_is_fetched_once_and_its_sha256_kept(release, server, cache):
     (fetched,) = sources.fetch(release, [NAME])
-    assert (fetched.changed, fetched.path.read_bytes(), fetched.sha256) == (True, CONTENT, digest(CONTENT))
+    assert (fetched.is_new, fetched.path.read_bytes(), fetched.sha256) == (True, CONTENT, digest(CONTENT))
     asked = len(server.asked)
-    assert sources.fetch(release, [NAME]) == [fetched._replace(changed=False)]
+    assert sources.fetch(release, [NAME]) == [fetched._replace(is_new=False)]
     assert len(server.asked) == asked
     assert kept(cache) == [NAME.replace(".tar.gz", ".json"), NAME]
     fetched.path.unlink()

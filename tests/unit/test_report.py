@@ -117,7 +117,7 @@ def test_layers_are_counted_from_those_on_the_processor(pair, gpu_layers, rows):
     page = " ".join(html_page.page(typed(plan)).split())
     for row in plan_text.topology_rows(typed(plan)):
         assert f"{row.device}{', ' if row.endpoint else ''}{row.endpoint}: {row.layers}" in page
-    assert "\n".join(plan_text.plan_sections(typed(plan))["Topology"]) in plan_text.plan_table(typed(plan))
+    assert "\n".join(plan_text.plan_sections(typed(plan))["Topology"]) in plan_text.plan_summary(typed(plan))
 
 
 def test_a_device_with_single_tensors_says_so(pair, big_model):
@@ -136,7 +136,7 @@ def test_the_page_says_which_sizes_are_bounds(pair):
         return [
             page.count("≤ ")
             for page in (
-                plan_text.plan_table(typed(plan)),
+                plan_text.plan_summary(typed(plan)),
                 plan_text.plan_page(typed(plan)),
                 html_page.page(typed(plan)),
             )
@@ -172,7 +172,7 @@ LACKING = {"worker1": {"required": {"cmake": "cmake", "cc": "g++", "c++": "g++"}
 def changed(plan, found, lacking=None, **unasked):
     asked = {name: drift for name, drift in found.items() if name not in unasked}
     changes = decide(plan, asked)
-    return "\n".join(plan_text.changes_of(typed(plan), changes.restarts, typed_drifts(asked), unasked, lacking or {}))
+    return "\n".join(plan_text.change_lines(typed(plan), changes.restarts, typed_drifts(asked), unasked, lacking or {}))
 
 
 def test_what_would_change_is_told_like_a_difference(pair):

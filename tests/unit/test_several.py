@@ -328,7 +328,7 @@ def test_variables_that_several_models_cannot_have(pair, variables, reason):
 
 def test_a_person_reads_what_each_model_takes():
     plan = typed(of_two_sizes().plan())
-    table = plan_text.plan_table(plan)
+    table = plan_text.plan_summary(plan)
     assert table.split("\n\n")[1].split()[:4] == ["model", "GiB", "context", "tokens/s"]
     assert "a request for another model waits while it loads." in " ".join(table.split())
     for own in plan.head.models:

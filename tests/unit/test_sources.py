@@ -27,10 +27,10 @@ def release(**values):
 def test_a_file_of_the_controller(tmp_path, cache):
     (tmp_path / "a.tar.gz").write_bytes(CONTENT)
     (fetched,) = sources.fetch(release(path=str(tmp_path / "a.tar.gz")))
-    assert fetched.changed
+    assert fetched.is_new
     assert fetched.path.read_bytes() == CONTENT
     (tmp_path / "a.tar.gz").unlink()
-    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == [fetched._replace(changed=False)]
+    assert sources.fetch(release(path=str(tmp_path / "a.tar.gz"))) == [fetched._replace(is_new=False)]
     assert kept(cache) == [f"{SHA[:16]}.json", f"{SHA[:16]}.tar.gz"]
 
 
@@ -67,7 +67,7 @@ def test_where_an_archive_is_was_looked_up_when_planning(tmp_path):
 def test_an_archive_behind_a_url(server):
     server.faults["/a.tar.gz"] = answer(200, CONTENT)
     (fetched,) = sources.fetch(release(url=server.url + "/a.tar.gz"))
-    assert fetched.changed
+    assert fetched.is_new
     assert fetched.path.read_bytes() == CONTENT
 
 

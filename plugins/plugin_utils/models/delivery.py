@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.models import hub
 
 display = Display()
 
-LIMIT_SECONDS = 14 * 86400
+DOWNLOAD_LIMIT_SECONDS = 14 * 86400
 MAX_SILENCE_SECONDS = 3600
 """Maximum time without progress: verifying a large file takes long, and the host gives up on a server earlier."""
 PROGRESS_INTERVAL_SECONDS = 10
@@ -56,14 +56,14 @@ def deliver(action: Action, arguments: ModelArguments) -> dict:
         if model_files.is_copied(file):
             _copy(action, file)
     if arguments.token_file:
-        folder = action.variables.get("inventory_dir") or ""
+        inventory_folder = action.variables.get("inventory_dir") or ""
         model_arguments = model_arguments._replace(
-            token=hub.read_token(os.path.join(folder, os.path.expanduser(arguments.token_file)))
+            token=hub.read_token(os.path.join(inventory_folder, os.path.expanduser(arguments.token_file)))
         )
     progress = DownloadProgress(action, [file for file in pending_files if not model_files.is_copied(file)])
     pauses = itertools.chain(FIRST_PAUSES_SECONDS, itertools.repeat(PROGRESS_INTERVAL_SECONDS))
     remedy = "Run the playbook again to continue the download."
-    job = BackgroundJob("download", LIMIT_SECONDS, MAX_SILENCE_SECONDS, pauses, progress.show, remedy)
+    job = BackgroundJob("download", DOWNLOAD_LIMIT_SECONDS, MAX_SILENCE_SECONDS, pauses, progress.show, remedy)
     answer = action.run_in_background(job, **typed_json.dump(model_arguments))
     return answer if answer.get("failed") else {**answer, **result}
 
@@ -73,12 +73,12 @@ def _announcement(host: str, file: ModelFilePlan, present_bytes: int) -> str:
     missing_bytes = (file.bytes or 0) - present_bytes
     present_note = f", {size_text(present_bytes)} already present" if missing_bytes and present_bytes else ""
     verb = "copy" if model_files.is_copied(file) else "download"
-    task = (
+    remaining_work = (
         f"{size_text(missing_bytes)} to {verb} from {web.printable_url(str(file.url))}{present_note}"
         if missing_bytes
         else "to be verified"
     )
-    return f"  [{host}] {file.name}: {task}"
+    return f"  [{host}] {file.name}: {remaining_work}"
 
 
 def _copy(action: Action, file: ModelFilePlan) -> None:
@@ -96,18 +96,18 @@ def _copy(action: Action, file: ModelFilePlan) -> None:
 class DownloadProgress:
     """Shows, every PROGRESS_INTERVAL_SECONDS, how much a host has downloaded."""
 
-    def __init__(self, action: Action, downloads: Collection[ModelFilePlan]) -> None:
-        self._action, self._names = action, [file.name for file in downloads]
-        self._total_bytes = sum(file.bytes or 0 for file in downloads)
-        paths = shlex.join(path for file in downloads for path in (file.path, str(model_files.part_path(file))))
-        self._command = f"wc -c {paths} 2>/dev/null | tail -n 1"
+    def __init__(self, action: Action, files: Collection[ModelFilePlan]) -> None:
+        self._action, self._names = action, [file.name for file in files]
+        self._total_bytes = sum(file.bytes or 0 for file in files)
+        paths = shlex.join(path for file in files for path in (file.path, str(model_files.part_path(file))))
+        self._size_command = f"wc -c {paths} 2>/dev/null | tail -n 1"
         self._last_report: tuple[float, int] | None = None
 
     def show(self, _seconds: float) -> str:
         """Show a line if one is due; return a text that changes with the progress."""
         if not self._names:
             return ""
-        output = self._action.run_command(self._command).get("stdout", "")
+        output = self._action.run_command(self._size_command).get("stdout", "")
         present_bytes = min(parse_count((output.split() or [""])[0]) or 0, self._total_bytes)
         now = time.monotonic()
         last_time, last_bytes = self._last_report or (now, present_bytes)
@@ -125,10 +125,10 @@ def progress_text(names: Collection[str], done_bytes: int, total_bytes: int, rat
     subject = next(iter(names)) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
     if done_bytes >= total_bytes:
         return f"{subject}: checking"
-    speed = (
+    rate_text = (
         f"{size_text(rate)}/s, {duration((total_bytes - done_bytes) / rate)} left" if rate > 0 else "waiting for data"
     )
-    return f"{subject}: {size_text(done_bytes)} of {size_text(total_bytes)}, {speed}"
+    return f"{subject}: {size_text(done_bytes)} of {size_text(total_bytes)}, {rate_text}"
 
 
 def _local_path(file: ModelFilePlan) -> str:

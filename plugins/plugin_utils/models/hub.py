@@ -122,18 +122,18 @@ def _subject(source: types.ModelSource) -> str:
 
 def _refusal_reason(repository: types.HuggingFace, error: web.RemoteError, token: str | None) -> str:
     """Return the meaning of a server's refusal, as the end of a sentence. The hub's answer is the same for a missing repository and a missing token."""
-    page = f"{endpoint()}/{repository.repo}"
+    url = f"{endpoint()}/{repository.repo}"
     if error.reason == "RevisionNotFound":
-        return f"has no revision {repository.revision!r}: choose a revision on {page}/tree/main"
+        return f"has no revision {repository.revision!r}: choose a revision on {url}/tree/main"
     if error.status in (401, 403, 404):
         remedy = f"and set {web.TOKEN_FILE_VARIABLE} to a file with your token"
         if token:
             remedy = f"with the account that owns the token in {web.TOKEN_FILE_VARIABLE}"
-        return f"cannot be read (HTTP {error.status}): correct the name, or accept the conditions on {page} {remedy}"
+        return f"cannot be read (HTTP {error.status}): correct the name, or accept the conditions on {url} {remedy}"
     return f"cannot be looked up: {endpoint()} {error}"
 
 
-def _list_names(names: Iterable[str]) -> str:
+def _names_text(names: Iterable[str]) -> str:
     """Return a list of limited length for a message."""
     printable_names = [validation.printable(name, 200) for name in dict.fromkeys(names)]
     omission_note = f" and {len(printable_names) - MAX_NAMES} more" if len(printable_names) > MAX_NAMES else ""
@@ -215,7 +215,7 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
     subject = f"{_subject(source)} has"
     if not models:
         kind = "projector (mmproj)" if source.role == host_types.MMPROJ else "GGUF file"
-        available_names = _list_names(file.name for file in listing.files)
+        available_names_text = _names_text(file.name for file in listing.files)
         raw_part_names = sorted(file.name for file in listing.files if split_files.RAW_PART_NAME.fullmatch(file.name))
         if raw_part_names:
             raise Refusal(
@@ -223,22 +223,22 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
                 "llama_model_path to the joined file"
             )
         raise Refusal(
-            f"{subject} no {kind}: use another repository (files in this repository: {available_names or 'none'})"
+            f"{subject} no {kind}: use another repository (files in this repository: {available_names_text or 'none'})"
         )
     quantisation = repository.quantisation
     matches = [model for model in models if quantisation is None or model.quantisation.lower() == quantisation.lower()]
     if not matches:
-        raise Refusal(f"{subject} no quantisation {quantisation}: use one of {_list_quantisations(models)}")
+        raise Refusal(f"{subject} no quantisation {quantisation}: use one of {_quantisations_text(models)}")
     if len(matches) > 1:
-        remedy = f"set quantisation or files to one of {_list_quantisations(models)}"
+        remedy = f"set quantisation or files to one of {_quantisations_text(models)}"
         if quantisation is not None:
-            remedy = f"set files to one of {_list_names(model.files[0].name for model in matches)}"
+            remedy = f"set files to one of {_names_text(model.files[0].name for model in matches)}"
         raise Refusal(f"{subject} {len(matches)} models{f' of {quantisation}' if quantisation else ''}: {remedy}")
     return _choose_by_name(listing, source, split_files.part_names(matches[0].files[0].name))
 
 
-def _list_quantisations(models: Sequence[RepositoryModel]) -> str:
-    return _list_names(
+def _quantisations_text(models: Sequence[RepositoryModel]) -> str:
+    return _names_text(
         model.quantisation or model.files[0].name for model in sorted(models, key=lambda model: model.bytes)
     )
 
@@ -247,8 +247,8 @@ def _choose_by_name(listing: Listing, source: types.ModelSource, names: Sequence
     files = {file.name: file for file in listing.files}
     missing_names = [name for name in names if name not in files]
     if len(missing_names) == len(names) or (missing_names and not split_files.PART_NAME.fullmatch(names[0])):
-        models = [name for name in files if name.lower().endswith(".gguf")]
-        raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_list_names(models or files)}")
+        model_names = [name for name in files if name.lower().endswith(".gguf")]
+        raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_names_text(model_names or files)}")
     if missing_names:
         raise Refusal(
             f"{_subject(source)} lacks {len(missing_names)} of this model's parts, for example {missing_names[0]}: use another quantisation or revision"

@@ -46,11 +46,11 @@ def join_path(folder: str, path: str) -> str:
     return os.path.join(folder, os.path.expanduser(path))
 
 
-def look_up(query: Query, seconds: float) -> ResolvedSource:
+def look_up(query: Query, limit_seconds: float) -> ResolvedSource:
     source = query.source
     look_up_source = _look_up_huggingface if source.huggingface else _look_up_copy if source.copy else _look_up_url
     try:
-        return cast(ResolvedSource, reading.run_within(seconds, lambda: look_up_source(query)))
+        return cast(ResolvedSource, reading.run_within(limit_seconds, lambda: look_up_source(query)))
     except reading.TooSlowError as error:
         raise Refusal(
             f"{source.variable} {error}: check the network and the server or disk that holds {model_source.source_text(source)}, then try again"
@@ -79,30 +79,30 @@ def _look_up_huggingface(query: Query) -> ResolvedSource:
     listing = hub.list_files(source, query.token)
     files = hub.choose_files(listing, source)
     url, name = str(files[0].url), files[0].name
-    _headers, summary = _read_headers(query, lambda: web.read_header(url, query.token), f"{repository.repo}, {name}")
+    _files, summary = _read_headers(query, lambda: web.read_header(url, query.token), f"{repository.repo}, {name}")
     return ResolvedSource(files, summary, quantisations=hub.quantisations(listing, source, name))
 
 
 def _look_up_url(query: Query) -> ResolvedSource:
     source, url = query.source, str(query.source.url)
-    headers, summary = _read_headers(query, lambda: web.read_header(url, query.token), web.printable_url(url))
+    files, summary = _read_headers(query, lambda: web.read_header(url, query.token), web.printable_url(url))
     return ResolvedSource(
-        _model_files(source, headers, web.printable_url(url), lambda name: web.sibling_url(url, name)), summary
+        _model_files(source, files, web.printable_url(url), lambda name: web.sibling_url(url, name)), summary
     )
 
 
 def _model_files(
-    source: types.ModelSource, headers: Sequence[Mapping[str, Any]], location: str, url: Callable[[str], str]
+    source: types.ModelSource, files: Sequence[Mapping[str, Any]], location: str, url_of_name: Callable[[str], str]
 ) -> list[ModelFilePlan]:
     """Return the files of a model, with the operator's checksums if there are any."""
-    if source.checksum and len(source.checksum) != len(headers):
+    if source.checksum and len(source.checksum) != len(files):
         raise Refusal(
-            f"{source.variable} is {location}, a model with {len(headers)} parts, but has {len(source.checksum)} checksums: set a checksum for each part, "
+            f"{source.variable} is {location}, a model with {len(files)} parts, but has {len(source.checksum)} checksums: set a checksum for each part, "
             "in order"
         )
     return [
-        ModelFilePlan(header["name"], source.role, url=url(header["name"]), bytes=header["bytes"], sha256=checksum)
-        for header, checksum in zip(headers, source.checksum or (None,) * len(headers))
+        ModelFilePlan(file["name"], source.role, url=url_of_name(file["name"]), bytes=file["bytes"], sha256=checksum)
+        for file, checksum in zip(files, source.checksum or (None,) * len(files))
     ]
 
 
@@ -110,9 +110,9 @@ def _look_up_copy(query: Query) -> ResolvedSource:
     source, path = query.source, query.local_path
     location = f"{path} on the controller"
     try:
-        headers, summary = _read_headers(query, lambda: gguf.read_path(str(path)), location)
+        files, summary = _read_headers(query, lambda: gguf.read_path(str(path)), location)
     except OSError as error:
         raise Refusal(
             f"{source.variable} is {location}, which cannot be read ({error.strerror}): correct the path, or put the file there"
         ) from None
-    return ResolvedSource(_model_files(source, headers, location, lambda name: path.with_name(name).as_uri()), summary)
+    return ResolvedSource(_model_files(source, files, location, lambda name: path.with_name(name).as_uri()), summary)

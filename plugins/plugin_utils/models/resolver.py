@@ -42,7 +42,7 @@ class _Files(NamedTuple):
     files: tuple[NamedFile, ...] = ()
 
 
-def token_server(requests: Iterable[ModelRequest]) -> str | None:
+def token_server_url(requests: Iterable[ModelRequest]) -> str | None:
     """Return a URL of the only server that receives the token: the server of the first source that may need a token, as for the download."""
     return next(filter(None, (_server_url(source) for request in requests for source in request.sources())), None)
 
@@ -50,17 +50,17 @@ def token_server(requests: Iterable[ModelRequest]) -> str | None:
 def resolve(action: Action, request: ModelRequest, options: LookupOptions, server: str | None = None) -> dict:
     """Return the result of the module ``model_info`` for one model.
 
-    :param server: token_server of all models, if there are several.
+    :param server: token_server_url of all models, if there are several.
     """
-    resolver = _Resolver(action, request, options, server or token_server([request]))
+    resolver = _Resolver(action, request, options, server or token_server_url([request]))
     sources = {source.role: resolver.resolve_source(source) for source in request.sources()}
-    model_source_result = sources.get(host_types.MODEL, ResolvedSource(()))
+    resolved_model = sources.get(host_types.MODEL, ResolvedSource(()))
     return {
         "changed": False,
-        **({"summary": model_source_result.summary} if model_source_result.summary else {}),
-        "unreadable_path": model_source_result.unreadable_path,
+        **({"summary": resolved_model.summary} if resolved_model.summary else {}),
+        "unreadable_path": resolved_model.unreadable_path,
         "files": [typed_json.dump(file) for source in sources.values() for file in source.files],
-        "offered": typed_json.dump(list(model_source_result.quantisations)),
+        "offered": typed_json.dump(list(resolved_model.quantisations)),
         "auxiliary": {
             role: source.summary for role, source in sources.items() if source.summary and role != host_types.MODEL
         },
@@ -70,7 +70,7 @@ def resolve(action: Action, request: ModelRequest, options: LookupOptions, serve
 class _Resolver:
     def __init__(self, action: Action, request: ModelRequest, options: LookupOptions, token_server: str | None) -> None:
         self.action, self.request, self.options, self.token_server = action, request, options, token_server
-        self.folder = action.variables.get("inventory_dir") or ""
+        self.inventory_folder = action.variables.get("inventory_dir") or ""
         self.host_report = self._ask_host()
 
     def resolve_source(self, source: ModelSource) -> ResolvedSource:
@@ -81,11 +81,11 @@ class _Resolver:
         host_source = self._find_on_host(source)
         if host_source and not self._is_on_controller(source):
             return host_source
-        query = Query(source, self._token(source), self.folder)
+        query = Query(source, self._token(source), self.inventory_folder)
         return lookup.look_up(query, self.options.timeout)
 
     def _is_on_controller(self, source: ModelSource) -> bool:
-        path = Query(source, folder=self.folder).local_path
+        path = Query(source, folder=self.inventory_folder).local_path
         return bool(source.copy and reading.read_from_disk(path, path.exists, self.options.timeout))
 
     def _token(self, source: ModelSource) -> str | None:
@@ -93,7 +93,7 @@ class _Resolver:
         server, token_server = _server_url(source), self.token_server
         if not self.request.token_file or not server or not token_server or not web.same_server(server, token_server):
             return None
-        return hub.read_token(lookup.join_path(self.folder, self.request.token_file))
+        return hub.read_token(lookup.join_path(self.inventory_folder, self.request.token_file))
 
     # ------------------------------------------------------------------------------------------------------------- the host
 
@@ -111,8 +111,8 @@ class _Resolver:
         }
         if not any(arguments.values()):
             return {}
-        account = {"account": self.options.account} if self.options.account else {}
-        result = self.action.run_module(MODULE_NAME, **arguments, timeout=self.options.timeout, **account)
+        account_argument = {"account": self.options.account} if self.options.account else {}
+        result = self.action.run_module(MODULE_NAME, **arguments, timeout=self.options.timeout, **account_argument)
         if result.get("failed"):
             raise Refusal(failure_reason(result))
         return result
@@ -194,7 +194,7 @@ class _Resolver:
         if source.huggingface:
             return hub.url_of(source.huggingface, str(file.revision), file.name)
         if source.copy:
-            return Query(source, folder=self.folder).local_path.with_name(name).as_uri()
+            return Query(source, folder=self.inventory_folder).local_path.with_name(name).as_uri()
         return web.sibling_url(str(source.url), name)
 
 

@@ -86,18 +86,18 @@ def read_dashboards() -> dict[str, Dashboard]:
     }
 
 
-def _variable(name: str, metric: str) -> dict[str, Any]:
+def _variable_json(name: str, metric: str) -> dict[str, Any]:
     properties = {"name": name, "type": "query", "label": name, "datasource": DATA_SOURCE, "refresh": 2, "sort": 1}
     selection = {"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": ["All"], "value": ["$__all"]}}
     return {**properties, **selection, "query": {"query": f"label_values({metric}, {name})", "refId": "A"}}
 
 
-def _panel(panel_id: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
+def _panel_json(panel_id: int, panel: Panel, selector: str, position: Mapping[str, int]) -> dict[str, Any]:
     is_time_series = panel.kind == "timeseries"
     red_from = 1 if panel.kind == "names" else panel.red_from
     steps = [{"color": "green", "value": None}, *([{"color": "red", "value": red_from}] if red_from else [])]
-    fields = {"unit": panel.unit, "min": 0, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
-    fields |= {"max": 1} if panel.unit == "percentunit" else {}
+    defaults = {"unit": panel.unit, "min": 0, "noValue": "none", "thresholds": {"mode": "absolute", "steps": steps}}
+    defaults |= {"max": 1} if panel.unit == "percentunit" else {}
     return {
         "id": panel_id,
         "type": "stat" if panel.kind == "names" else panel.kind,
@@ -105,7 +105,7 @@ def _panel(panel_id: int, panel: Panel, selector: str, position: Mapping[str, in
         "description": panel.description,
         "datasource": DATA_SOURCE,
         "gridPos": position,
-        "fieldConfig": {"defaults": fields, "overrides": [PLANNED_LINES_OVERRIDE] if is_time_series else []},
+        "fieldConfig": {"defaults": defaults, "overrides": [PLANNED_LINES_OVERRIDE] if is_time_series else []},
         "options": PANEL_OPTIONS[panel.kind],
         "targets": [
             {
@@ -136,9 +136,9 @@ def dashboard_json(name: str, dashboard: Dashboard) -> dict[str, Any]:
         "links": [DASHBOARD_LINK],
         "refresh": "30s",
         "time": {"from": "now-6h", "to": "now"},
-        "templating": {"list": [source, *(_variable(*variable) for variable in dashboard.variables.items())]},
+        "templating": {"list": [source, *(_variable_json(*variable) for variable in dashboard.variables.items())]},
         "panels": [
-            _panel(index, panel, dashboard.selector, position) for index, (panel, position) in enumerate(panels, 1)
+            _panel_json(index, panel, dashboard.selector, position) for index, (panel, position) in enumerate(panels, 1)
         ],
     }
 

@@ -37,7 +37,7 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
         raise Refusal(
             f"Other hosts cannot reach {local_hosts[0]} at {addresses[local_hosts[0]]}: set its ansible_host to a numeric IPv4 address in their network."
         )
-    targets = [
+    target_groups = [
         {
             "targets": [f"{addresses[name]}:{EXPORTER_PORT}"],
             "labels": {"cluster": plan.cluster, "host": name, "role": "head" if name == plan.head.host else "worker"},
@@ -52,7 +52,7 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
         "scrape_configs": [scrape_job],
     }
     return {
-        f"targets-{plan.cluster}.json": json.dumps(targets, indent=1) + "\n",
+        f"targets-{plan.cluster}.json": json.dumps(target_groups, indent=1) + "\n",
         "scrape.yml": yaml.safe_dump({"scrape_configs": [scrape_job]}, sort_keys=False),
         "prometheus.yml": yaml.safe_dump(configuration, sort_keys=False),
         RULES_FILE.name: RULES_FILE.read_text(),
@@ -60,16 +60,16 @@ def monitoring_files(plan: Plan, addresses: Mapping[str, str]) -> dict[str, str]
     }
 
 
-def balancer_targets(cluster: str, balancers: Mapping[str, str]) -> dict[str, str]:
+def balancer_files(cluster: str, balancers: Mapping[str, str]) -> dict[str, str]:
     """Return the text of each file for the metrics of HAProxy, by name; none without a balancer.
 
     :param balancers: host → address and port of its metrics.
     """
-    targets = [
+    target_groups = [
         {"targets": [endpoint], "labels": {"cluster": cluster, "host": name, "role": "balancer"}}
         for name, endpoint in balancers.items()
     ]
-    return {f"targets-{cluster}-balancer.json": json.dumps(targets, indent=1) + "\n"} if targets else {}
+    return {f"targets-{cluster}-balancer.json": json.dumps(target_groups, indent=1) + "\n"} if target_groups else {}
 
 
 def address_of(name: str, variables: Mapping[str, Any], facts: Mapping[str, Any]) -> str:

@@ -10,23 +10,23 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types i
 COLUMN_TITLES = ("test", "t/s", "predicted", "of prediction", "reason")
 
 
-def speed(cell: Cell) -> str:
+def speed_text(cell: Cell) -> str:
     """Return a speed like ``28.87 ± 0.11``, in llama-bench's notation; empty without a measurement."""
     return f"{cell.measured.mean:.2f} ± {cell.measured.deviation:.2f}" if cell.measured else ""
 
 
-def row(cell: Cell) -> list[str]:
+def row_of(cell: Cell) -> list[str]:
     """Return the values of a cell, in the order of COLUMN_TITLES."""
-    share = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
-    predicted = "" if cell.predicted is None else f"{cell.predicted:.4g}"
+    share_text = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
+    predicted_text = "" if cell.predicted is None else f"{cell.predicted:.4g}"
     reason = "" if cell.measured else cell.skipped or "not measured yet"
-    return [cell.name, speed(cell), predicted, share, reason]
+    return [cell.name, speed_text(cell), predicted_text, share_text, reason]
 
 
 def as_markdown(result: Benchmark) -> str:
-    rows = [list(COLUMN_TITLES), *map(row, result.cells)]
+    rows = [list(COLUMN_TITLES), *map(row_of, result.cells)]
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = [" | ".join(cell.ljust(width) for cell, width in zip(cells, widths)) for cells in rows]
+    lines = [" | ".join(text.ljust(width) for text, width in zip(row, widths)) for row in rows]
     lines.insert(1, " | ".join("-" * width for width in widths))
     table = "".join(f"| {line} |\n" for line in lines)
     return f"# Benchmark of {result.cluster}\n\n{result.model}; {result.release}.\n\n{table}".replace("<", "&lt;")
@@ -37,7 +37,7 @@ def view(result: Benchmark) -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(result.time)),
         "result": result,
-        "measured_cells": sum(bool(cell.measured) for cell in result.cells),
+        "measured_count": sum(bool(cell.measured) for cell in result.cells),
         "titles": COLUMN_TITLES,
-        "rows": list(map(row, result.cells)),
+        "rows": list(map(row_of, result.cells)),
     }

@@ -30,7 +30,7 @@ MIN_SECRET_LENGTH = 8
 DERIVED_KEYS = ("definition", "content")
 """Keys of the plan whose texts are derived from other values of the plan."""
 README = "Read the bundle before you send it: it contains names and addresses of hosts, and paths on the controller."
-NO_LOG = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the failed run's error message to your issue."
+LOG_TIP = "No log: set ANSIBLE_LOG_PATH before you run a playbook, or add the failed run's error message to your issue."
 JSON_RECORDS = ("plan", "status", "facts", "controller")
 """Records that the bundle contains as JSON."""
 ReportTexts = Mapping[str, Annotated[str, validation.Text("(?s).*", 1 << 20)]]
@@ -107,8 +107,8 @@ def _process_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 def is_public(variable: str, value: str) -> bool:
     """Return whether the value of an environment variable is known to be harmless."""
-    is_known = PUBLIC_NAME_FORM.fullmatch(variable) or HARMLESS_FORM.fullmatch(value)
-    return bool(is_known) and not redaction.SECRET_NAME_FORM.search(variable)
+    match = PUBLIC_NAME_FORM.fullmatch(variable) or HARMLESS_FORM.fullmatch(value)
+    return bool(match) and not redaction.SECRET_NAME_FORM.search(variable)
 
 
 def _redact(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
@@ -130,13 +130,13 @@ def make_bundle(records: Mapping[str, Any], secrets: Mapping[str, str]) -> str:
     :param records: ``plan`` and ``status`` as JSON; ``reports``, the result of host_status for each host; ``facts`` and ``controller``, which are only
         shown; ``log``, the end of Ansible's log.
     """
-    record_type: type[Plan | Refused] = Refused if records["plan"]["refused"] else Plan
+    plan_type: type[Plan | Refused] = Refused if records["plan"]["refused"] else Plan
     status = typed_json.parse(Status, records["status"])
     texts = {
         "README.txt": README,
-        "plan.txt": plan_text.plan_page(typed_json.parse(record_type, records["plan"])),
+        "plan.txt": plan_text.plan_page(typed_json.parse(plan_type, records["plan"])),
         "status.txt": status_text.text_of(status),
-        "ansible.log": _printable_text(records["log"]) or NO_LOG,
+        "ansible.log": _printable_text(records["log"]) or LOG_TIP,
     }
     secrets = {**secrets, **_plan_secrets(records["plan"]), **dict(_process_secrets(records["controller"]))}
     for host, answer in records["reports"].items():
@@ -161,13 +161,13 @@ def _printable_text(text: str) -> str:
     return "\n".join(validation.printable(line, None) for line in text.replace("\t", "    ").split("\n"))
 
 
-def _pack(folder: str, texts: Mapping[str, str], time: int) -> str:
+def _pack(folder: str, texts: Mapping[str, str], mtime: int) -> str:
     """Return a .tar.gz of a folder with the texts that are not empty, readable by their owner only."""
     archive_bytes = io.BytesIO()
     with tarfile.open(fileobj=archive_bytes, mode="w:gz") as archive:
         for name, text in sorted(texts.items()):
             data, member = f"{text.rstrip()}\n".encode("utf-8", "replace"), tarfile.TarInfo(f"{folder}/{name}")
-            member.size, member.mode, member.mtime = len(data), 0o600, time
+            member.size, member.mode, member.mtime = len(data), 0o600, mtime
             if text.strip():
                 archive.addfile(member, io.BytesIO(data))
     return archive_bytes.getvalue().decode("utf-8", "surrogateescape")

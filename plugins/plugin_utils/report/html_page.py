@@ -39,7 +39,7 @@ def _anchor(title: str) -> str:
 
 
 @functools.cache
-def _environment() -> Environment:
+def _jinja_environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATE_FOLDER), autoescape=True, undefined=StrictUndefined, finalize=_printable
     )
@@ -50,17 +50,17 @@ def _environment() -> Environment:
 def _memory_view(plan: Plan) -> dict[str, Any]:
     rows = []
     for entry in plan.placement:
-        capacity = max(entry.capacity_mib, entry.total_mib, 1)
-        sizes = {name: memory_text.size_mib(entry, name) for name in memory_text.COMPONENT_SIGNS}
-        sizes_text = ", ".join(f"{name} {size:.0f} MiB" for name, size in sizes.items())
+        bar_mib = max(entry.capacity_mib, entry.total_mib, 1)
+        sizes_mib = {name: memory_text.size_mib(entry, name) for name in memory_text.COMPONENT_SIGNS}
+        sizes_text = ", ".join(f"{name} {size_mib:.0f} MiB" for name, size_mib in sizes_mib.items())
         rows.append(
             {
                 "entry": entry,
-                "overcommitment": memory_text.overcommitment(entry),
+                "overcommitment": memory_text.overcommitment_text(entry),
                 "label": f"{sizes_text} of {entry.capacity_mib:.0f} MiB",
                 "shares": [
-                    (name, f"{100 * size / capacity:.2f}")
-                    for name, size in (*sizes.items(), ("auxiliary", entry.auxiliary_mib))
+                    (name, f"{100 * size_mib / bar_mib:.2f}")
+                    for name, size_mib in (*sizes_mib.items(), ("auxiliary", entry.auxiliary_mib))
                 ],
                 "amounts": [memory_text.amount_text(entry, name) for name in memory_text.COMPONENT_SIGNS],
                 "sum": f"{entry.total_mib:.0f}",
@@ -69,7 +69,7 @@ def _memory_view(plan: Plan) -> dict[str, Any]:
         )
     notes = [
         *memory_text.auxiliary_model_lines(plan),
-        *memory_text.uncounted_models(plan),
+        *memory_text.uncounted_model_lines(plan),
         *memory_text.reason_lines(plan),
     ]
     return {"rows": rows, "has_auxiliary": bool(plan.auxiliary_models), "notes": notes}
@@ -80,7 +80,7 @@ def _branch_view(host: str, rows: list[plan_text.TopologyRow]) -> dict[str, Any]
     return {
         "host": host,
         "kind": link.kind if link else "",
-        "speed": f"{link.one_way_ms:g} ms, {link.gbit_per_s:g} Gbit/s" if link else "",
+        "link_text": f"{link.one_way_ms:g} ms, {link.gbit_per_s:g} Gbit/s" if link else "",
         "is_measured": bool(link and link.measured),
         "rows": rows,
     }
@@ -102,7 +102,7 @@ def _topology_view(plan: Plan) -> dict[str, Any]:
         "url": plan.head.url,
         "local_rows": local_rows,
         "branches": [_branch_view(host, rows) for host, rows in branches.items()],
-        "unused": plan_text.unused_workers(plan),
+        "unused": plan_text.unused_workers_text(plan),
     }
 
 
@@ -128,8 +128,8 @@ def _version_lines(plan: Plan) -> list[str]:
     rows = [["host", "build", "backend", "options"]]
     for name, host in plan.hosts.items():
         for build in host.builds:
-            options = " ".join(f"{option}={value}" for option, value in sorted(build.cmake_options.items()))
-            rows.append([name, build.id, build.backend, options])
+            options_text = " ".join(f"{option}={value}" for option, value in sorted(build.cmake_options.items()))
+            rows.append([name, build.id, build.backend, options_text])
     return tables.table(rows).splitlines() if len(rows) > 1 else []
 
 
@@ -146,7 +146,7 @@ def _plan_view(plan: Plan | Refused, changes: Sequence[str]) -> dict[str, Any]:
     """Return the plan's values for the template, with the titles of its sections in ``sections``."""
     sections = plan_text.plan_sections(plan, changes)
     refused = "Refused" in sections
-    view: dict[str, Any] = {"memories": {}, "tables": {}, "other": sections, "refused": plan.reasons if refused else []}
+    view: dict[str, Any] = {"memories": {}, "tables": {}, "other": sections, "reasons": plan.reasons if refused else []}
     titles = [title for title in sections if title != "Refused"]
     if isinstance(plan, Plan):
         view.update(
@@ -179,13 +179,13 @@ def page(
         title for title in view["sections"] if title in ("Models", "Topology", "Predicted speed", *view["memories"])
     ]
     other_titles = [title for title in view["sections"] if title not in (*refusal_titles, *first_titles)]
-    checks = ["Checks"] if verification else []
+    check_titles = ["Checks"] if verification else []
     cluster = benchmark.cluster if benchmark else verification.cluster if verification else ""
-    title, *subtitle = (
-        plan_text.plan_title(plan) if plan else [f"{'Benchmark' if benchmark else 'Verification'} of {cluster}"]
+    title, *subtitle_lines = (
+        plan_text.title_lines(plan) if plan else [f"{'Benchmark' if benchmark else 'Verification'} of {cluster}"]
     )
     return (
-        _environment()
+        _jinja_environment()
         .get_template("page.html.j2")
         .render(
             {
@@ -194,11 +194,11 @@ def page(
                 "benchmark": benchmark_table.view(benchmark) if benchmark else {},
                 "plan": plan,
                 "title": title.strip(),
-                "subtitle": " ".join(line.strip() for line in subtitle),
+                "subtitle": " ".join(line.strip() for line in subtitle_lines),
                 "checks": _checks_view(verification) if verification else None,
                 "sections": [
                     *refusal_titles,
-                    *checks,
+                    *check_titles,
                     *first_titles,
                     *(["Measured and predicted"] if benchmark else []),
                     *other_titles,

@@ -25,22 +25,22 @@ def amount_text(entry: types.DevicePlacement, component: str) -> str:
     return f"{'' if f'{component}_mib' in entry.exact else '≤ '}{size_mib(entry, component):.0f}"
 
 
-def overcommitment(entry: types.DevicePlacement) -> str:
+def overcommitment_text(entry: types.DevicePlacement) -> str:
     """Return a text like '≤ 115 %' if weights, KV cache and compute buffers together may exceed the device's capacity; empty otherwise."""
-    share = 100 * entry.total_mib / max(entry.capacity_mib, 1)
-    return f"≤ {math.ceil(share)} %" if share > 100 else ""
+    percent = 100 * entry.total_mib / max(entry.capacity_mib, 1)
+    return f"≤ {math.ceil(percent)} %" if percent > 100 else ""
 
 
 def memory_bar(entry: types.DevicePlacement, width: int = BAR_WIDTH) -> str:
     """Return a bar of a device's capacity: weights, KV cache, compute buffers and free memory, each at least one column wide."""
-    total_mib = max(entry.capacity_mib, entry.total_mib, 1)
-    sizes = {sign: size_mib(entry, component) for component, sign in COMPONENT_SIGNS.items()}
-    sizes[AUXILIARY_SIGN] = entry.auxiliary_mib
-    sizes[FREE_MEMORY_SIGN] = total_mib - entry.total_mib
-    columns = {sign: 1 for sign, size in sizes.items() if size > 0}
-    for _extra in range(width - len(columns)):
-        columns[max(columns, key=lambda sign: sizes[sign] / total_mib * width - columns[sign])] += 1
-    return "".join(sign * count for sign, count in columns.items())
+    bar_mib = max(entry.capacity_mib, entry.total_mib, 1)
+    sizes_mib = {sign: size_mib(entry, component) for component, sign in COMPONENT_SIGNS.items()}
+    sizes_mib[AUXILIARY_SIGN] = entry.auxiliary_mib
+    sizes_mib[FREE_MEMORY_SIGN] = bar_mib - entry.total_mib
+    column_counts = {sign: 1 for sign, size in sizes_mib.items() if size > 0}
+    for _extra in range(width - len(column_counts)):
+        column_counts[max(column_counts, key=lambda sign: sizes_mib[sign] / bar_mib * width - column_counts[sign])] += 1
+    return "".join(sign * count for sign, count in column_counts.items())
 
 
 def memory_plans(plan: types.Plan) -> dict[str, types.Plan]:
@@ -53,8 +53,8 @@ def memory_lines(plan: types.Plan) -> list[str]:
     rows = [["device", "".ljust(BAR_WIDTH), "weights", "KV", "compute", "capacity"]]
     for entry in plan.placement:
         models = _auxiliary_models_on(plan, entry.device)
-        total = entry.weights_mib + entry.kv_mib + sum(model.weights_mib + model.kv_mib for model in models)
-        note = "too small" if total > entry.capacity_mib else overcommitment(entry)
+        required_mib = entry.weights_mib + entry.kv_mib + sum(model.weights_mib + model.kv_mib for model in models)
+        note = "too small" if required_mib > entry.capacity_mib else overcommitment_text(entry)
         sizes = [amount_text(entry, component) for component in COMPONENT_SIGNS]
         rows.append([entry.device, memory_bar(entry), *sizes, ", ".join(filter(None, (f"{entry.capacity_mib}", note)))])
         rows += map(_auxiliary_row, models)
@@ -65,7 +65,7 @@ def memory_lines(plan: types.Plan) -> list[str]:
     component_signs = {**COMPONENT_SIGNS, **({"auxiliary models": AUXILIARY_SIGN} if plan.auxiliary_models else {})}
     legend = ", ".join(f"{sign} {component.replace('kv', 'KV cache')}" for component, sign in component_signs.items())
     footer = f"  in MiB, ≤ marks an upper bound; {legend}, {FREE_MEMORY_SIGN} free"
-    return [*tables.table(rows).splitlines(), footer, *uncounted_models(plan), *reason_lines(plan)]
+    return [*tables.table(rows).splitlines(), footer, *uncounted_model_lines(plan), *reason_lines(plan)]
 
 
 def _auxiliary_models_on(plan: types.Plan, device: str | None) -> list[types.AuxiliaryModelPlan]:
@@ -89,7 +89,7 @@ def auxiliary_model_lines(plan: types.Plan) -> list[str]:
     return lines
 
 
-def uncounted_models(plan: types.Plan) -> list[str]:
+def uncounted_model_lines(plan: types.Plan) -> list[str]:
     """Return lines with the models that the sizes of devices do not include; none if they include all."""
     names = {name for entry in plan.placement for name in entry.without}
     return tables.wrap("  not included: ", ", ".join(sorted(names))) if names else []

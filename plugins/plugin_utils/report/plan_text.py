@@ -20,7 +20,7 @@ MAX_DIFFERENCES = 12
 """Maximum number of differences for each host; the JSON of the plan and the run itself list them all."""
 
 
-def plan_table(plan: types.Plan) -> str:
+def plan_summary(plan: types.Plan) -> str:
     """Return the first sections of the page: release, source, and the devices of the layers."""
     sections, titles = plan_sections(plan), ("Models",) if plan.head.models else ("Topology", "Memory")
     cache_notes = [
@@ -28,7 +28,7 @@ def plan_table(plan: types.Plan) -> str:
         for worker, reason in _workers_without_cache(plan)
         for line in tables.wrap("  ", f"no cache on {worker}: {reason}")
     ]
-    lines = [*plan_title(plan), *cache_notes]
+    lines = [*title_lines(plan), *cache_notes]
     for title in titles:
         lines += ["", *sections.get(title, [])]
     return "\n".join([*lines, ""])
@@ -49,9 +49,9 @@ def model_source_text(plan: types.Plan) -> str:
     source = model.source
     if re.fullmatch("[0-9a-f]{40,64}", model.revision or ""):
         source = source.replace(str(model.revision), str(model.revision)[:SHORT_COMMIT_LENGTH])
-    sizes = [file.bytes for file in model.files]
-    size = f", {sum(map(int, filter(None, sizes))) / (1024 * MIB):.2f} GiB" if all(sizes) else ""
-    return f"{source}, {len(sizes)} file{'s' * (len(sizes) > 1)}{size}"
+    sizes_bytes = [file.bytes for file in model.files]
+    size_text = f", {sum(map(int, filter(None, sizes_bytes))) / (1024 * MIB):.2f} GiB" if all(sizes_bytes) else ""
+    return f"{source}, {len(sizes_bytes)} file{'s' * (len(sizes_bytes) > 1)}{size_text}"
 
 
 def _workers_without_cache(plan: types.Plan) -> list[tuple[str, str]]:
@@ -66,19 +66,19 @@ def _workers_without_cache(plan: types.Plan) -> list[tuple[str, str]]:
 
 def plan_page(plan: types.Plan | types.Refused, changes: Sequence[str] = ()) -> str:
     """Return the page of a plan, at most tables.PAGE_WIDTH columns wide if names allow."""
-    lines = plan_title(plan)
+    lines = title_lines(plan)
     for title, section_lines in plan_sections(plan, changes).items():
         lines += ["", title, *section_lines]
     return "\n".join(["", *lines, ""])
 
 
-def plan_title(plan: types.Plan | types.Refused) -> list[str]:
+def title_lines(plan: types.Plan | types.Refused) -> list[str]:
     if isinstance(plan, types.Refused):
         return [f"  {plan.cluster} has no plan"]
     source, protocol = model_source_text(plan), plan.release.protocol or "unknown"
-    models = ", ".join(model.name for model in plan.head.models or (plan.model,))
+    model_names = ", ".join(model.name for model in plan.head.models or (plan.model,))
     return [
-        *tables.wrap("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {models}"),
+        *tables.wrap("  ", f"{plan.cluster} {'would serve' if plan.refused else 'serves'} {model_names}"),
         *(tables.wrap("  ", f"from {source}") if source else []),
         f"  with {plan.release.ref}, RPC protocol {protocol}",
         *tables.wrap("  ", _release_origin(plan)),
@@ -119,7 +119,7 @@ def plan_sections(plan: types.Plan | types.Refused, changes: Sequence[str] = ())
             title: memory_text.memory_lines(model_plan) if model_plan.placement or model_plan.auxiliary_models else []
             for title, model_plan in memory_text.memory_plans(plan).items()
         },
-        "Commands": commands_page(plan),
+        "Commands": commands_section(plan),
         "Open ports": _port_lines(plan),
         "Advisories": _advisory_lines(plan),
         "Predicted speed": speed_text.speed_lines(plan),
@@ -157,7 +157,7 @@ def topology_rows(plan: types.Plan) -> list[TopologyRow]:
     devices.update({worker.endpoint: f"{worker.backend}, external" for worker in plan.external_workers})
     rows, first_layer = [], head.cpu.layers
     if first_layer and plan.placement:
-        rows.append(TopologyRow(head.host, "CPU", "", _layer_range(0, first_layer), None))
+        rows.append(TopologyRow(head.host, "CPU", "", _layer_range_text(0, first_layer), None))
     for entry in plan.placement:
         device, link = (devices[entry.endpoint], links[entry.endpoint]) if entry.endpoint else (entry.device, None)
         rows.append(TopologyRow(entry.host, device, entry.endpoint or "", _layers_text(entry, first_layer), link))
@@ -165,19 +165,19 @@ def topology_rows(plan: types.Plan) -> list[TopologyRow]:
     return rows
 
 
-def _layer_range(start: int, count: int) -> str:
-    return f"layer {start}" if count == 1 else f"layers {start} to {start + count - 1}"
+def _layer_range_text(first_layer: int, count: int) -> str:
+    return f"layer {first_layer}" if count == 1 else f"layers {first_layer} to {first_layer + count - 1}"
 
 
 def _layers_text(entry: types.DevicePlacement, first_layer: int) -> str:
     """Return the layers of a device, like 'layers 4 to 7, output'."""
-    parts = [_layer_range(first_layer, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
-    if not parts:
+    texts = [_layer_range_text(first_layer, entry.layers)] * bool(entry.layers) + ["output"] * bool(entry.output)
+    if not texts:
         return "tensors from llama_server_override_tensor" if entry.weights_mib else "no layer"
-    return ", ".join(parts)
+    return ", ".join(texts)
 
 
-def unused_workers(plan: types.Plan) -> str:
+def unused_workers_text(plan: types.Plan) -> str:
     """Return a text with the declared workers that have no layer."""
     workers = [
         f"{name} {worker.device} {worker.endpoint}"
@@ -202,8 +202,8 @@ def _topology_lines(plan: types.Plan) -> list[str]:
         lines += tables.table(rows).splitlines()
     else:
         lines.append(f"  └─  the processor of {head.host}, all layers")
-    unused_names = unused_workers(plan)
-    return lines + (tables.wrap("  declared but unused: ", unused_names) if unused_names else [])
+    unused_text = unused_workers_text(plan)
+    return lines + (tables.wrap("  declared but unused: ", unused_text) if unused_text else [])
 
 
 def _port_lines(plan: types.Plan) -> list[str]:
@@ -240,17 +240,17 @@ def _advisory_lines(plan: types.Plan) -> list[str]:
     return lines or ["  none"]
 
 
-def changes_of(
+def change_lines(
     plan: types.Plan,
     restarts: Mapping[str, Sequence[str]],
     drifts: Mapping[str, Drift],
     skipped_hosts: Mapping[str, str],
-    packages_by_tool: Mapping[str, Mapping[str, Mapping[str, str]]],
+    missing_packages: Mapping[str, Mapping[str, Mapping[str, str]]],
 ) -> list[str]:
     """Return lines about what site.yml would change: each host's releases, packages, differences and restarts."""
     lines = []
     for name, drift in drifts.items():
-        packages = {package for tools in packages_by_tool.get(name, {}).values() for package in tools.values()}
+        packages = {package for tools in missing_packages.get(name, {}).values() for package in tools.values()}
         if not drift.differences and not restarts[name] and not packages:
             lines.append(f"  {name}  is as planned")
             continue
@@ -263,11 +263,11 @@ def changes_of(
             lines += tables.wrap("    ! ", "saved conversations would be lost, because another build cannot read them")
         if packages:
             lines += tables.wrap("    + ", f"packages would be installed: {', '.join(sorted(packages))}")
-        other_texts = [difference.text for difference in drift.differences if difference.kind != "release"]
-        for text in other_texts[:MAX_DIFFERENCES]:
+        difference_texts = [difference.text for difference in drift.differences if difference.kind != "release"]
+        for text in difference_texts[:MAX_DIFFERENCES]:
             lines += tables.wrap("    ~ ", text)
-        if len(other_texts) > MAX_DIFFERENCES:
-            lines.append(f"    ~ and {len(other_texts) - MAX_DIFFERENCES} more")
+        if len(difference_texts) > MAX_DIFFERENCES:
+            lines.append(f"    ~ and {len(difference_texts) - MAX_DIFFERENCES} more")
         for service in restarts[name]:
             verb = "started" if drift.services[service].state == STOPPED else "restarted"
             lines += tables.wrap("    ! ", f"{service} would be {verb}")
@@ -298,20 +298,20 @@ def request_lines(plan: types.Plan, certificate_names: Sequence[str] = ()) -> li
         request_body["messages"] = [{"role": "user", "content": "Say hello."}]
     else:
         request_body |= {"prompt": "Once upon a time", "max_tokens": 32}
-    options, url = ["-H", "@-"] if plan.head.api_key_file else [], plan.head.url
+    curl_options, url = ["-H", "@-"] if plan.head.api_key_file else [], plan.head.url
     if plan.head.tls_certificate_file:  # curl trusts the server's own certificate, whoever signed it
-        options += ["--cacert", plan.head.tls_certificate_file]
+        curl_options += ["--cacert", plan.head.tls_certificate_file]
     address = url.partition("//")[2].partition(":")[0]
     if certificate_names and address not in certificate_names:
         exact_names = [name for name in certificate_names if "*" not in name]
-        name = f"{[*exact_names, *certificate_names][0].replace('*', 'head')}:{plan.head.port}"
-        options += ["--connect-to", f"{name}:{address}:{plan.head.port}"]
-        url = f"https://{name}"
-    command = ["curl", "-sS", *options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(request_body)]
+        authority = f"{[*exact_names, *certificate_names][0].replace('*', 'head')}:{plan.head.port}"
+        curl_options += ["--connect-to", f"{authority}:{address}:{plan.head.port}"]
+        url = f"https://{authority}"
+    command = ["curl", "-sS", *curl_options, f"{url}{path or '/v1/completions'}", "-d", json.dumps(request_body)]
     lines = command_lines(command, {}, "    ")
     if plan.head.api_key_file:
-        key = ["sed", "-n", "/./{s/^/Authorization: Bearer /p;q}", plan.head.api_key_file]
-        lines = [f"    {shlex.join(key)} | \\", *lines]
+        key_command = ["sed", "-n", "/./{s/^/Authorization: Bearer /p;q}", plan.head.api_key_file]
+        lines = [f"    {shlex.join(key_command)} | \\", *lines]
     return lines
 
 
@@ -324,11 +324,11 @@ def command_lines(argv: Iterable[str], environment: Mapping[str, str], indent: s
         else:
             segments.append(word)
     lines = [indent]
-    for word in segments:
-        if len(lines[-1]) + len(word) + 3 > tables.PAGE_WIDTH and lines[-1].strip():
+    for segment in segments:
+        if len(lines[-1]) + len(segment) + 3 > tables.PAGE_WIDTH and lines[-1].strip():
             lines[-1] += "\\"
             lines.append(indent + "  ")
-        lines[-1] += word + " "
+        lines[-1] += segment + " "
     return [line.rstrip() for line in lines]
 
 
@@ -354,7 +354,7 @@ def commands(plan: types.Plan) -> list[Command]:
     ]
 
 
-def commands_page(plan: types.Plan) -> list[str]:
+def commands_section(plan: types.Plan) -> list[str]:
     return [
         line
         for command in commands(plan)

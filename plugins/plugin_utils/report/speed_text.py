@@ -11,11 +11,11 @@ def model_rows(plan: Plan) -> list[list[str]]:
     rows = [["model", "GiB", "context", "tokens/s", "prompts", "loading"]]
     for model in plan.head.models or ():
         estimate = model.estimate
-        weights = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
-        load = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
-        speeds = [str(speed or "") for speed in (estimate.generation_range, estimate.prompt_range)]
+        weights_mib = model.cpu.weights_mib + sum(entry.weights_mib for entry in model.placement)
+        loading_text = "does not fit" if estimate.load_s is None else f"{estimate.load_s:g} s"
+        speed_texts = [str(speed_range or "") for speed_range in (estimate.generation_range, estimate.prompt_range)]
         model_names = ", ".join([model.name, *model.aliases])
-        rows.append([model_names, f"{weights / 1024:.1f}", str(model.context), *speeds, load])
+        rows.append([model_names, f"{weights_mib / 1024:.1f}", str(model.context), *speed_texts, loading_text])
     return rows
 
 
@@ -49,13 +49,13 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     if estimate.load_s is None:
         return []
     outage_s = RESTART_SECONDS + estimate.load_s + (plan.head.proof.outage_s if plan.head.proof else 0)
-    generation = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
+    generation_texts = [f"{estimate.generation_range} tokens per second", f"limited by: {estimate.limited_by}"]
     return [
-        ["generation", *(generation if generates_text(plan) else ["none: this model generates no text", ""])],
+        ["generation", *(generation_texts if generates_text(plan) else ["none: this model generates no text", ""])],
         ["prompts", f"{estimate.prompt_range} tokens per second", f"limited by: {estimate.prompt_limited_by}"],
-        *_users_row(estimate),
+        *_users_rows(estimate),
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
-        *_proof_row(plan),
+        *_proof_rows(plan),
         ["restart", f"about {outage_s:.0f} seconds", "without an answer if site.yml restarts the head"],
         *(
             [
@@ -68,7 +68,7 @@ def speed_rows(plan: Plan) -> list[list[str]]:
     ]
 
 
-def _users_row(estimate: Estimate) -> list[list[str]]:
+def _users_rows(estimate: Estimate) -> list[list[str]]:
     users = estimate.users
     if not users or users.users == 1:
         return []
@@ -77,12 +77,12 @@ def _users_row(estimate: Estimate) -> list[list[str]]:
     return [[f"{users.users} users{concurrency_note}", speed, f"prompts: {users.prompt_range}"]]
 
 
-def _proof_row(plan: Plan) -> list[list[str]]:
+def _proof_rows(plan: Plan) -> list[list[str]]:
     proof = plan.head.proof
     if not proof or not proof.layers:
         return []
-    duration = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
-    return [["proof", duration, f"once: {proof.coverage(plan.model.layers)}"]]
+    duration_text = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
+    return [["proof", duration_text, f"once: {proof.coverage(plan.model.layers)}"]]
 
 
 def speed_notes(plan: Plan) -> list[str]:
@@ -118,11 +118,11 @@ def _conversations_note(plan: Plan) -> str:
     head = plan.head
     if not generates_text(plan):
         return "This model generates no text, so no conversations are cached."
-    memory = f"MiB of {head.host}'s memory"
-    cache_text = f"Conversations that lost their slot are cached in up to {head.prompt_cache_mib} {memory}"
+    memory_unit = f"MiB of {head.host}'s memory"
+    cache_text = f"Conversations that lost their slot are cached in up to {head.prompt_cache_mib} {memory_unit}"
     if not head.prompt_cache_mib:
         cache_text = "Conversations that lost their slot are not cached"
-    ram_text = f" Context checkpoints take up to {head.checkpoints_mib} {memory}." if head.checkpoints_mib else ""
+    ram_text = f" Context checkpoints take up to {head.checkpoints_mib} {memory_unit}." if head.checkpoints_mib else ""
     disk_plan = head.conversations
     disk_text = (
         f" Conversations survive a restart on {head.host}'s disk: a full context takes {disk_plan.file_mib} MiB there, and {disk_plan.move_s:g} s to save or "
@@ -147,16 +147,16 @@ def _shape_name(shape: ShapeEstimate) -> str:
         return f"{'one server on each of' if shape.kind == 'replicas' else 'split over'} {hosts}"
     settings = " ".join(shape.settings if shape.fits else ())
     cpu_part = "experts" if "override_tensor" in settings else "some layers" if "gpu_layers" in settings else ""
-    single_host = f"one of {hosts} alone" if len(shape.hosts) > 1 else f"{hosts} alone"
-    return f"{single_host} ({cpu_part} on its processor)" if cpu_part else single_host
+    single_host_text = f"one of {hosts} alone" if len(shape.hosts) > 1 else f"{hosts} alone"
+    return f"{single_host_text} ({cpu_part} on its processor)" if cpu_part else single_host_text
 
 
 def shape_rows(plan: Plan) -> list[list[str]]:
     """Return a row of titles, and for each shape its memory and speeds. The plan's own shape is marked."""
     estimate, users = plan.estimate, plan.estimate.users
     users_titles = [f"{users.users} users"] if users and users.users > 1 else []
-    prompt = f"prompt of {estimate.prompt.tokens}" if estimate.prompt else "prompt"
-    rows = [["shape", "fits", "free memory", "tokens/s", *users_titles, prompt]]
+    prompt_title = f"prompt of {estimate.prompt.tokens}" if estimate.prompt else "prompt"
+    rows = [["shape", "fits", "free memory", "tokens/s", *users_titles, prompt_title]]
     for shape in estimate.shapes:
         users_range = shape.users and shape.users.generation_range
         speeds = [str(shape.generation_range or ""), *[str(users_range or "")][: len(users_titles)]]
@@ -181,8 +181,8 @@ def shape_notes(plan: Plan) -> list[str]:
     best_shape, current_speed = max(other_shapes, key=speed), users.generation_tokens_per_s or users.prompt_tokens_per_s
     users_text = "one user" if users.users == 1 else f"{users.users} users"
     gain_text = f"{speed(best_shape) / current_speed:.2f} times the tokens per second of this plan for {users_text}"
-    changes = " and ".join(filter(None, [", ".join(best_shape.settings[:-1]), *best_shape.settings[-1:]]))
-    return [f"The fastest other shape is {_shape_name(best_shape)}: {gain_text}. To select it, {changes}."]
+    settings_text = " and ".join(filter(None, [", ".join(best_shape.settings[:-1]), *best_shape.settings[-1:]]))
+    return [f"The fastest other shape is {_shape_name(best_shape)}: {gain_text}. To select it, {settings_text}."]
 
 
 def shape_lines(plan: Plan) -> list[str]:
@@ -221,8 +221,8 @@ def fallback_lines(plan: Plan) -> list[str]:
             f"cannot be planned: {entry.reason}" if missing_mib is None else f"does not fit, {missing_mib} MiB missing"
         )
         rows.append([f"without {entry.without}:", obstacle])
-    seconds = plan.head.fallback_after
-    fallback_note = f"llama_server_fallback is true: if the model fits without an absent worker, the head serves without that worker after {seconds} seconds."
-    if seconds is None:
+    delay_s = plan.head.fallback_after
+    fallback_note = f"llama_server_fallback is true: if the model fits without an absent worker, the head serves without that worker after {delay_s} seconds."
+    if delay_s is None:
         fallback_note = "llama_server_fallback is false: while a worker is absent, the head serves nothing."
     return [*tables.table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []

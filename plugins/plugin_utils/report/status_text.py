@@ -47,28 +47,28 @@ def _labelled_lines(label: str, text: str) -> list[str]:
 
 def _cluster_lines(status: types.Status) -> list[str]:
     cluster = status.cluster
-    seconds = cluster.uptime_s if cluster.asleep_s is None else cluster.asleep_s
-    duration = f" for {units.duration(seconds)}" if seconds is not None else ""
-    missing_workers = f" without {', '.join(cluster.without)}" * bool(cluster.without)
-    lines = [*_labelled_lines("state", f"{STATE_TEXTS.get(cluster.state, cluster.state)}{missing_workers}{duration}")]
+    state_seconds = cluster.uptime_s if cluster.asleep_s is None else cluster.asleep_s
+    duration_text = f" for {units.duration(state_seconds)}" if state_seconds is not None else ""
+    absence_text = f" without {', '.join(cluster.without)}" * bool(cluster.without)
+    lines = [*_labelled_lines("state", f"{STATE_TEXTS.get(cluster.state, cluster.state)}{absence_text}{duration_text}")]
     if cluster.load:
         lines += _labelled_lines("loaded", loading.progress_sentence(cluster.load))
     if cluster.url:
-        models = ", ".join(f"{model.name} {model.state}" for model in cluster.models)
+        models_text = ", ".join(f"{model.name} {model.state}" for model in cluster.models)
         lines += [
             *_labelled_lines("url", cluster.url),
-            *(_labelled_lines("models", models) if models else _labelled_lines("model", cluster.model or "")),
+            *(_labelled_lines("models", models_text) if models_text else _labelled_lines("model", cluster.model or "")),
             *_labelled_lines("release", _release_text(cluster)),
         ]
     if cluster.balancer is not None:
         lines += _labelled_lines("balancer", cluster.balancer)
     if cluster.verified:
         verification = cluster.verified
-        result = (
+        result_text = (
             "passed" if verification.passed else "failed"
         ) + ", but the model was asleep and was not tested" * verification.asleep
         lines += _labelled_lines(
-            "verified", f"{units.duration(verification.age_s)} ago with {verification.release}, {result}"
+            "verified", f"{units.duration(verification.age_s)} ago with {verification.release}, {result_text}"
         )
     elif cluster.state not in ("unknown", "not installed"):
         lines += _labelled_lines("verified", "never: the head has no record")
@@ -83,33 +83,33 @@ def _release_text(cluster: types.ClusterStatus) -> str:
     planned_release = cluster.planned
     if not planned_release:
         return ""
-    build = f"build {planned_release.build}, " if planned_release.build else ""
-    text = f"{planned_release.ref} ({build}RPC protocol {planned_release.protocol or 'unknown'})"
-    verdicts = {
+    build_text = f"build {planned_release.build}, " if planned_release.build else ""
+    text = f"{planned_release.ref} ({build_text}RPC protocol {planned_release.protocol or 'unknown'})"
+    comparison_texts = {
         True: "all hosts are as planned",
         False: "not all hosts are as planned",
         None: "not all hosts were compared",
     }
     running_text = f"; running: {', '.join(cluster.running_builds)}" * bool(cluster.running_builds)
-    return f"{text}, {verdicts[cluster.as_planned]}{running_text}"
+    return f"{text}, {comparison_texts[cluster.as_planned]}{running_text}"
 
 
 def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
-    role = " (head)" * host.is_head
-    name = _shorten(host.name, MAX_NAME_WIDTH - len(role)) + role
+    head_mark = " (head)" * host.is_head
+    name = _shorten(host.name, MAX_NAME_WIDTH - len(head_mark)) + head_mark
     if host.resources is None:
         yield [name, "", "", "", "could not be examined" if host.reachable else "does not answer"]
         return
     resources = host.resources
-    disk = min((disk.free_mib for disk in resources.disks if disk.free_mib is not None), default=None)
+    disk_mib = min((disk.free_mib for disk in resources.disks if disk.free_mib is not None), default=None)
     count = len(cluster_status.serious_differences(host))
-    plan = "not compared" if host.differences is None else f"differs ({count})" if count else "as planned"
+    plan_state = "not compared" if host.differences is None else f"differs ({count})" if count else "as planned"
     yield [
         name,
         _free_memory_text(resources.memory_free_mib, resources.memory_total_mib),
-        _gib(disk),
+        _gib(disk_mib),
         units.duration(resources.uptime_s),
-        plan if host.installed else "not installed",
+        plan_state if host.installed else "not installed",
     ]
     for device in resources.devices:
         name = f"  {_shorten(device.name, MAX_NAME_WIDTH - 2)}"
@@ -121,17 +121,17 @@ def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
 
 def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
     for worker in host.workers:
-        state = worker.state + ", not used" * (worker.used is False)
-        restarts = f", {worker.restarts} restart{'s' * (worker.restarts > 1)}" if worker.restarts else ""
-        device = " ".join(filter(None, (worker.device, worker.protocol)))
-        clients = ", ".join(worker.clients)
+        state_text = worker.state + ", not used" * (worker.used is False)
+        restarts_text = f", {worker.restarts} restart{'s' * (worker.restarts > 1)}" if worker.restarts else ""
+        device_text = " ".join(filter(None, (worker.device, worker.protocol)))
+        clients_text = ", ".join(worker.clients)
         yield [
             worker.endpoint or _shorten(worker.service),
             _shorten(host.name, 16),
-            _shorten(device),
+            _shorten(device_text),
             units.duration(worker.uptime_s),
-            _shorten(clients, 16),
-            state + restarts,
+            _shorten(clients_text, 16),
+            state_text + restarts_text,
         ]
 
 
@@ -145,15 +145,15 @@ def _difference_lines(host: types.HostStatus) -> Iterator[str]:
 
 def text_of(status: types.Status) -> str:
     """Return the status for a person, at most tables.PAGE_WIDTH columns wide if names allow."""
-    hosts = [row for host in status.hosts for row in _host_rows(host)]
-    workers = [row for host in status.hosts for row in _worker_rows(host)]
+    host_rows = [row for host in status.hosts for row in _host_rows(host)]
+    worker_rows = [row for host in status.hosts for row in _worker_rows(host)]
     difference_lines = [line for host in status.hosts for line in _difference_lines(host)]
     health = "healthy" if not status.problems else "NOT HEALTHY"
     lines = ["", f"  {status.cluster.name}  {health}"]
     lines += [line for problem in status.problems for line in _labelled_lines("problem", problem)]
     lines += [*_cluster_lines(status), ""]
-    lines += tables.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *hosts]).splitlines()
-    if workers:
+    lines += tables.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *host_rows]).splitlines()
+    if worker_rows:
         header = ["worker", "host", "device, protocol", "up", "client", "state"]
-        lines += ["", *tables.table([header, *workers]).splitlines()]
+        lines += ["", *tables.table([header, *worker_rows]).splitlines()]
     return "\n".join([*lines, *([""] if difference_lines else []), *difference_lines, ""])

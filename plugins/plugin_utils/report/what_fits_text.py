@@ -9,15 +9,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import table
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import what_fits
 
 
-def text_of(rows: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -> str:
+def text_of(results: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -> str:
     served_rows = [["model", "parameters", "quantisation", "GiB", "context", "tokens/s", "prompts", "where"]]
     other_rows = [["not served", "parameters", "quantisation", "GiB", "why"]]
-    for row in rows:
-        if row.why_not:
-            reason = textwrap.shorten(row.why_not, tables.PAGE_WIDTH, placeholder=" …")
-            other_rows.append([row.model, *_cells(row), reason])
+    for result in results:
+        if result.why_not:
+            reason = textwrap.shorten(result.why_not, tables.PAGE_WIDTH, placeholder=" …")
+            other_rows.append([result.model, *_cells(result), reason])
         else:
-            served_rows.append([row.model, *_cells(row)])
+            served_rows.append([result.model, *_cells(result)])
     note = f"Contexts: {query.context} tokens, and the largest that fits. Speeds are for an empty context. {what_fits.ORDER_TEXT.format(query.speed)}"
     return "\n".join(
         [
@@ -28,17 +28,17 @@ def text_of(rows: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -> s
     )
 
 
-def _cells(row: what_fits.FitResult) -> list[str]:
-    counts = dict.fromkeys((row.parameters, row.active))
-    parameters = " of ".join(f"{count / 1e9:.{0 if count > 1e10 else 1}f} B" for count in reversed(counts))
-    cells = [parameters, row.quantisation, f"{row.bytes / what_fits.GIB:.1f}"]
-    if row.why_not:
+def _cells(result: what_fits.FitResult) -> list[str]:
+    parameter_counts = dict.fromkeys((result.parameters, result.active))
+    parameters = " of ".join(f"{count / 1e9:.{0 if count > 1e10 else 1}f} B" for count in reversed(parameter_counts))
+    cells = [parameters, result.quantisation, f"{result.bytes / what_fits.GIB:.1f}"]
+    if result.why_not:
         return cells
-    contexts = dict.fromkeys((row.context, row.longest_context))
+    contexts = dict.fromkeys((result.context, result.longest_context))
     context_range = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)
-    hosts = row.hosts[0] if len(row.hosts) == 1 else f"{len(row.hosts)} hosts"
-    location = f"{row.devices} devices on {hosts}" if row.devices > 1 else hosts
-    speed = str(row.generation_range or "")
-    if row.users and row.users.users > 1:
-        speed += f", {row.users.generation_range} for {row.users.users}"
-    return [*cells, context_range, speed, str(row.prompt_range or ""), location]
+    hosts_text = result.hosts[0] if len(result.hosts) == 1 else f"{len(result.hosts)} hosts"
+    location = f"{result.devices} devices on {hosts_text}" if result.devices > 1 else hosts_text
+    speed_text = str(result.generation_range or "")
+    if result.users and result.users.users > 1:
+        speed_text += f", {result.users.generation_range} for {result.users.users}"
+    return [*cells, context_range, speed_text, str(result.prompt_range or ""), location]

@@ -54,18 +54,18 @@ def exclusive_folder(name: str, variable: str) -> Iterator[Path]:
     """
     path = make_folder(name, variable)
     with _explain_error(variable, path):
-        lock = files.open_lock(path / LOCK_FILE)
+        lock_descriptor = files.open_lock(path / LOCK_FILE)
         try:
-            if not files.take_lock(lock):
+            if not files.take_lock(lock_descriptor):
                 Display().display(
                     f"  [controller] {path} is in use: waiting for {locks.holders_text(path / LOCK_FILE)}"
                 )
-                files.take_lock(lock, math.inf)
+                files.take_lock(lock_descriptor, math.inf)
             for work_path in path.glob(WORK_PREFIX + "*"):
                 shutil.rmtree(work_path, ignore_errors=True)
             yield path
         finally:
-            os.close(lock)
+            os.close(lock_descriptor)
 
 
 def work_folder(path: Path) -> tempfile.TemporaryDirectory[str]:
@@ -89,18 +89,18 @@ class CachedBuild:
     """Release that a builder packed for all hosts of its kind, for one cluster."""
 
     def __init__(self, cluster: str, builder: str, build_id: str) -> None:
-        parts = (re.sub(r"^\.", "%2E", quote(name, safe=" ")) for name in (cluster, builder))
-        self._name = "/".join(["releases", *parts])
-        self._archive_path = root_folder() / self._name / f"{build_id}{store.PACKED_SUFFIX}"
+        quoted_names = (re.sub(r"^\.", "%2E", quote(name, safe=" ")) for name in (cluster, builder))
+        self._folder_name = "/".join(["releases", *quoted_names])
+        self._archive_path = root_folder() / self._folder_name / f"{build_id}{store.PACKED_SUFFIX}"
 
-    def archive(self) -> Path | None:
+    def find_archive(self) -> Path | None:
         return self._archive_path if self._archive_path.exists() else None
 
     @contextmanager
     def receive(self) -> Iterator[Path]:
         """Yield a path for the packed release, and move the file into the cache afterwards."""
-        with exclusive_folder(self._name, "llama_build_share") as folder, work_folder(folder) as work:
-            packed_path = Path(work) / self._archive_path.name
+        with exclusive_folder(self._folder_name, "llama_build_share") as folder, work_folder(folder) as work_path:
+            packed_path = Path(work_path) / self._archive_path.name
             yield packed_path
-            if not self.archive():  # another controller may have added a release, which hosts may be receiving
+            if not self.find_archive():  # another controller may have added a release, which hosts may be receiving
                 packed_path.replace(self._archive_path)

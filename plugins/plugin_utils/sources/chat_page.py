@@ -28,11 +28,11 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources.sources i
 PAGE_VARIABLE = "llama_server_ui"
 BUCKET_PATH = "buckets/ggml-org/llama-ui/resolve"
 """Path of the files on Hugging Face (tools/ui/CMakeLists.txt of 0.3.36)."""
-DOWNLOAD_LIMITS = {"silence_s": 10.0, "seconds": 120.0, "max_bytes": 64 << 20}
+DOWNLOAD_LIMITS = {"silence_s": 10.0, "limit_s": 120.0, "max_bytes": 64 << 20}
 """Limits of the download, which must not delay a run for long. The files take 3 MB."""
 MIN_NODE_VERSION = 20
-BUILD_STEPS = ("npm ci --ignore-scripts --no-audit --no-fund", "npm run build")
-STEP_TIMEOUT_SECONDS = 1800
+BUILD_COMMANDS = ("npm ci --ignore-scripts --no-audit --no-fund", "npm run build")
+COMMAND_TIMEOUT_SECONDS = 1800
 
 
 class NoPageError(Exception):
@@ -57,9 +57,9 @@ def fetch(release: ReleasePlan, source: CachedArchive, requested_ui: str | None)
     :raises AnsibleError: the page is required, but unavailable.
     """
     reasons: list[str] = []
-    with cache.exclusive_folder("sources", PAGE_VARIABLE) as folder, cache.work_folder(folder) as name:
+    with cache.exclusive_folder("sources", PAGE_VARIABLE) as folder, cache.work_folder(folder) as work_path:
         for get_files in () if cached_pages(source) else (_download, _build)[: 1 + (requested_ui == "true")]:
-            work_folder = Path(name, get_files.__name__)
+            work_folder = Path(work_path, get_files.__name__)
             work_folder.mkdir()
             try:
                 _pack(get_files(release, source.path, work_folder), work_folder / "page")
@@ -67,61 +67,61 @@ def fetch(release: ReleasePlan, source: CachedArchive, requested_ui: str | None)
                 reasons.append(str(error))
             else:
                 (work_folder / "page").replace(_archive_path(source))
-                return [archive._replace(changed=True) for archive in cached_pages(source)]
-    problems = "; ".join(reasons)
-    if problems and requested_ui == "true":
+                return [archive._replace(is_new=True) for archive in cached_pages(source)]
+    reasons_text = "; ".join(reasons)
+    if reasons_text and requested_ui == "true":
         raise AnsibleError(
-            f"{PAGE_VARIABLE} is true, but {release.ref} has no chat page: {problems}. Fix one of these problems, or set {PAGE_VARIABLE} to auto"
+            f"{PAGE_VARIABLE} is true, but {release.ref} has no chat page: {reasons_text}. Fix one of these problems, or set {PAGE_VARIABLE} to auto"
         )
-    if problems:
+    if reasons_text:
         remedy = f"install Node.js {MIN_NODE_VERSION} or newer on the controller and set {PAGE_VARIABLE} to true"
-        Display().warning(f"llama-server of {release.ref} has no chat page: {problems}. To get the page, {remedy}")
+        Display().warning(f"llama-server of {release.ref} has no chat page: {reasons_text}. To get the page, {remedy}")
     return cached_pages(source)
 
 
-def _download(release: ReleasePlan, _source: Path, work_folder: Path) -> Mapping[str, Path]:
+def _download(release: ReleasePlan, _source_path: Path, work_folder: Path) -> Mapping[str, Path]:
     """Return upstream's files for a build, verified against upstream's checksum."""
     archive_path, checksum_path = work_folder / "archive", work_folder / "sum"
     url = f"{hub.endpoint()}/{BUCKET_PATH}/b{release.build}/dist.tar.gz"
-    name = web.printable_url(url)
+    printable_url = web.printable_url(url)
     try:
         download(f"{url}.sha256", checksum_path, **DOWNLOAD_LIMITS)
         download(url, archive_path, **DOWNLOAD_LIMITS)
         if checksum_path.read_bytes()[:64].lower() != sha256(archive_path).encode():
-            raise NoPageError(f"{name} does not match its checksum file")
+            raise NoPageError(f"{printable_url} does not match its checksum file")
         return _extract(archive_path, "(.+)", work_folder)
     except web.RemoteError as error:
-        raise NoPageError(f"{name} {error}") from None
+        raise NoPageError(f"{printable_url} {error}") from None
     except (OSError, archives.DamagedError) as error:
-        raise NoPageError(f"{name} cannot be unpacked ({printable(error)})") from None
+        raise NoPageError(f"{printable_url} cannot be unpacked ({printable(error)})") from None
 
 
-def _build(release: ReleasePlan, source: Path, work_folder: Path) -> Mapping[str, Path]:
+def _build(release: ReleasePlan, source_path: Path, work_folder: Path) -> Mapping[str, Path]:
     """Return the files that npm builds from the sources."""
-    version = _run("node --version", work_folder)
-    if int((re.findall(r"\d{1,9}", version) or ["0"])[0]) < MIN_NODE_VERSION:
-        raise NoPageError(f"the controller has Node.js {version}, but the page needs {MIN_NODE_VERSION} or newer")
-    _extract(source, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work_folder)
+    node_version = _run("node --version", work_folder)
+    if int((re.findall(r"\d{1,9}", node_version) or ["0"])[0]) < MIN_NODE_VERSION:
+        raise NoPageError(f"the controller has Node.js {node_version}, but the page needs {MIN_NODE_VERSION} or newer")
+    _extract(source_path, rf"{re.escape(release.member or '') or '[^/]+'}/tools/ui/(.+)", work_folder)
     dist, build = work_folder / "dist", str(release.build)
-    variables = {"LLAMA_UI_OUT_DIR": str(dist), "LLAMA_UI_VERSION": f"b{build}", "LLAMA_BUILD_NUMBER": build}
-    for step in BUILD_STEPS:
-        Display().display(f"  [controller] llama-server's chat page: {step} (takes a minute or more)")
-        _run(step, work_folder / "files", npm_config_cache=str(work_folder / "npm"), **variables)
+    environment = {"LLAMA_UI_OUT_DIR": str(dist), "LLAMA_UI_VERSION": f"b{build}", "LLAMA_BUILD_NUMBER": build}
+    for command in BUILD_COMMANDS:
+        Display().display(f"  [controller] llama-server's chat page: {command} (takes a minute or more)")
+        _run(command, work_folder / "files", npm_config_cache=str(work_folder / "npm"), **environment)
     return {str(path.relative_to(dist)): path for path in dist.rglob("*") if path.is_file() and not path.is_symlink()}
 
 
-def _run(step: str, folder: Path, **variables: str) -> str:
+def _run(command: str, folder: Path, **environment: str) -> str:
     """Run a Node.js program on the controller; return its output."""
-    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **variables}, "timeout": STEP_TIMEOUT_SECONDS}
+    options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, **environment}, "timeout": COMMAND_TIMEOUT_SECONDS}
     try:
         process = subprocess.run(
-            step.split(), stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=True, **options
+            command.split(), stdin=subprocess.DEVNULL, capture_output=True, errors="replace", check=True, **options
         )
     except subprocess.CalledProcessError as error:
-        text = printable((error.stderr or error.stdout).strip()[-300:])
-        raise NoPageError(f"{step} failed on the controller: {text}") from None
+        error_text = printable((error.stderr or error.stdout).strip()[-300:])
+        raise NoPageError(f"{command} failed on the controller: {error_text}") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise NoPageError(f"{step} failed on the controller ({printable(error)})") from None
+        raise NoPageError(f"{command} failed on the controller ({printable(error)})") from None
     return process.stdout.strip()
 
 

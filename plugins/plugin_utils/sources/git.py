@@ -34,7 +34,7 @@ class NotFound(GitError):
     """The repository answered, but does not have the requested ref or commit."""
 
 
-def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
+def _run(argv: list[str], timeout_seconds: int, folder: Path | None = None) -> str:
     command = ["git", *(["--git-dir", str(folder)] if folder else []), *argv]
     try:
         process = subprocess.run(
@@ -43,7 +43,7 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            timeout=seconds,
+            timeout=timeout_seconds,
             cwd=folder or "/",
             env={**os.environ, **GIT_ENVIRONMENT},
             check=False,
@@ -51,7 +51,7 @@ def _run(argv: list[str], seconds: int, folder: Path | None = None) -> str:
     except FileNotFoundError:
         raise GitError("the controller has no git; install git there, or use source: pypi or archive") from None
     except subprocess.TimeoutExpired:
-        raise GitError(f"git did not finish within {seconds} seconds") from None
+        raise GitError(f"git did not finish within {timeout_seconds} seconds") from None
     if process.returncode:
         message = " ".join(process.stderr.split())[:400] or f"status {process.returncode}"
         is_missing = "couldn't find remote ref" in message or "not our ref" in message
@@ -68,18 +68,18 @@ def absolute_path(repository: str) -> str:
 
 def commit_of(repository: str, ref: str) -> str | None:
     """Return the commit of a tag or a branch, or None if the repository has neither. A tag takes precedence, as in git itself."""
-    names = [f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}"]
-    listing = _run(["ls-remote", "--", absolute_path(repository), *names], LOOK_UP_TIMEOUT_SECONDS)
+    ref_names = [f"refs/tags/{ref}^{{}}", f"refs/tags/{ref}", f"refs/heads/{ref}"]
+    listing = _run(["ls-remote", "--", absolute_path(repository), *ref_names], LOOK_UP_TIMEOUT_SECONDS)
     commits = {name: commit for commit, name in re.findall(r"^([0-9a-f]{40,64})\t(\S+)$", listing, re.MULTILINE)}
-    return next((commits[full_name] for full_name in names if full_name in commits), None)
+    return next((commits[ref_name] for ref_name in ref_names if ref_name in commits), None)
 
 
 @contextmanager
 def _fetch(repository: str, revision: str, parent_folder: Path, *options: str) -> Iterator[tuple[Path, str]]:
     """Yield a temporary bare repository with the fetched objects, and the commit."""
-    with tempfile.TemporaryDirectory(dir=parent_folder) as work:
-        folder = Path(work)
-        _run(["init", "--quiet", "--bare", work], LOOK_UP_TIMEOUT_SECONDS)
+    with tempfile.TemporaryDirectory(dir=parent_folder) as work_path:
+        folder = Path(work_path)
+        _run(["init", "--quiet", "--bare", work_path], LOOK_UP_TIMEOUT_SECONDS)
         remote_options = ["-c", f"remote.{REMOTE_NAME}.url={absolute_path(repository)}"]
         fetch_options = ["--quiet", "--no-tags", "--no-recurse-submodules", "--no-auto-gc", *options]
         _run([*remote_options, "fetch", *fetch_options, "--", REMOTE_NAME, revision], FETCH_TIMEOUT_SECONDS, folder)
@@ -92,13 +92,13 @@ def count_commits(repository: str, commit: str, parent_folder: Path) -> int:
     # Over a network, commits come without trees. A local repository needs no such filter, and git before 2.44 would start itself endlessly
     # to look for missing history in a shallow clone.
     options = ["--update-shallow"] if is_local else ["--filter=tree:0"]
-    with _fetch(repository, commit, parent_folder, *options) as (folder, head):
+    with _fetch(repository, commit, parent_folder, *options) as (folder, fetched_commit):
         if _run(["rev-parse", "--is-shallow-repository"], LOOK_UP_TIMEOUT_SECONDS, folder).strip() != "false":
             raise GitError("the repository's history is incomplete")
-        return int(_run(["rev-list", "--count", head, "--"], FETCH_TIMEOUT_SECONDS, folder))
+        return int(_run(["rev-list", "--count", fetched_commit, "--"], FETCH_TIMEOUT_SECONDS, folder))
 
 
-def archive(repository: str, revision: str, target_path: Path) -> str:
+def write_archive(repository: str, revision: str, target_path: Path) -> str:
     """Write the tree of a commit or tag as a reproducible tar archive with a single folder; return the commit."""
     with _fetch(repository, revision, target_path.parent, "--depth=1") as (folder, commit):
         output_options = ["--format=tar.gz", "--prefix=llama.cpp/", f"--output={target_path}"]

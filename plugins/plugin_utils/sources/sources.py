@@ -37,13 +37,13 @@ class CachedArchive(NamedTuple):
     """An archive in the cache: whether this run fetched it, and its identity."""
 
     path: Path
-    changed: bool
+    is_new: bool
     sha256: str
     commit: str
 
 
 RELEASE_VARIABLE = "llama_release"
-PIP_SECONDS = 3600
+PIP_TIMEOUT_S = 3600
 MAX_SILENCE_SECONDS = 60.0
 """Maximum silence of a server: some servers only create an archive when it is requested."""
 RETRY_PAUSES_SECONDS = (1.0, 3.0, 9.0)
@@ -86,13 +86,13 @@ def _read_patch(patch: PatchPlan, find_file: Callable[[str], str]) -> PatchPlan:
     return PatchPlan(str(path), sha256(path), tuple(re.findall(r"^\+\+\+ b/(\S+)", text, re.MULTILINE)))
 
 
-def _readable_path(statement: str, declared_path: str, find_file: Callable[[str], str]) -> str:
+def _readable_path(verb_phrase: str, declared_path: str, find_file: Callable[[str], str]) -> str:
     with suppress(AnsibleError):
         path = find_file(declared_path)
         if os.path.isfile(path) and os.access(path, os.R_OK):
             return path
     raise Refusal(
-        f"llama_release {statement} {declared_path!r}, which is not a readable file on the controller: use an absolute path, or a path relative to the "
+        f"llama_release {verb_phrase} {declared_path!r}, which is not a readable file on the controller: use an absolute path, or a path relative to the "
         "inventory or the playbook"
     )
 
@@ -101,20 +101,20 @@ def _commit_of(repository: str, ref: str) -> str:
     try:
         commit = git.commit_of(repository, ref)
     except git.GitError as error:
-        raise Refusal(_unreadable_repository(repository, error)) from None
+        raise Refusal(_unreadable_repository_text(repository, error)) from None
     if commit is None:
-        raise Refusal(_unknown_ref(repository, ref))
+        raise Refusal(_unknown_ref_text(repository, ref))
     return commit
 
 
-def _unreadable_repository(repository: str, error: git.GitError) -> str:
+def _unreadable_repository_text(repository: str, error: git.GitError) -> str:
     return (
         f"llama_release needs the repository {repository!r}, which the controller could not read: {error}. Check the address and the controller's "
         f"network, or use {OTHER_SOURCES_HINT}"
     )
 
 
-def _unknown_ref(repository: str, ref: str) -> str:
+def _unknown_ref_text(repository: str, ref: str) -> str:
     return f"llama_release asks for {ref!r}, which is not a tag, branch or commit of {repository}: correct the name (a commit needs its full hash)"
 
 
@@ -123,20 +123,20 @@ def _build_number(repository: str, ref: str, commit: str) -> int:
     record_path = cache.make_folder("sources", RELEASE_VARIABLE) / f"{commit}.build"
     with suppress(OSError, ValueError):
         return int(record_path.read_text())
-    with cache.exclusive_folder("sources", RELEASE_VARIABLE) as folder, cache.work_folder(folder) as work:
+    with cache.exclusive_folder("sources", RELEASE_VARIABLE) as folder, cache.work_folder(folder) as work_path:
         try:
-            number = git.count_commits(repository, commit, Path(work))
+            build_number = git.count_commits(repository, commit, Path(work_path))
         except git.NotFound:
-            raise Refusal(_unknown_ref(repository, ref)) from None
+            raise Refusal(_unknown_ref_text(repository, ref)) from None
         except (git.GitError, ValueError) as error:
             raise Refusal(
                 f"llama_release asks for {ref!r}, whose commits could not be counted in {repository} ({error}): "
                 "add build, the llama.cpp build number of that commit"
             ) from None
-        new_record_path = Path(work) / "record"
-        new_record_path.write_text(f"{number}\n")
+        new_record_path = Path(work_path) / "record"
+        new_record_path.write_text(f"{build_number}\n")
         new_record_path.replace(record_path)
-    return number
+    return build_number
 
 
 def fetch(release: ReleasePlan, names: Sequence[str] = ()) -> list[CachedArchive]:
@@ -151,20 +151,20 @@ def _fetch_to_cache(release: ReleasePlan, name: str) -> CachedArchive:
     cached_archive = _cached_archive(release, name, cache.make_folder("sources", RELEASE_VARIABLE))
     if cached_archive:
         return cached_archive
-    with cache.exclusive_folder("sources", RELEASE_VARIABLE) as folder, cache.work_folder(folder) as work:
+    with cache.exclusive_folder("sources", RELEASE_VARIABLE) as folder, cache.work_folder(folder) as work_path:
         cached_archive = _cached_archive(release, name, folder)
         if cached_archive:
             return cached_archive
-        new_archive_path, new_record_path = Path(work) / "archive", Path(work) / "record"
-        commit = _write_archive(release, name, new_archive_path)
-        checksum, (archive, record) = _checksum_of(release, name), _cache_paths(release, name, folder)
+        fetched_path, new_record_path = Path(work_path) / "archive", Path(work_path) / "record"
+        commit = _write_archive(release, name, fetched_path)
+        checksum, (archive_path, record_path) = _checksum_of(release, name), _cache_paths(release, name, folder)
         actual_checksum = _check_archive(
-            release, name, new_archive_path, checksum or (_read_fetch_record(record).get("sha256") if name else None)
+            release, name, fetched_path, checksum or (_read_fetch_record(record_path).get("sha256") if name else None)
         )
         new_record_path.write_text(json.dumps({"commit": commit, "sha256": actual_checksum}) + "\n")
-        new_archive_path.replace(archive)
-        new_record_path.replace(record)
-    return CachedArchive(archive, True, actual_checksum, commit)
+        fetched_path.replace(archive_path)
+        new_record_path.replace(record_path)
+    return CachedArchive(archive_path, True, actual_checksum, commit)
 
 
 def _checksum_of(release: ReleasePlan, name: str) -> str | None:
@@ -176,8 +176,8 @@ def _checksum_of(release: ReleasePlan, name: str) -> str | None:
 def _cache_paths(release: ReleasePlan, name: str, folder: Path) -> tuple[Path, Path]:
     """Return the paths of an archive and of its record."""
     checksum = _checksum_of(release, name)
-    key = hashlib.sha256(f"{release.repository}\n{release.revision}".encode()).hexdigest()[:16]
-    stem = checksum[:16] if checksum else name.removesuffix(".tar.gz") or f"git-{key}"
+    revision_digest = hashlib.sha256(f"{release.repository}\n{release.revision}".encode()).hexdigest()[:16]
+    stem = checksum[:16] if checksum else name.removesuffix(".tar.gz") or f"git-{revision_digest}"
     return folder / f"{stem}.tar.gz", folder / f"{stem}.json"
 
 
@@ -192,21 +192,21 @@ def _read_fetch_record(path: Path) -> dict[str, str]:
 
 
 def _cached_archive(release: ReleasePlan, name: str, folder: Path) -> CachedArchive | None:
-    archive, record = _cache_paths(release, name, folder)
-    fetch_record = _read_fetch_record(record)
+    archive_path, record_path = _cache_paths(release, name, folder)
+    fetch_record = _read_fetch_record(record_path)
     checksum = _checksum_of(release, name) or fetch_record.get("sha256")
     with suppress(OSError):
-        if checksum and sha256(archive) == checksum:
-            return CachedArchive(archive, False, checksum, fetch_record.get("commit", release.commit))
+        if checksum and sha256(archive_path) == checksum:
+            return CachedArchive(archive_path, False, checksum, fetch_record.get("commit", release.commit))
     return None
 
 
-def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str | None) -> str:
+def _check_archive(release: ReleasePlan, name: str, archive_path: Path, checksum: str | None) -> str:
     """Return the SHA-256 of an archive that was fetched.
 
     :raises AnsibleError: the archive is incomplete, or has another SHA-256 than expected.
     """
-    actual_checksum = sha256(archive)
+    actual_checksum = sha256(archive_path)
     if checksum and checksum != actual_checksum:
         raise AnsibleError(
             f"llama_release expects sha256:{checksum} for {name or 'its archive'}, which has sha256:{actual_checksum}: correct the checksum, or use the "
@@ -216,7 +216,7 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
             "replaced before you use it; to accept the archive, add its checksum to checksums in llama_release"
         )
     try:
-        for _member in archives.members(archive):
+        for _member in archives.members(archive_path):
             pass
     except archives.DamagedError:
         raise AnsibleError(
@@ -229,9 +229,9 @@ def _check_archive(release: ReleasePlan, name: str, archive: Path, checksum: str
 def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
     """Fetch an archive into a file, and return its commit."""
     if release.source == "git":
-        return _archive_commit(str(release.repository), str(release.revision), target_path)
+        return _write_git_archive(str(release.repository), str(release.revision), target_path)
     if release.source == "pypi":
-        _download_pypi(release, target_path)
+        _download_from_pypi(release, target_path)
     elif name:
         url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
@@ -247,16 +247,16 @@ def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
     return release.commit
 
 
-def _archive_commit(repository: str, revision: str, target_path: Path) -> str:
+def _write_git_archive(repository: str, revision: str, target_path: Path) -> str:
     try:
-        return git.archive(repository, revision, target_path)
+        return git.write_archive(repository, revision, target_path)
     except git.NotFound:
-        raise AnsibleError(_unknown_ref(repository, revision.replace("refs/tags/", ""))) from None
+        raise AnsibleError(_unknown_ref_text(repository, revision.replace("refs/tags/", ""))) from None
     except git.GitError as error:
-        raise AnsibleError(_unreadable_repository(repository, error)) from None
+        raise AnsibleError(_unreadable_repository_text(repository, error)) from None
 
 
-def _download_pypi(release: ReleasePlan, target_path: Path) -> None:
+def _download_from_pypi(release: ReleasePlan, target_path: Path) -> None:
     folder = target_path.parent / "pip"
     folder.mkdir()
     pin_path = folder / "requirement.txt"
@@ -265,11 +265,11 @@ def _download_pypi(release: ReleasePlan, target_path: Path) -> None:
     argv += ["--no-binary=llama-cpp-python", "--require-hashes", f"--dest={folder}", f"--requirement={pin_path}"]
     try:
         process = subprocess.run(
-            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PIP_SECONDS, check=False, errors="replace"
+            argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=PIP_TIMEOUT_S, check=False, errors="replace"
         )
         message = process.stderr.strip()[-500:] if process.returncode else ""
     except subprocess.TimeoutExpired:
-        message = f"no result within {PIP_SECONDS} s"
+        message = f"no result within {PIP_TIMEOUT_S} s"
     if message:
         raise AnsibleError(
             f"{sys.executable} -m pip could not fetch the source archive of llama-cpp-python {release.version} (llama_release): check its version and "
@@ -291,11 +291,11 @@ def _download_with_retries(url: str, target_path: Path, subject: str, remedy: st
 
 
 def download(
-    url: str, path: Path, silence_s: float = MAX_SILENCE_SECONDS, seconds: float = math.inf, max_bytes: float = math.inf
+    url: str, path: Path, silence_s: float = MAX_SILENCE_SECONDS, limit_s: float = math.inf, max_bytes: float = math.inf
 ) -> None:
     """Download a file; raise RemoteError if the server does not answer, refuses the request, closes the connection, or exceeds a limit."""
     received_bytes, progress_time = 0, time.monotonic()
-    deadline = progress_time + seconds
+    deadline = progress_time + limit_s
     with web.open_url(url, {"Accept-Encoding": "identity"}, silence_s=silence_s) as reply, path.open("wb") as stream:
         announced_bytes = reply.length or 0
         try:
