@@ -31,7 +31,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.status import typ
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
 ROOT = Path(__file__).resolve().parents[1]
-LINE = 160
+MAX_LINE_LENGTH = 160
 """Length of a line of JSON, in characters."""
 SCHEMAS = {
     "plan": ("Plan of llamacpp.cluster", types.Plan, types.Refused),
@@ -39,7 +39,7 @@ SCHEMAS = {
     "benchmark": ("Benchmark of llamacpp.cluster", benchmark_types.Benchmark),
 }
 """Title of each schema in docs, and the types whose JSON it describes."""
-EXAMPLES: dict[str, dict[str, str]] = {
+EXAMPLE_VALUES: dict[str, dict[str, str]] = {
     "rpc-remote-code-execution": {"builds": "build 4840 of ik_llama.cpp"},
     "unprotected-worker": {
         "where": "*endpoints* on *host*",
@@ -107,13 +107,13 @@ Set these with `-e`.
 """
 
 
-def wrapped(text: str, first: str = "") -> str:
-    """Return a paragraph, or an item of a list if `first` is its dash."""
+def wrap(text: str, bullet: str = "") -> str:
+    """Return a paragraph, or an item of a list if `bullet` is its dash."""
     return textwrap.fill(
         text,
         130,
-        initial_indent=first,
-        subsequent_indent=" " * len(first),
+        initial_indent=bullet,
+        subsequent_indent=" " * len(bullet),
         break_long_words=False,
         break_on_hyphens=False,
     )
@@ -122,172 +122,188 @@ def wrapped(text: str, first: str = "") -> str:
 def markdown(text: str) -> str:
     """Return Ansible's markup as Markdown."""
     text = re.sub(r"O\([\w.]+#role:main:", "O(", text)
-    return re.sub(r"[CVOP]\(([^()]*(?:\([^()]*\))?[^()]*)\)", lambda found: f"`{found[1].split('#')[0]}`", text)
+    return re.sub(r"[CVOP]\(([^()]*(?:\([^()]*\))?[^()]*)\)", lambda match: f"`{match[1].split('#')[0]}`", text)
 
 
-def sentences(option: dict) -> list[str]:
+def sentences_of(option: dict) -> list[str]:
     """Return the entries of a description."""
     description = option["description"]
     return [markdown(entry) for entry in ([description] if isinstance(description, str) else description)]
 
 
-def default(option: dict) -> str:
+def default_text(option: dict) -> str:
     value = option.get("default")
     if value in (None, [], {}, ""):
         return ""
     if isinstance(value, dict):
-        return ", ".join(f"`{key}: {entry}`" for key, entry in value.items())
+        return ", ".join(f"`{key}: {nested_value}`" for key, nested_value in value.items())
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def properties(option: dict) -> list[str]:
+def property_texts(option: dict) -> list[str]:
     """Return type, values and default of an option."""
-    kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
+    type_text = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
     choices = ", ".join(f"`{choice}`" for choice in option.get("choices", []))
     return [
-        {"raw": "any"}.get(kind, kind),
+        {"raw": "any"}.get(type_text, type_text),
         *(["required"] if option.get("required") else []),
         *([f"one of {choices}"] if choices else []),
-        *([f"default {default(option)}"] if default(option) else []),
+        *([f"default {default_text(option)}"] if default_text(option) else []),
     ]
 
 
-def keys_of(option: dict, prefix: str, seen: set[int]) -> Iterator[str]:
+def key_items(option: dict, prefix: str, seen_ids: set[int]) -> Iterator[str]:
     """Yield an item for each key of an option, except keys that are aliases of another option."""
-    for name, key in option.get("options", {}).items():
-        if id(key) not in seen:
-            seen.add(id(key))
-            yield wrapped(f"`{prefix}{name}` ({'; '.join(properties(key))}): {' '.join(sentences(key))}", "- ")
-            yield from keys_of(key, f"{prefix}{name}[]." if key["type"] == "list" else f"{prefix}{name}.", seen)
+    for name, suboption in option.get("options", {}).items():
+        if id(suboption) not in seen_ids:
+            seen_ids.add(id(suboption))
+            yield wrap(
+                f"`{prefix}{name}` ({'; '.join(property_texts(suboption))}): {' '.join(sentences_of(suboption))}", "- "
+            )
+            yield from key_items(
+                suboption, f"{prefix}{name}[]." if suboption["type"] == "list" else f"{prefix}{name}.", seen_ids
+            )
 
 
-def section(name: str, option: dict, seen: set[int]) -> str:
+def variable_section(name: str, option: dict, seen_ids: set[int]) -> str:
     """Return the section of a variable. Entries of its description that begin with a value and a colon become items."""
-    blocks = [f"### {name}", wrapped(f"({'; '.join(properties(option))})")]
-    lines = sentences(option)
-    text = [line for line in lines if not re.match(r"`[^`]+`: ", line)]
-    items = [wrapped(line, "- ") for line in lines if line not in text]
-    blocks += [wrapped(" ".join(text)), "\n".join([*items, *keys_of(option, "", seen)])]
+    blocks = [f"### {name}", wrap(f"({'; '.join(property_texts(option))})")]
+    lines = sentences_of(option)
+    plain_sentences = [line for line in lines if not re.match(r"`[^`]+`: ", line)]
+    value_items = [wrap(line, "- ") for line in lines if line not in plain_sentences]
+    blocks += [wrap(" ".join(plain_sentences)), "\n".join([*value_items, *key_items(option, "", seen_ids)])]
     return "\n\n".join(filter(None, blocks)) + "\n"
 
 
-def page() -> str:
-    run = [wrapped(f"`{name}`: {meaning}", "- ") for name, meaning in inventory.run_variables().items()]
-    parts = [INTRODUCTION + "\n".join(run) + "\n"]
+def variables_page() -> str:
+    run_items = [wrap(f"`{name}`: {meaning}", "- ") for name, meaning in inventory.run_variables().items()]
+    sections = [INTRODUCTION + "\n".join(run_items) + "\n"]
     for role in ROLES:
         path = ROOT / "roles" / role / "meta" / "argument_specs.yml"
-        main = yaml.safe_load(path.read_text())["argument_specs"]["main"]
-        parts.append(f"## {role}\n\n{main['short_description']}.\n")
+        entry_point = yaml.safe_load(path.read_text())["argument_specs"]["main"]
+        sections.append(f"## {role}\n\n{entry_point['short_description']}.\n")
         options = {
-            name: option for name, option in main["options"].items() if name.startswith(inventory.VARIABLE_PREFIX)
+            name: option
+            for name, option in entry_point["options"].items()
+            if name.startswith(inventory.VARIABLE_PREFIX)
         }
-        seen = {id(option) for option in options.values()}
-        parts += [section(name, option, seen) for name, option in options.items()]
-    return "\n".join(parts)
+        seen_ids = {id(option) for option in options.values()}
+        sections += [variable_section(name, option, seen_ids) for name, option in options.items()]
+    return "\n".join(sections)
 
 
-def descriptions(record: type) -> dict[str, str]:
+def field_descriptions(record_type: type) -> dict[str, str]:
     """Return the description of each field of a record: the text below it in its module."""
-    (definition,) = ast.parse(inspect.getsource(record)).body
-    texts, name = {}, ""
-    for node in definition.body:
+    (class_node,) = ast.parse(inspect.getsource(record_type)).body
+    description_by_field, name = {}, ""
+    for node in class_node.body:
         if isinstance(node, ast.AnnAssign):
             name = node.target.id
         elif name and isinstance(node, ast.Expr):
-            texts[name] = inspect.cleandoc(node.value.value).replace("\n", " ")
-    return texts
+            description_by_field[name] = inspect.cleandoc(node.value.value).replace("\n", " ")
+    return description_by_field
 
 
-def schema(title: str, *records: type) -> str:
+def schema_text(title: str, *record_types: type) -> str:
     """Return the JSON Schema of values that have the form of one of these records."""
     definitions: dict[str, dict] = {}
-    forms = [described_type(record, definitions) for record in records]
-    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
-    whole.update(forms[0] if len(forms) == 1 else {"anyOf": forms})
-    return printed({**whole, "$defs": dict(sorted(definitions.items()))}) + "\n"
+    schemas = [schema_of_type(record_type, definitions) for record_type in record_types]
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
+    document.update(schemas[0] if len(schemas) == 1 else {"anyOf": schemas})
+    return format_json({**document, "$defs": dict(sorted(definitions.items()))}) + "\n"
 
 
-def described_type(hint: object, definitions: dict[str, dict]) -> dict:
+def schema_of_type(hint: object, definitions: dict[str, dict]) -> dict:
     """Return the JSON Schema of a type. Records are added to the definitions."""
-    bare, notes = typed_json.unwrap(hint)
-    limits = next((note for note in notes if isinstance(note, (Text, Number, tuple))), None)
-    if typed_json.is_record_type(bare):
-        if bare.__name__ not in definitions:
-            definitions[bare.__name__] = {}
-            definitions[bare.__name__] = described_record(bare, definitions)
-        return {"$ref": f"#/$defs/{bare.__name__}"}
-    if typed_json.is_optional(bare):
-        inner = described_type(
-            (limits and Annotated[typed_json.inner_hint(bare), limits]) or typed_json.inner_hint(bare), definitions
+    bare_type, annotations = typed_json.unwrap(hint)
+    limit = next((annotation for annotation in annotations if isinstance(annotation, (Text, Number, tuple))), None)
+    if typed_json.is_record_type(bare_type):
+        if bare_type.__name__ not in definitions:
+            definitions[bare_type.__name__] = {}
+            definitions[bare_type.__name__] = schema_of_record(bare_type, definitions)
+        return {"$ref": f"#/$defs/{bare_type.__name__}"}
+    if typed_json.is_optional(bare_type):
+        inner_schema = schema_of_type(
+            (limit and Annotated[typed_json.inner_hint(bare_type), limit]) or typed_json.inner_hint(bare_type),
+            definitions,
         )
-        return {"anyOf": [inner, {"type": "null"}]}
-    origin = typing.get_origin(bare)
+        return {"anyOf": [inner_schema, {"type": "null"}]}
+    origin = typing.get_origin(bare_type)
     if origin is tuple:
-        return {"type": "array", "items": described_type(typed_json.inner_hint(bare), definitions)}
+        return {"type": "array", "items": schema_of_type(typed_json.inner_hint(bare_type), definitions)}
     if origin is Mapping:
-        return {"type": "object", "additionalProperties": described_type(typed_json.inner_hint(bare), definitions)}
+        return {"type": "object", "additionalProperties": schema_of_type(typed_json.inner_hint(bare_type), definitions)}
     if origin is typing.Literal:
-        limits = typing.get_args(bare)
-    if type(limits) is tuple:
-        return {"enum": list(limits)}
-    if isinstance(limits, Number) and limits.minimum == limits.maximum:
-        return {"const": limits.minimum}
-    kind = {str: "string", int: "integer", float: "number", bool: "boolean"}.get(bare)
-    described: dict = {"type": kind} if kind else {}
-    if isinstance(limits, Text) and limits.expression not in (".*", "(?s).*"):
-        described["pattern"] = f"^{limits.expression}$"
-    if isinstance(limits, Number):
-        described["minimum"] = limits.minimum
-        described.update({"maximum": limits.maximum} if limits.maximum < MAX_INT else {})
-    return described
+        limit = typing.get_args(bare_type)
+    if type(limit) is tuple:
+        return {"enum": list(limit)}
+    if isinstance(limit, Number) and limit.minimum == limit.maximum:
+        return {"const": limit.minimum}
+    json_type = {str: "string", int: "integer", float: "number", bool: "boolean"}.get(bare_type)
+    type_schema: dict = {"type": json_type} if json_type else {}
+    if isinstance(limit, Text) and limit.expression not in (".*", "(?s).*"):
+        type_schema["pattern"] = f"^{limit.expression}$"
+    if isinstance(limit, Number):
+        type_schema["minimum"] = limit.minimum
+        type_schema.update({"maximum": limit.maximum} if limit.maximum < MAX_INT else {})
+    return type_schema
 
 
-def described_record(record: type, definitions: dict[str, dict]) -> dict:
-    texts, properties = descriptions(record), {}
-    for field in typed_json.fields(record):
-        bare, _notes = typed_json.unwrap(field.type)
-        hint = typed_json.inner_hint(bare) if field.omit_if_absent and typed_json.is_optional(bare) else field.type
-        properties[field.name] = {"description": texts[field.name], **described_type(hint, definitions)}
+def schema_of_record(record_type: type, definitions: dict[str, dict]) -> dict:
+    description_by_field, property_schemas = field_descriptions(record_type), {}
+    for field in typed_json.fields(record_type):
+        bare_type, _annotations = typed_json.unwrap(field.type)
+        hint = (
+            typed_json.inner_hint(bare_type)
+            if field.omit_if_absent and typed_json.is_optional(bare_type)
+            else field.type
+        )
+        property_schemas[field.name] = {
+            "description": description_by_field[field.name],
+            **schema_of_type(hint, definitions),
+        }
     return {
-        "description": record.__doc__,
+        "description": record_type.__doc__,
         "type": "object",
         "additionalProperties": False,
-        "required": [field.name for field in typed_json.fields(record) if not field.omit_if_absent],
-        "properties": properties,
+        "required": [field.name for field in typed_json.fields(record_type) if not field.omit_if_absent],
+        "properties": property_schemas,
     }
 
 
-def printed(value: object, indent: int = 0) -> str:
+def format_json(value: object, indent: int = 0) -> str:
     """Return JSON in which a value is on one line if it fits."""
     line = json.dumps(value, ensure_ascii=False)
-    if len(line) + indent <= LINE or not isinstance(value, (dict, list)):
+    if len(line) + indent <= MAX_LINE_LENGTH or not isinstance(value, (dict, list)):
         return line
     pairs = value.items() if isinstance(value, dict) else [(None, entry) for entry in value]
-    parts = [
-        f"{' ' * (indent + 1)}{'' if key is None else json.dumps(key) + ': '}{printed(entry, indent + 1)}"
+    lines = [
+        f"{' ' * (indent + 1)}{'' if key is None else json.dumps(key) + ': '}{format_json(entry, indent + 1)}"
         for key, entry in pairs
     ]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
-    return opening + "\n" + ",\n".join(parts) + "\n" + " " * indent + closing
+    return opening + "\n" + ",\n".join(lines) + "\n" + " " * indent + closing
 
 
-def with_examples(identifier: str, template: str) -> str:
+def fill_examples(advisory_id: str, template: str) -> str:
     """Return a text of an advisory with example values."""
-    return re.sub(r"{(\w+)}", lambda key: EXAMPLES.get(identifier, {}).get(key[1], f"*{key[1]}*"), template)
+    return re.sub(
+        r"{(\w+)}", lambda match: EXAMPLE_VALUES.get(advisory_id, {}).get(match[1], f"*{match[1]}*"), template
+    )
 
 
 def advisory_sections() -> str:
     """Return a section for each advisory."""
     sections = [""]
-    for entry in advisories.ADVISORIES:
-        message = wrapped(f"{entry.severity.capitalize()}: {with_examples(entry.id, entry.message)}")
-        remedies = "\n".join(wrapped(with_examples(entry.id, remedy), "- ") for remedy in entry.remedies)
-        reference = re.sub(r"^docs/(.+)", r"[\1](\1)", re.sub("^(https:.+)", r"<\1>", entry.reference))
-        sections.append(f"### {entry.id}\n\n{message}\n\n{remedies}\n\nSee {reference}.\n")
+    for advisory in advisories.ADVISORIES:
+        message = wrap(f"{advisory.severity.capitalize()}: {fill_examples(advisory.id, advisory.message)}")
+        remedies = "\n".join(wrap(fill_examples(advisory.id, remedy), "- ") for remedy in advisory.remedies)
+        reference = re.sub(r"^docs/(.+)", r"[\1](\1)", re.sub("^(https:.+)", r"<\1>", advisory.reference))
+        sections.append(f"### {advisory.id}\n\n{message}\n\n{remedies}\n\nSee {reference}.\n")
     return "\n".join([*sections, ""])
 
 
-def metrics_table() -> str:
+def metrics_text() -> str:
     """Return every metric as Prometheus reads it, with the value 0 and the names of labels as their values."""
     figures = metrics.Figures()
     for metric in metrics.METRICS:
@@ -298,24 +314,24 @@ def metrics_table() -> str:
 def plan_page(text: str) -> str:
     """Return docs/plan.md with its generated sections renewed."""
     mark = "<!-- advisories: written by docs/generate.py -->\n"
-    before, _old, after = text.split(mark)
-    return f"{before}{mark}{advisory_sections()}{mark}{after}"
+    start, _old_sections, end = text.split(mark)
+    return f"{start}{mark}{advisory_sections()}{mark}{end}"
 
 
-def planned_cell(cell: str, argv: list[str]) -> str:
+def renew_cell(cell: str, argv: list[str]) -> str:
     """Return a cell of a README with the planned value after each option of llama-server that it names with a value.
 
     :param argv: llama-server's command line.
     """
 
-    def renewed(span: re.Match[str]) -> str:
-        words = span[1].split(" ")
-        for place, word in enumerate(words[:-1]):
-            if word.startswith("--") and word in argv and not words[place + 1].startswith("-"):
-                words[place + 1] = argv[argv.index(word) + 1]
+    def renew_span(match: re.Match[str]) -> str:
+        words = match[1].split(" ")
+        for index, word in enumerate(words[:-1]):
+            if word.startswith("--") and word in argv and not words[index + 1].startswith("-"):
+                words[index + 1] = argv[argv.index(word) + 1]
         return f"`{' '.join(words)}`"
 
-    return re.sub(r"`([^`]+)`", renewed, cell)
+    return re.sub(r"`([^`]+)`", renew_span, cell)
 
 
 def inventory_page(text: str, plan: dict) -> str:
@@ -324,12 +340,12 @@ def inventory_page(text: str, plan: dict) -> str:
     for line in text.splitlines():
         cells = line.split("|")
         if len(cells) == 5:
-            cells[2] = planned_cell(cells[2], plan["head"]["argv"])
+            cells[2] = renew_cell(cells[2], plan["head"]["argv"])
         lines.append("|".join(cells))
     return "\n".join(lines) + "\n"
 
 
-def plan_of(inventory_folder: Path) -> dict:
+def make_plan(inventory_folder: Path) -> dict:
     """Return the plan as an operator gets it."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "plan.json"
@@ -340,11 +356,11 @@ def plan_of(inventory_folder: Path) -> dict:
 
 
 if __name__ == "__main__":
-    (ROOT / "docs" / "variables.md").write_text(page())
-    for name, described in SCHEMAS.items():
-        (ROOT / "docs" / f"{name}.schema.json").write_text(schema(*described))
-    (ROOT / "docs" / "metrics.prom").write_text(metrics_table())
-    plan = ROOT / "docs" / "plan.md"
-    plan.write_text(plan_page(plan.read_text()))
+    (ROOT / "docs" / "variables.md").write_text(variables_page())
+    for name, arguments in SCHEMAS.items():
+        (ROOT / "docs" / f"{name}.schema.json").write_text(schema_text(*arguments))
+    (ROOT / "docs" / "metrics.prom").write_text(metrics_text())
+    plan_path = ROOT / "docs" / "plan.md"
+    plan_path.write_text(plan_page(plan_path.read_text()))
     for readme in sorted(ROOT.glob("inventories/*/README.md")):
-        readme.write_text(inventory_page(readme.read_text(), plan_of(readme.parent)))
+        readme.write_text(inventory_page(readme.read_text(), make_plan(readme.parent)))

@@ -60,15 +60,15 @@ class ActionModule(Action):
             return self._call_module(state=arguments.state)
         loads = self._plan_loads(arguments)
         self._show(
-            f"{len(self._record.cells)} cells, {sum(bool(cell.skipped) for cell in self._record.cells)} of which cannot be measured"
+            f"{len(self._benchmark.cells)} cells, {sum(bool(cell.skipped) for cell in self._benchmark.cells)} of which cannot be measured"
         )
         if loads and not self.check_mode:
             try:
-                self._start(loads)
+                self._start_job(loads)
                 self._collect_results(loads)
             finally:
-                self._finish(loads, arguments.path)
-        return {"changed": bool(loads), "record": typed_json.dump(self._record)}
+                self._finish_job(loads, arguments.path)
+        return {"changed": bool(loads), "record": typed_json.dump(self._benchmark)}
 
     def _show(self, text: str) -> None:
         display.display(f"  [{self._head_name}] benchmark: {text}")
@@ -79,13 +79,14 @@ class ActionModule(Action):
         :raises Refusal: a variable is wrong, or the release lacks llama-bench.
         """
         served_plan = self._plan
-        name, hosts = inventory.cluster_hosts(self.variables, arguments.facts, inventory.play_variables(self.variables))
+        play_variables = inventory.play_variables(self.variables)
+        cluster_name, hosts = inventory.cluster_hosts(self.variables, arguments.facts, play_variables)
         first_model = next(iter(turns.read_entries(hosts[self._head_name]["variables"])), None)
         if first_model:
             hosts = {**hosts, self._head_name: {**hosts[self._head_name], "variables": first_model.variables}}
-        model = turns.report_of(arguments.model, first_model.name) if first_model else arguments.model
+        model_report = turns.report_of(arguments.model, first_model.name) if first_model else arguments.model
         catalogue = cluster_inputs.make_catalogue(inventory.packages())
-        cluster = model_source.with_reports(cluster_inputs.read_cluster(name, hosts), model)
+        cluster = model_source.with_reports(cluster_inputs.read_cluster(cluster_name, hosts), model_report)
         cluster = sources.look_up(self.find_file, cluster, catalogue)
         request = matrix.request_of(hosts[self._head_name]["variables"])
         if not any(options.BENCH in build.targets for build in served_plan.hosts[self._head_name].builds):
@@ -101,11 +102,11 @@ class ActionModule(Action):
         cells: list[types.Cell] = []
         for host_names in matrix.loads_of(request, served_plan):
             plan = _make_plan(matrix.cluster_of(cluster, host_names, request, served_plan), catalogue)
-            obstacle = matrix.skip_reason(plan, served_plan, host_names)
-            if isinstance(plan, Plan) and not obstacle:
+            skip_reason = matrix.skip_reason(plan, served_plan, host_names)
+            if isinstance(plan, Plan) and not skip_reason:
                 loads.append(PlannedLoad(host_names, plan, command_line.argv_of(plan, request)))
-            cells += matrix.cells_of(host_names, request, plan, obstacle)
-        self._record = types.Benchmark(
+            cells += matrix.cells_of(host_names, request, plan, skip_reason)
+        self._benchmark = types.Benchmark(
             schema=types.SCHEMA,
             cluster=served_plan.cluster,
             time=int(time.time()),
@@ -116,20 +117,20 @@ class ActionModule(Action):
         )
         return loads
 
-    def _start(self, loads: Sequence[PlannedLoad]) -> None:
-        seconds = (command_line.MAX_PROGRAM_SECONDS + EXIT_SECONDS) * len(loads)
-        definition = definitions.definition(self._head_plan, _service_of(loads), seconds)
+    def _start_job(self, loads: Sequence[PlannedLoad]) -> None:
+        limit_seconds = (command_line.MAX_PROGRAM_SECONDS + EXIT_SECONDS) * len(loads)
+        definition = definitions.definition(self._head_plan, _service_of(loads), limit_seconds)
         self._call_module(state="started", definition=definition)
 
-    def _finish(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
+    def _finish_job(self, loads: Sequence[PlannedLoad], path: str | None) -> None:
         try:
             self._call_module(state="absent")
         finally:
-            markdown = benchmark_table.as_markdown(self._record)
+            markdown = benchmark_table.as_markdown(self._benchmark)
             display.display("\n" + markdown)
             if path:
-                data = json.dumps(typed_json.dump(self._record), indent=1) + "\n"
-                output.write_folder("llama_benchmark_path", path, {"benchmark.json": data, "benchmark.md": markdown})
+                text = json.dumps(typed_json.dump(self._benchmark), indent=1) + "\n"
+                output.write_folder("llama_benchmark_path", path, {"benchmark.json": text, "benchmark.md": markdown})
         self._record_speed(loads)
 
     def _collect_results(self, loads: Sequence[PlannedLoad]) -> None:
@@ -137,42 +138,42 @@ class ActionModule(Action):
 
         :raises AnsibleActionFail: the job was stopped early.
         """
-        start, is_running = time.monotonic(), True
+        start_time, is_running = time.monotonic(), True
         while is_running:
             answer = self._call_module(programs=len(loads))
             progress = typed_json.parse_report(self._head_name, "the benchmark", types.BenchmarkProgress, answer)
             is_running = progress.running
             for load, program in zip(loads, progress.programs):
-                self._update_record(load, program)
+                self._add_results(load, program)
             if is_running:
-                self._show(f"{time.monotonic() - start:.0f} s")
+                self._show(f"{time.monotonic() - start_time:.0f} s")
                 time.sleep(POLL_SECONDS)
-        if not all(cell.is_done for cell in self._record.cells):
+        if not all(cell.is_done for cell in self._benchmark.cells):
             raise AnsibleActionFail(
                 f"the benchmark on {self._head_name} ended early: someone stopped it, started the server, or restarted the host. Run this playbook again "
                 "to start over."
             )
 
-    def _update_record(self, load: PlannedLoad, program: types.Program) -> None:
+    def _add_results(self, load: PlannedLoad, program: types.Program) -> None:
         """Add results to the record and show new results. Add the reason to cells that a finished program did not measure."""
         speeds, cells = {(result.test, result.depth): result.speed for result in program.results}, []
-        for cell in self._record.cells:
+        for cell in self._benchmark.cells:
             if cell.hosts == load.hosts and not cell.is_done:
                 cell = cell._replace(measured=speeds.get((cell.test, cell.depth)))
                 if program.status is not None and not cell.measured:
-                    obstacle = f"llama-bench exited with status {program.status}: {program.log_end or 'no output'}"
-                    cell = cell._replace(skipped=obstacle)
+                    skip_reason = f"llama-bench exited with status {program.status}: {program.log_end or 'no output'}"
+                    cell = cell._replace(skipped=skip_reason)
                 if cell.is_done:
                     self._show(f"{cell.name}: {benchmark_table.speed_text(cell) or f'not measured, {cell.skipped}'}")
             cells.append(cell)
-        self._record = self._record._replace(cells=tuple(cells))
+        self._benchmark = self._benchmark._replace(cells=tuple(cells))
 
     def _record_speed(self, loads: Sequence[PlannedLoad]) -> None:
         """Record the measured generation speed of the serving devices on the head, for the next plan."""
         served_devices = {device.device for device in self._plan.estimate.devices}
         for load in loads:
             if {device.device for device in load.plan.estimate.devices} == served_devices:
-                cells = [cell for cell in self._record.cells if cell.hosts == load.hosts and not cell.depth]
+                cells = [cell for cell in self._benchmark.cells if cell.hosts == load.hosts and not cell.depth]
                 speeds = [cell.measured.mean for cell in cells if cell.measured and cell.test.startswith("tg")]
                 record = speed_record.new_record(load.plan, next(iter(speeds), None))
                 self.write_record(self._head_plan.prefix, names.SPEED_FILE, record)
@@ -193,20 +194,20 @@ def _make_plan(cluster: Cluster, catalogue: Any) -> Plan | Refused:
 
 def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
     """Return the service that measures the loads, in the sandbox of the head's service."""
-    base_plan = loads[0].plan
-    host = base_plan.hosts[base_plan.head.host]
-    heads = [
-        service for load in loads for service in load.plan.hosts[base_plan.head.host].services if service.kind == "head"
-    ]
+    first_plan, head = loads[0].plan, loads[0].plan.head.host
+    host = first_plan.hosts[head]
+    head_services = [service for load in loads for service in load.plan.hosts[head].services if service.kind == "head"]
     script = command_line.script_of(host.state, [(load.argv, load.plan.head.environment) for load in loads])
 
-    def combine(permission: str, any_value: Any = "") -> Any:
+    def combine(permission: str, no_limit: Any = "") -> Any:
         """Return the combined permissions of one kind; unlimited if one of the heads has no limit."""
-        values = [getattr(service, permission) for service in heads]
-        return any_value if any_value in values else tuple(sorted({element for value in values for element in value}))
+        values = [getattr(service, permission) for service in head_services]
+        return no_limit if no_limit in values else tuple(sorted({element for value in values for element in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
-    if services.tunnel_ends(base_plan.workers):
-        argv = services.launcher_argv(base_plan, "client", argv)
-    service = services.temporary_service(heads[0], job.SERVICE_NAME, f"benchmark of cluster {base_plan.cluster}", argv)
+    if services.tunnel_ends(first_plan.workers):
+        argv = services.launcher_argv(first_plan, "client", argv)
+    service = services.temporary_service(
+        head_services[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv
+    )
     return service._replace(homes=combine("homes", None), devices=combine("devices"), allow=combine("allow", ()))

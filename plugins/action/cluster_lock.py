@@ -25,7 +25,7 @@ class ActionModule(Action):
     ARGUMENTS = LockArguments
 
     def perform(self, arguments: LockArguments) -> dict:
-        run = describe_run(os.getppid(), context.CLIARGS.get("args") or [])
+        run = run_identity(os.getppid(), context.CLIARGS.get("args") or [])
         lock_arguments = arguments._replace(run=typed_json.dump(run))
         try:
             result = self.run_module(**lock_arguments._asdict())
@@ -42,13 +42,13 @@ class ActionModule(Action):
         return result
 
 
-def describe_run(pid: int, playbooks: list[str]) -> Run:
+def run_identity(pid: int, playbooks: list[str]) -> Run:
     return Run(
         user=getpass.getuser()[:MAX_NAME_LENGTH],
         controller=socket.gethostname()[:MAX_NAME_LENGTH],
         machine=_controller_identity(),
         pid=pid,
-        playbook=", ".join(Path(name).name for name in playbooks)[:MAX_NAME_LENGTH],
+        playbook=", ".join(Path(path).name for path in playbooks)[:MAX_NAME_LENGTH],
     )
 
 

@@ -50,34 +50,34 @@ class ActionModule(Action):
             raise Refusal(
                 f"llama_discover_inventory is {str(path)!r}, which already exists: move that file, or choose another path"
             )
-        machines, omissions, answers = self._examine_hosts(arguments)
+        machines, omissions, answers = self._select_hosts(arguments)
 
         def plan_proposal(proposal: discovery.Proposal) -> Plan | Refused:
             return plan_action.make_plan(self.find_file, proposal.task_vars, answers, _model_report(proposal.model))
 
-        proposal, result = discovery.choose_proposal(machines, plan_proposal)
-        text = discovery_text.inventory_text(proposal, omissions, result)
+        proposal, plan = discovery.choose_proposal(machines, plan_proposal)
+        text = discovery_text.inventory_text(proposal, omissions, plan)
         if not self.check_mode:
             with suppress(OSError):  # output.write reports the reason
                 path.parent.mkdir(parents=True, exist_ok=True)
             output.write("llama_discover_inventory", str(path), text)
-        output.show_plan(result, (), arguments.report)
+        output.show_plan(plan, (), arguments.report)
         outcome = f"{path} {'would be' if self.check_mode else 'has been'} written"
-        if result.refused:
+        if plan.refused:
             return {"failed": True, "msg": f"{outcome}, but its plan is refused: see the plan above for the reasons."}
         omission_note = (
             f" Comments in the inventory explain why it leaves out {', '.join(omissions)}." if omissions else ""
         )
         Display().display(f"{outcome}: check it, then run site.yml -i {path}.{omission_note}")
-        return {"changed": not self.check_mode, "plan": typed_json.dump(result)}
+        return {"changed": not self.check_mode, "plan": typed_json.dump(plan)}
 
-    def _examine_hosts(
+    def _select_hosts(
         self, arguments: DiscoverArguments
     ) -> tuple[list[discovery.Machine], dict[str, str], dict[str, Mapping[str, Any]]]:
         """Return the hosts that answered or are declared, the reasons for omitting other hosts, and the answers of the included hosts."""
         hostvars = self.variables["hostvars"]
         omissions: dict[str, str] = {}
-        variables: dict[str, dict[str, Any]] = {}
+        variables_by_host: dict[str, dict[str, Any]] = {}
         for name, result in arguments.facts.items():
             host_variables = _operator_variables(hostvars[name])
             problem = next(
@@ -85,22 +85,22 @@ class ActionModule(Action):
                 "",
             )
             if (result.get("facts") and not problem) or "llama_hardware" in host_variables:
-                variables[inventory.strip_origin(name)] = host_variables
+                variables_by_host[inventory.strip_origin(name)] = host_variables
             else:
                 omissions[inventory.strip_origin(name)] = problem.removeprefix("Task failed: ") or "no answer"
-        if not variables:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in omissions.items())
-            raise Refusal(f"no host could be examined, so no inventory was written: {reasons}")
-        groups = {key: [*variables] for key in ("llama_cluster", "llama_workers")}
-        _cluster, hosts = inventory.cluster_hosts({"groups": groups, "hostvars": variables}, arguments.facts)
+        if not variables_by_host:
+            reason_text = "; ".join(f"{name}: {reason}" for name, reason in omissions.items())
+            raise Refusal(f"no host could be examined, so no inventory was written: {reason_text}")
+        groups = {key: [*variables_by_host] for key in ("llama_cluster", "llama_workers")}
+        _cluster, hosts = inventory.cluster_hosts({"groups": groups, "hostvars": variables_by_host}, arguments.facts)
         candidates = [
             discovery.Machine(
                 name, host_variables, parse_facts(hosts[name]["facts"]), _read_findings(name, arguments.found.get(name))
             )
-            for name, host_variables in variables.items()
+            for name, host_variables in variables_by_host.items()
         ]
-        machines = discovery.name_machines(candidates, [*variables, *omissions])
-        answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, variables)}
+        machines = discovery.name_machines(candidates, [*variables_by_host, *omissions])
+        answers = {machine.name: arguments.facts[name] for machine, name in zip(machines, variables_by_host)}
         return machines, omissions, answers
 
 

@@ -29,16 +29,16 @@ class ActionModule(Action):
             model_entries = turns.read_entries(variables)
         except Refusal:
             return {"changed": False}  # planning refuses these variables with a reason
-        requests = {entry.name: _request(entry.variables) for entry in model_entries} or {"": _request(variables)}
-        server = resolver.token_server_url(filter(None, requests.values()))
-        reports = {name: _resolve(self, request, arguments, server) for name, request in requests.items()}
-        refusal = _file_problem(self, variables, arguments) if arguments.prefix else ""
-        if refusal:
-            reports = {name: {**report, "refused": refusal} for name, report in reports.items()}
+        requests = {entry.name: _request_of(entry.variables) for entry in model_entries} or {"": _request_of(variables)}
+        token_server = resolver.token_server_url(filter(None, requests.values()))
+        reports = {name: _resolve(self, request, arguments, token_server) for name, request in requests.items()}
+        problem = _file_problem(self, variables, arguments) if arguments.prefix else ""
+        if problem:
+            reports = {name: {**report, "refused": problem} for name, report in reports.items()}
         return {"changed": False, "models": reports} if model_entries else reports[""]
 
 
-def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
+def _request_of(variables: Mapping[str, Any]) -> ModelRequest | None:
     try:
         return model_inputs.request_of(variables)
     except Refusal:
@@ -48,29 +48,29 @@ def _request(variables: Mapping[str, Any]) -> ModelRequest | None:
 def _file_problem(action: Action, variables: Mapping[str, Any], options: resolver.LookupOptions) -> str:
     """Return a sentence about a file that llama-server needs, but that is missing on the head or unreadable for its account; empty otherwise."""
     extra_args = variables["llama_server_extra_args"] or []
-    values = [
+    option_values = [
         argument.partition("=")[2] or next_argument
         for argument, next_argument in zip(extra_args, [*extra_args[1:], ""])
         if FILE_OPTION_PATTERN.match(argument)
     ]
-    subjects = {path: "llama_server_extra_args has" for path in values if path.startswith("/")}
-    credentials = {str(variables[f"llama_server_{name}"]): name for name in services.CREDENTIALS.values()}
-    subjects.update({path: f"llama_server_{name} is" for path, name in credentials.items()})
-    paths = [path for path in subjects if path.startswith("/")]
+    sentence_starts = {path: "llama_server_extra_args has" for path in option_values if path.startswith("/")}
+    credential_by_path = {str(variables[f"llama_server_{name}"]): name for name in services.CREDENTIALS.values()}
+    sentence_starts.update({path: f"llama_server_{name} is" for path, name in credential_by_path.items()})
+    paths = [path for path in sentence_starts if path.startswith("/")]
     if not paths or variables["llama_hardware"]:  # a host declared in llama_hardware has no files
         return ""
-    account = {"account": options.account} if options.account else {}
-    reports = action.run_module(resolver.MODULE_NAME, paths=paths, timeout=options.timeout, **account).get("paths", {})
+    argument = {"account": options.account} if options.account else {}
+    reports = action.run_module(resolver.MODULE_NAME, paths=paths, timeout=options.timeout, **argument).get("paths", {})
     manager = service_managers.MANAGERS.get(options.service_manager or "")
-    readable_paths = credentials if not manager or manager.passes_credentials else {}
+    readable_paths = credential_by_path if not manager or manager.passes_credentials else {}
     for path in paths:
         report = reports.get(path, {})
         if report.get("error") == "does not exist":
-            return f"{subjects[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
+            return f"{sentence_starts[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
         unreadable_path = validation.printable(report.get("unreadable_path") or "")
         if unreadable_path and path not in readable_paths:
             return (
-                f"{subjects[path]} {path!r}, but the service account {options.account} cannot read {unreadable_path}: let the account's group read it, "
+                f"{sentence_starts[path]} {path!r}, but the service account {options.account} cannot read {unreadable_path}: let the account's group read it, "
                 "with chgrp and chmod g+rX. If that account does not exist yet, run site.yml once without this variable"
             )
     return ""

@@ -31,17 +31,17 @@ class ActionModule(Action):
                 f"The plan is refused, so no monitoring files were written: {' '.join(arguments.plan['reasons'])}"
             )
         cluster, hosts = inventory.cluster_hosts(self.variables, arguments.facts)
-        variables = self.variables["hostvars"]
+        hostvars = self.variables["hostvars"]
         plan, groups = typed_json.parse(Plan, arguments.plan), self.variables["groups"]
         if len(inventory.replicas(groups, cluster)) > 1:
             plan = plan._replace(cluster=f"{cluster}-{plan.head.host}")
-        balancers = {
-            name: f"{files.address_of(name, variables[name], {})}:{variables[name].get('llama_balancer_metrics_port', 8404)}"
+        balancer_endpoints = {
+            name: f"{files.address_of(name, hostvars[name], {})}:{hostvars[name].get('llama_balancer_metrics_port', 8404)}"
             for name in groups.get(inventory.BALANCER_GROUP, ())
             if name in groups[cluster]
         }
-        addresses = {name: files.address_of(name, variables[name], host["facts"] or {}) for name, host in hosts.items()}
-        texts = files.monitoring_files(plan, addresses) | files.balancer_files(cluster, balancers)
+        addresses = {name: files.address_of(name, hostvars[name], host["facts"] or {}) for name, host in hosts.items()}
+        texts = files.monitoring_files(plan, addresses) | files.balancer_files(cluster, balancer_endpoints)
         output.write_folder("llama_monitoring_path", arguments.path, texts)
         folder = validation.printable(os.path.abspath(os.path.expanduser(arguments.path)))
         Display().display(f"  Wrote {', '.join(sorted(texts))} to {folder}.")

@@ -27,7 +27,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 
 display = Display()
 
-RUNTIME_FILES = [
+LAUNCHER_FILES = [
     completion.RuntimeFile(path.name, path.read_bytes(), str(path))
     for path in (
         *sorted(Path(str(runtime.__file__)).parent.glob("[!_]*.py")),
@@ -73,36 +73,36 @@ class ActionModule(Action):
                 suffix = ", accepted" if advisory.accepted else ""
                 display.warning(f"{advisory.id} ({advisory.severity}{suffix}): {advisory.message} {advisory.remedy}")
         if plan.refused:
-            reasons = " ".join(reason.rstrip(".") + "." for reason in plan.reasons)
-            return {"failed": True, "msg": f"The plan is refused, and nothing was changed: {reasons}"}
+            reason_text = " ".join(reason.rstrip(".") + "." for reason in plan.reasons)
+            return {"failed": True, "msg": f"The plan is refused, and nothing was changed: {reason_text}"}
         return {"changed": False, "plan": plan_json}
 
     def _show_what_fits(self, arguments: PlanArguments) -> dict:
         query = what_fits.parse_query("llama_what_fits", self.variables["llama_what_fits"])
-        rows = compare_models(self.find_file, self.variables, arguments.facts, query)
-        display.display(what_fits_text.text_of(rows, query))
-        result = {"models": typed_json.dump(rows)}
+        fit_results = compare_models(self.find_file, self.variables, arguments.facts, query)
+        display.display(what_fits_text.text_of(fit_results, query))
+        result = {"models": typed_json.dump(fit_results)}
         if arguments.path:
             output.write("llama_plan_path", arguments.path, json.dumps(result, indent=2) + "\n")
         return {"changed": False, **result}
 
 
 def make_plan(
-    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], model: Mapping[str, Any]
+    find_file: Callable[[str], str], task_vars: dict, facts: Mapping[str, Any], model_report: Mapping[str, Any]
 ) -> Plan | Refused:
-    launcher_digest = hashlib.sha256(b"".join(file.content for file in RUNTIME_FILES)).hexdigest()[:12]
+    launcher_digest = hashlib.sha256(b"".join(file.content for file in LAUNCHER_FILES)).hexdigest()[:12]
     try:
-        name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
+        cluster_name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
         catalogue = cluster_inputs.make_catalogue(inventory.packages())
-        cluster = cluster_inputs.read_cluster(name, hosts)
+        cluster = cluster_inputs.read_cluster(cluster_name, hosts)
         # Refuse an impossible benchmark now, not when it starts.
         matrix.request_of(hosts[cluster.head]["variables"])
-        cluster = model_source.with_reports(sources.look_up(find_file, cluster, catalogue), model)
+        cluster = model_source.with_reports(sources.look_up(find_file, cluster, catalogue), model_report)
         plan = planner.make_plan(cluster, catalogue, launcher_digest)
         if isinstance(plan, Refused) or plan.refused:
             return plan
         cached_facts = {name: host.cached_facts for name, host in cluster.hosts.items()}
-        plan = completion.complete_plan(plan, RUNTIME_FILES, definitions.definition, cached_facts)
+        plan = completion.complete_plan(plan, LAUNCHER_FILES, definitions.definition, cached_facts)
         return speed_record.correct_plan(plan, inventory.measured_speed(facts, cluster.head))
     except Refusal as refusal:
         return planner.refused_plan(inventory.cluster_group(task_vars), refusal)
@@ -113,7 +113,8 @@ def compare_models(
 ) -> list[what_fits.FitResult]:
     """Return the models that the cluster in a task's inventory could serve."""
     offers = what_fits.offers_of(inventory.published_models(), query.models)
-    name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
+    cluster_name, hosts = inventory.cluster_hosts(task_vars, facts, inventory.play_variables(task_vars))
     catalogue = cluster_inputs.make_catalogue(inventory.packages())
-    cluster = sources.look_up(find_file, cluster_inputs.read_cluster(name, hosts, what_fits.ANY_MODEL), catalogue)
+    cluster = cluster_inputs.read_cluster(cluster_name, hosts, what_fits.ANY_MODEL)
+    cluster = sources.look_up(find_file, cluster, catalogue)
     return what_fits.fit_models(cluster, offers, catalogue, query)

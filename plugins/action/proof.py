@@ -23,9 +23,9 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Act
 display = Display()
 
 POLL_SECONDS = 2.0
-LIMIT_SECONDS, LIMIT_FACTOR = 600, 10
+BASE_LIMIT_SECONDS, LIMIT_FACTOR = 600, 10
 """Time limit of a proof: a number of seconds, plus a multiple of the predicted time."""
-EXIT_SECONDS = 60
+REPORT_SECONDS = 60
 """Seconds for the head to report that it stopped a proof at its time limit. A head that reports nothing may have been restarted."""
 PROVE_NEVER, PROVE_SEARCH = "never", "search"
 REFERENCE_STAGE, DEVICES_STAGE = "reference", "devices"
@@ -47,18 +47,18 @@ class ActionModule(Action):
 
     def perform(self, arguments: ProofArguments) -> dict:
         plan, proofs, failures = arguments.plan, [], []
-        prefixes = [f"{model.name}: " for model in plan.head.models or ()] or [""]
-        for prefix, single_model_plan in (
-            zip(prefixes, plan.per_model()) if arguments.prove != PROVE_NEVER and not self.check_mode else ()
+        labels = [f"{model.name}: " for model in plan.head.models or ()] or [""]
+        for label, single_model_plan in (
+            zip(labels, plan.per_model()) if arguments.prove != PROVE_NEVER and not self.check_mode else ()
         ):
             work = proof_plan.proof_work(single_model_plan)
             if work:
                 work = work if arguments.prove == PROVE_SEARCH else work._replace(remedies=())
                 proofs.append(self._prove(single_model_plan, work, arguments))
-                failures += [f"{prefix}{sentence}" for sentence in proofs[-1].failures()]
+                failures += [f"{label}{sentence}" for sentence in proofs[-1].failures()]
         hint = "" if arguments.prove == PROVE_SEARCH else SEARCH_HINT
         crashed_workers = {verdict.name for proof in proofs for verdict in proof.devices if verdict.failure}
-        logs = [
+        worker_logs = [
             (
                 name,
                 MANAGERS[host.service_manager].log.format(
@@ -69,33 +69,33 @@ class ActionModule(Action):
             for worker in host.workers
             if f"{name} {worker.name}" in crashed_workers
         ]
-        log_note = f". Worker logs: {', '.join(log for _name, log in logs)}" if logs else ""
+        log_note = f". Worker logs: {', '.join(log for _name, log in worker_logs)}" if worker_logs else ""
         return {
             "changed": False,
             "proofs": [typed_json.dump(proof) for proof in proofs],
             "failure_text": "; ".join(failures),
             "remedy": f"The model was not loaded.{hint} {FAILURE_REMEDY}{log_note}",
-            "crashed_workers": [{"host": name, "command": _log_command(log)} for name, log in logs],
+            "crashed_workers": [{"host": name, "command": _log_command(log)} for name, log in worker_logs],
         }
 
     def _show(self, text: str) -> None:
         display.display(f"  [{self.host}] proof: {text}")
 
-    def _definition(self, plan: Plan, work: ProofWork, seconds: int) -> str:
+    def _definition(self, plan: Plan, work: ProofWork, limit_seconds: int) -> str:
         """Return the definition of the launcher's service, with the sandbox of the head's service."""
         host = plan.hosts[plan.head.host]
-        head = next(service for service in host.services if service.kind == "head")
-        service_arguments = names.service_name("proof"), f"proof of cluster {plan.cluster}", work.launcher
-        return definitions.definition(host, planned_services.temporary_service(head, *service_arguments), seconds)
+        head_service = next(service for service in host.services if service.kind == "head")
+        name, description = names.service_name("proof"), f"proof of cluster {plan.cluster}"
+        service = planned_services.temporary_service(head_service, name, description, work.launcher)
+        return definitions.definition(host, service, limit_seconds)
 
     def _prove(self, plan: Plan, work: ProofWork, arguments: ProofArguments) -> Proof:
         prediction, host = plan.head.proof, arguments.plan.hosts[plan.head.host]
-        seconds = (prediction.outage_s + prediction.seconds if prediction else 0) * (
-            1 + len(work.remedies) * len(work.devices)
-        )
+        max_run_count = 1 + len(work.remedies) * len(work.devices)
+        predicted_seconds = (prediction.outage_s + prediction.seconds if prediction else 0) * max_run_count
         remedy = "The head may have been restarted: run the playbook again."
-        limit = LIMIT_SECONDS + LIMIT_FACTOR * seconds
-        job = BackgroundJob("proof", limit, EXIT_SECONDS, itertools.repeat(POLL_SECONDS), str, remedy)
+        limit_seconds = BASE_LIMIT_SECONDS + LIMIT_FACTOR * predicted_seconds
+        job = BackgroundJob("proof", limit_seconds, REPORT_SECONDS, itertools.repeat(POLL_SECONDS), str, remedy)
         if arguments.stage == REFERENCE_STAGE and prediction:
             self._show(
                 f"unless an earlier run proved these devices, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "
@@ -108,7 +108,7 @@ class ActionModule(Action):
             prove=arguments.prove,
             stage=arguments.stage,
             host=typed_json.dump(installation.planned_paths(host)),
-            definition=self._definition(arguments.plan, work, limit),
+            definition=self._definition(arguments.plan, work, limit_seconds),
         )
         if answer.get("failed"):
             raise AnsibleActionFail(f"the proof on {self.host} did not complete: {failure_reason(answer)}")

@@ -23,11 +23,11 @@ class ActionModule(Action):
     ARGUMENTS = RebootArguments
 
     def perform(self, arguments: RebootArguments) -> dict:
-        has_returned = threading.Event()
+        stop_event = threading.Event()
 
         def show_progress() -> None:
             seconds = 0.0
-            while not has_returned.wait(PROGRESS_INTERVAL_SECONDS):
+            while not stop_event.wait(PROGRESS_INTERVAL_SECONDS):
                 seconds += PROGRESS_INTERVAL_SECONDS
                 display.display(
                     f"  [{self.host}] reboot: waited {seconds:.0f} s for the host (limit {LIMIT_SECONDS} s)"
@@ -35,7 +35,7 @@ class ActionModule(Action):
 
         threading.Thread(target=show_progress, daemon=True).start()
         try:
-            command = {"boot_time_command": arguments.boot_time_command} if arguments.boot_time_command else {}
-            return self.run_action("ansible.builtin.reboot", reboot_timeout=LIMIT_SECONDS, **command)
+            command_argument = {"boot_time_command": arguments.boot_time_command} if arguments.boot_time_command else {}
+            return self.run_action("ansible.builtin.reboot", reboot_timeout=LIMIT_SECONDS, **command_argument)
         finally:
-            has_returned.set()
+            stop_event.set()

@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import ca
 display = Display()
 
 POLL_SECONDS = 5
-LIMIT_SECONDS = 6 * 3600
+BUILD_LIMIT_SECONDS = 6 * 3600
 MAX_SILENCE_SECONDS = 70 * 60
 """Longest permitted time without a change in the log. Compiling a single file for a GPU takes minutes."""
 
@@ -38,33 +38,35 @@ class ActionModule(Action):
         if arguments.release.source in release_request.COMPILED_SOURCES:
             result = self._install_compiled(arguments)
         else:
-            result = self._install(arguments)
+            result = self._call_module(arguments)
             if not (result.get("failed") or self.check_mode or "manifest" in result):
-                result = self._install(arguments._replace(fetched_source=self._transfer_source(arguments)))
+                result = self._call_module(arguments._replace(fetched_source=self._transfer_source(arguments)))
         for sentence in result.get("option_warnings", ()):
             display.warning(printable(sentence))
         return result
 
-    def _install(self, arguments: installer.ReleaseArguments) -> dict:
+    def _call_module(self, arguments: installer.ReleaseArguments) -> dict:
         return self.run_module(**typed_json.dump(arguments))
 
     def _install_compiled(self, arguments: installer.ReleaseArguments) -> dict:
         """Install a release that its builder compiles; other hosts receive it from the controller's cache."""
         build, is_builder = arguments.build, arguments.build.builder == self.host
-        cached_build = functools.partial(cache.CachedBuild, str(arguments.cluster), build_id=build.id)
-        cached_archives = {name: path for name in build.trusted_builders if (path := cached_build(name).find_archive())}
-        needs_packing = is_builder and arguments.share and not cached_archives
+        cached_build_of = functools.partial(cache.CachedBuild, str(arguments.cluster), build_id=build.id)
+        archive_paths = {
+            name: path for name in build.trusted_builders if (path := cached_build_of(name).find_archive())
+        }
+        needs_packing = is_builder and arguments.share and not archive_paths
         if needs_packing:  # only the builder's own build, so each host knows which host compiled its programs
             arguments = arguments._replace(build=build._replace(trusted_builders=(build.builder,)))
-        result = self._install(arguments)
+        result = self._call_module(arguments)
         if result.get("failed") or self.check_mode:
             return result
         if "manifest" not in result:
-            if cached_archives:
-                compiler, archive = next(iter(cached_archives.items()))
+            if archive_paths:
+                builder_name, archive = next(iter(archive_paths.items()))
                 packed_archive = installer.PackedArchive(self.copy_to_tmp(str(archive), archive.name), sha256(archive))
-                compiled_build = build._replace(builder=compiler)
-                result = self._install(arguments._replace(build=compiled_build, received=packed_archive))
+                compiled_build = build._replace(builder=builder_name)
+                result = self._call_module(arguments._replace(build=compiled_build, received=packed_archive))
             elif is_builder:
                 result = self._build(arguments._replace(fetched_source=self._transfer_source(arguments)))
             else:
@@ -73,7 +75,7 @@ class ActionModule(Action):
                     f"excludes {build.builder}"
                 )
         if needs_packing and not result.get("failed"):
-            self._fetch_packed_release(cached_build(build.builder), arguments)
+            self._fetch_packed_release(cached_build_of(build.builder), arguments)
         return result
 
     def _transfer_source(self, arguments: installer.ReleaseArguments) -> installer.Source:
@@ -82,11 +84,11 @@ class ActionModule(Action):
         release, source_folder = arguments.release, f"{arguments.cache}/sources"
         first_archive, *other_archives = _fetch_archives(arguments)
         if release.source not in release_request.COMPILED_SOURCES:
-            programs, *libraries = (
+            program_archive, *library_archives = (
                 installer.PackedArchive(self.copy_to_tmp(str(archive.path), archive.path.name), archive.sha256)
                 for archive in (first_archive, *other_archives)
             )
-            return installer.Source(*programs, first_archive.commit, library_archives=tuple(libraries))
+            return installer.Source(*program_archive, first_archive.commit, library_archives=tuple(library_archives))
         patches = [
             installer.Patch(
                 name=Path(patch.path).name,
@@ -95,11 +97,11 @@ class ActionModule(Action):
             )
             for patch in release.patches
         ]
-        archive = self._copy(first_archive.path, f"{source_folder}/{first_archive.path.name}")
-        source = installer.Source(archive, first_archive.sha256, first_archive.commit, tuple(patches))
+        archive_path = self._copy(first_archive.path, f"{source_folder}/{first_archive.path.name}")
+        source = installer.Source(archive_path, first_archive.sha256, first_archive.commit, tuple(patches))
         for page in chat_page.cached_pages(first_archive) if _embeds_page(arguments) else ():
-            copy = self._copy(page.path, f"{source_folder}/{page.path.name}")
-            source = source._replace(page=installer.PackedArchive(copy, page.sha256))
+            page_path = self._copy(page.path, f"{source_folder}/{page.path.name}")
+            source = source._replace(page=installer.PackedArchive(page_path, page.sha256))
         return source
 
     def _copy(self, source_path: Path, target: str) -> str:
@@ -110,7 +112,7 @@ class ActionModule(Action):
 
     def _fetch_packed_release(self, cached_build: cache.CachedBuild, arguments: installer.ReleaseArguments) -> None:
         """Add the packed release to the controller's cache, from which the other hosts of this kind receive it."""
-        pack_result = self._install(arguments._replace(pack=True))
+        pack_result = self._call_module(arguments._replace(pack=True))
         with cached_build.receive() as target:
             result = pack_result if pack_result.get("failed") else self.fetch(str(pack_result.get("path")), str(target))
             if result.get("failed"):
@@ -122,19 +124,19 @@ class ActionModule(Action):
         """Run the module in the background, and show the last step in its log until it finishes."""
         log_path = store.log_path(arguments.cache, arguments.build.id)
 
-        def show_step(seconds: float) -> str:
+        def show_step(elapsed_seconds: float) -> str:
             result = self._low_level_execute_command(
                 f"wc -c < {shlex.quote(log_path)}; grep -E '{builder.STEP_LINE_PATTERN}' {shlex.quote(log_path)} | tail -n 1 | cut -c 1-60",
                 sudoable=True,
             )
-            log_text = str(result.get("stdout", ""))
-            step = builder.step_text(log_text.partition("\n")[2].strip())
-            display.display(f"  [{self.host}] {arguments.build.id}: {step}, {seconds:.0f} s")
-            return log_text
+            progress_text = str(result.get("stdout", ""))
+            step = builder.step_text(progress_text.partition("\n")[2].strip())
+            display.display(f"  [{self.host}] {arguments.build.id}: {step}, {elapsed_seconds:.0f} s")
+            return progress_text
 
         remedy = f"Run the playbook again to resume the build. Log on the host: {log_path}"
         pauses = itertools.repeat(POLL_SECONDS)
-        job = BackgroundJob("build", LIMIT_SECONDS, MAX_SILENCE_SECONDS, pauses, show_step, remedy)
+        job = BackgroundJob("build", BUILD_LIMIT_SECONDS, MAX_SILENCE_SECONDS, pauses, show_step, remedy)
         return self.run_in_background(job, **typed_json.dump(arguments))
 
 

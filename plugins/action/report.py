@@ -50,7 +50,7 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
     """
     if not path:
         return None
-    subject = f"{variable} is {validation.quote(path)}"
+    sentence_start = f"{variable} is {validation.quote(path)}"
     try:
         text = reading.read_start(Path(os.path.expanduser(path)), MAX_FILE_BYTES + 1, follows_links=True)
         if len(text) > MAX_FILE_BYTES:
@@ -59,14 +59,14 @@ def _read_record(variable: str, path: str | None, record_type: type, refused_typ
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else validation.printable(error)
         raise Refusal(
-            f"{subject}, which cannot be read on the controller: {reason}. Use a file written by one of the playbooks."
+            f"{sentence_start}, which cannot be read on the controller: {reason}. Use a file written by one of the playbooks."
         ) from None
     record_type = refused_type if refused_type and "hosts" not in data else record_type
     try:
         return typed_json.parse(record_type, data)
     except typed_json.Mismatch as error:
         raise Refusal(
-            f"{subject}, which does not have this version's format: {error}. Use a file written by a playbook of this version."
+            f"{sentence_start}, which does not have this version's format: {error}. Use a file written by a playbook of this version."
         ) from None
 
 
@@ -116,14 +116,14 @@ class ActionModule(Action):
 
     def _describe_controller(self, hosts: list[str]) -> dict[str, Any]:
         """Return the versions of the collection, ansible-core and Python, and the collection's variables in the inventory."""
-        names = {*inventory.specification(), *inventory.run_variables()}
+        variable_names = {*inventory.specification(), *inventory.run_variables()}
         variables: dict[str, dict[str, Any]] = {}
         for host in hosts:
-            hostvars = self.variables["hostvars"][host]
+            host_variables = self.variables["hostvars"][host]
             variables[host] = {}
-            for name in sorted(names.intersection(hostvars)):
+            for name in sorted(variable_names.intersection(host_variables)):
                 with suppress(AnsibleError):
-                    variables[host][name] = inventory.strip_origin(hostvars[name])
+                    variables[host][name] = inventory.strip_origin(host_variables[name])
         return {
             **_read_versions(),
             "ansible_core": release.__version__,

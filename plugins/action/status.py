@@ -76,6 +76,6 @@ class ActionModule(Action):
             output.write("llama_status_path", arguments.path, json.dumps(status_json, indent=2) + "\n")
         display.display(status_text.text_of(status))
         if status.problems and arguments.fail:
-            problems = "; ".join(status.problems)
-            return {"failed": True, "msg": f"{plan_json['cluster']} is not healthy: {problems}."}
+            problem_text = "; ".join(status.problems)
+            return {"failed": True, "msg": f"{plan_json['cluster']} is not healthy: {problem_text}."}
         return {"changed": False, "status": status_json}

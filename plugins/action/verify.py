@@ -63,30 +63,30 @@ class ActionModule(Action):
         """
         answers = changes.read_answers(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
-        states = {service.state for drift in drifts.values() for service in drift.services.values()}
-        timeout_s = plan.head.start_timeout if states - {"stopped"} else 0
+        service_states = {service.state for drift in drifts.values() for service in drift.services.values()}
+        timeout_s = plan.head.start_timeout if service_states - {"stopped"} else 0
         absent_hosts = (self._find_lost_hosts() | (plan.hosts.keys() - drifts)) - {plan.head.host}
         used_hosts = {name for name, host in plan.hosts.items() if any(worker.used for worker in host.workers)}
-        subject = self._mark_absent(absent_hosts & used_hosts if states != {"stopped"} else (), subject)
+        subject = self._mark_absent(absent_hosts & used_hosts if service_states != {"stopped"} else (), subject)
         hostvars = self.variables["hostvars"]
-        targets = {
+        addresses = {
             worker.tunnel or worker.endpoint: hostvars[name].get("ansible_host", name)
             for name, host in plan.hosts.items()
             for worker in host.workers
         }
-        with ThreadPoolExecutor(max(1, len(targets))) as executor:
-            probes = executor.map(_probe, targets.values(), targets)
+        with ThreadPoolExecutor(max(1, len(addresses))) as executor:
+            results = executor.map(_probe, addresses.values(), addresses)
             first_model_subject, *other_subjects = subject.per_model()
             evidence = self._collect(first_model_subject, timeout_s)
             other_evidence = [
                 self._collect(other_subject, timeout_s) for other_subject in other_subjects if evidence.server
             ]
-            answering_probes = {endpoint: source for endpoint, source in zip(targets, probes) if source != UNREACHABLE}
+            probes = {endpoint: source for endpoint, source in zip(addresses, results) if source != UNREACHABLE}
         if evidence.drift:
             changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
         observations = judge.Observations(
-            drifts, answering_probes, self._arguments.changed, other_evidence, self._arguments.lacks_proof
+            drifts, probes, self._arguments.changed, other_evidence, self._arguments.lacks_proof
         )
         report = judge.judge(plan, evidence, observations)
         fallback_check = next((check for check in report.failed_checks if check.name == "fallback"), None)
@@ -105,10 +105,9 @@ class ActionModule(Action):
 
     def _find_lost_hosts(self) -> set[str]:
         """Return the hosts of this replica that failed or froze in the play before this task."""
-        lost_hosts = {*self.variables.get("ansible_play_hosts_all", ())} - {
-            *self.variables.get("ansible_play_hosts", ())
-        }
-        return lost_hosts.intersection(inventory.replica_of(self.variables)) if lost_hosts else lost_hosts
+        variables = self.variables
+        lost_hosts = {*variables.get("ansible_play_hosts_all", ())} - {*variables.get("ansible_play_hosts", ())}
+        return lost_hosts.intersection(inventory.replica_of(variables)) if lost_hosts else lost_hosts
 
     @staticmethod
     def _mark_absent(absent_hosts: Collection[str], subject: types.Subject) -> types.Subject:
@@ -122,19 +121,19 @@ class ActionModule(Action):
 
     def _collect(self, subject: types.Subject, timeout_s: float) -> types.Evidence:
         """Return the evidence of the head when its server is healthy or further waiting is pointless."""
-        plan, start_time = typed_json.dump(subject), time.monotonic()
-        wait_state = ServerWait(subject, timeout_s)
-        wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
+        subject_json, start_time = typed_json.dump(subject), time.monotonic()
+        server_wait = ServerWait(subject, timeout_s)
+        may_wake = bool(self._arguments.wake or self._arguments.gate or self._arguments.changed)
         while True:
-            answer = self.run_module(plan=plan, wake=wake)
+            answer = self.run_module(plan=subject_json, wake=may_wake)
             if answer.get("failed"):
                 raise AnsibleActionFail(validation.printable(answer.get("msg")), result=answer)
             evidence = judge.parse_evidence(subject.head.host, answer.get("evidence"))
             elapsed_seconds = time.monotonic() - start_time
-            final_evidence = wait_state.final_evidence_of(evidence, elapsed_seconds)
+            final_evidence = server_wait.final_evidence_of(evidence, elapsed_seconds)
             if final_evidence:
                 return final_evidence
-            line = wait_state.progress_line(evidence, elapsed_seconds)
+            line = server_wait.progress_line(evidence, elapsed_seconds)
             if line:
                 display.display(f"  {line}")
 
@@ -162,9 +161,9 @@ class ActionModule(Action):
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed_checks)
             if not evidence.server:
                 text = f"{text} {judge.advice(subject, evidence)}".rstrip()
-            lock, this_run = evidence.lock, cluster_lock.describe_run(os.getppid(), [])
-            if lock and not lock.is_same_run(this_run) and not cluster_lock.has_ended(lock):
-                text += f" Another run may be changing this cluster: {lock.describe()}."
+            holder, this_run = evidence.lock, cluster_lock.run_identity(os.getppid(), [])
+            if holder and not holder.is_same_run(this_run) and not cluster_lock.has_ended(holder):
+                text += f" Another run may be changing this cluster: {holder.describe()}."
             return {"failed": True, "msg": text, "failing": sorted({check.name for check in report.failed_checks})}
         if is_asleep:
             display.display(f"  The server's answers were not tested: {judge.ASLEEP_NOTE}.\n")
@@ -176,15 +175,15 @@ class ActionModule(Action):
         return {"changed": False, "report": typed_json.dump(report)}
 
 
-def _probe(host: str, endpoint: str) -> str | None:
+def _probe(host_address: str, endpoint: str) -> str | None:
     """Connect without sending anything. Return the controller's address on success, None if the port is closed, and UNREACHABLE if the host may be
     unreachable.
 
-    :param host: address at which the controller reaches the host. At another address, a refused connection would prove nothing.
+    :param host_address: address at which the controller reaches the host. At another address, a refused connection would prove nothing.
     """
     address = endpoint.rsplit(":", 1)[0]
     try:
-        if address not in [entry[4][0] for entry in socket.getaddrinfo(host, None, socket.AF_INET)]:
+        if address not in [entry[4][0] for entry in socket.getaddrinfo(host_address, None, socket.AF_INET)]:
             return UNREACHABLE
     except (OSError, UnicodeError):
         return UNREACHABLE

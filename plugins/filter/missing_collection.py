@@ -31,11 +31,11 @@ _value:
   type: str
 """
 
-COLLECTIONS = {"firewalld": "ansible.posix", "ufw": "community.general"}
+FIREWALL_COLLECTIONS = {"firewalld": "ansible.posix", "ufw": "community.general"}
 
 
 def missing_collection(manager: str | None) -> str:
-    collection = COLLECTIONS.get(manager or "")
+    collection = FIREWALL_COLLECTIONS.get(manager or "")
     if not collection or module_loader.find_plugin_with_context(f"{collection}.{manager}").resolved:
         return ""
     return collection

@@ -86,29 +86,29 @@ class ReplicaServer(NamedTuple):
         return self.status.startswith(("DRAIN", "MAINT"))
 
 
-def send_command(path: str, command: str) -> str:
+def send_command(socket_path: str, command: str) -> str:
     """Return HAProxy's answer to a command; empty if HAProxy is not running."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(10)
         try:
-            connection.connect(path)
+            connection.connect(socket_path)
         except (FileNotFoundError, ConnectionRefusedError):
             return ""
         connection.sendall(f"{command}\n".encode())
         return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode(errors="replace")
 
 
-def read_server(path: str, name: str) -> ReplicaServer:
-    table = csv.DictReader(send_command(path, "show stat -1 4 -1").lstrip("# ").splitlines())
+def read_server(socket_path: str, name: str) -> ReplicaServer:
+    reader = csv.DictReader(send_command(socket_path, "show stat -1 4 -1").lstrip("# ").splitlines())
     try:
-        rows = {row["svname"]: row for row in table if row["pxname"] == HAPROXY_BACKEND}
-        row = rows.pop(name, None)
-        other_up_count = sum(row["status"].startswith("UP") for row in rows.values())
+        row_by_name = {row["svname"]: row for row in reader if row["pxname"] == HAPROXY_BACKEND}
+        row = row_by_name.pop(name, None)
+        other_up_count = sum(row["status"].startswith("UP") for row in row_by_name.values())
         request_count = int(row["scur"] or 0) + int(row["qcur"] or 0) if row else 0
         return ReplicaServer(row["status"].strip(), request_count, other_up_count) if row else ReplicaServer()
     except (KeyError, ValueError, AttributeError, csv.Error):
         raise errors.Refusal(
-            f"{path} does not answer like HAProxy: set the module's socket option to HAProxy's admin socket, then run the playbook again"
+            f"{socket_path} does not answer like HAProxy: set the module's socket option to HAProxy's admin socket, then run the playbook again"
         ) from None
 
 
@@ -127,28 +127,28 @@ def main():
         supports_check_mode=True,
     )
     with errors.report_errors(module):
-        name, state, path = (module.params[key] for key in ("server", "state", "socket"))
-        server = read_server(path, name)
+        name, state, socket_path = (module.params[key] for key in ("server", "state", "socket"))
+        server = read_server(socket_path, name)
         needs_change = bool(server.status) and state in HAPROXY_STATES
-        changed = needs_change and server.is_drained != (state == "drained")
+        is_changed = needs_change and server.is_drained != (state == "drained")
         if needs_change and not module.check_mode:
             if state == "drained" and not server.other_up_count:
                 module.warn(f"{name} is the only replica that is up: requests will fail until it serves again.")
             command = f"set server {HAPROXY_BACKEND}/{name} state {HAPROXY_STATES[state]}"
-            error = send_command(path, command).strip().rstrip(".")
+            error = send_command(socket_path, command).strip().rstrip(".")
             if error:
                 module.fail_json(
                     msg=f"HAProxy did not change the state of {name}: {error}. Run site.yml to write HAProxy's configuration again."
                 )
             deadline = time.monotonic() + module.params["seconds"]
-            server = read_server(path, name)
+            server = read_server(socket_path, name)
             while not has_reached(server, state) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
-                server = read_server(path, name)
+                server = read_server(socket_path, name)
             if not has_reached(server, state) and module.params["seconds"]:
-                text = f"is busy (requests: {server.request_count})" if state == "drained" else f"is {server.status}"
-                module.fail_json(msg=f"{name} {text} after {module.params['seconds']} s: {REMEDIES[state]}.")
-        module.exit_json(changed=changed, status=server.status, request_count=server.request_count)
+                problem = f"is busy (requests: {server.request_count})" if state == "drained" else f"is {server.status}"
+                module.fail_json(msg=f"{name} {problem} after {module.params['seconds']} s: {REMEDIES[state]}.")
+        module.exit_json(changed=is_changed, status=server.status, request_count=server.request_count)
 
 
 if __name__ == "__main__":

@@ -95,9 +95,9 @@ def main():
         if is_changed and not check_mode:
             benchmark_job.start(params["definition"]) if params["state"] == "started" else benchmark_job.end()
         # Checked before reading the results: the files of a finished job are complete.
-        running = benchmark_job.is_running()
+        is_running = benchmark_job.is_running()
         programs = [results.read_results(Path(paths.prefix, "state"), number) for number in range(params["programs"])]
-    module.exit_json(changed=is_changed, running=running, programs=typed_json.dump(programs))
+    module.exit_json(changed=is_changed, running=is_running, programs=typed_json.dump(programs))
 
 
 if __name__ == "__main__":

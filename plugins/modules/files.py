@@ -50,8 +50,8 @@ MAX_SHOWN_BYTES = 1 << 16
 
 def describe_content(path, mode, digest, content):
     """Return a line with path, mode and hash of a file, and its text if every account may read it."""
-    is_public = mode == PUBLIC_MODE and len(content) <= MAX_SHOWN_BYTES and not path.endswith(".py")
-    return f"{path} {mode} {digest}\n", redaction.redact(content.decode(errors="replace")) if is_public else ""
+    may_show = mode == PUBLIC_MODE and len(content) <= MAX_SHOWN_BYTES and not path.endswith(".py")
+    return f"{path} {mode} {digest}\n", redaction.redact(content.decode(errors="replace")) if may_show else ""
 
 
 def describe_existing_file(path):

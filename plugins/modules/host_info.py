@@ -69,17 +69,17 @@ class HostInfoArguments(NamedTuple):
 
 def compare_kept_plan(plan):
     """Return a kept plan with the host's differences from it, and missing files that its services read."""
-    read_files = {path for service in plan.host.services for path in service.reads}
-    generated_files = {file.path for file in plan.host.files if file.content is None}
+    needed_paths = {path for service in plan.host.services for path in service.reads}
+    generated_paths = {file.path for file in plan.host.files if file.content is None}
     drift = state.compare_host(plan.host._replace(port_probes=()))
-    missing_files = {path for path in read_files if not os.path.isfile(path)} | generated_files.intersection(
+    missing_paths = {path for path in needed_paths if not os.path.isfile(path)} | generated_paths.intersection(
         drift.changed_files
     )
-    missing_files.update(drift.model_files)
-    return {"plan": typed_json.dump(plan), "drift": typed_json.dump(drift), "missing": sorted(missing_files)}
+    missing_paths.update(drift.model_files)
+    return {"plan": typed_json.dump(plan), "drift": typed_json.dump(drift), "missing": sorted(missing_paths)}
 
 
-def report(arguments):
+def report_host(arguments):
     if arguments.only_kept_plans:
         prefix = detect_paths(arguments.scope).prefix
         plans = {slot: kept_plans.read_plan(prefix, slot) for slot in kept_plans.SLOTS}
@@ -99,7 +99,7 @@ def main():
         argument_spec=typed_json.specification(HostInfoArguments), supports_check_mode=True, no_log=True
     )
     with errors.report_errors(module):
-        result = report(typed_json.parse(HostInfoArguments, module.params))
+        result = report_host(typed_json.parse(HostInfoArguments, module.params))
     if "msg" in result:
         module.fail_json(**result)
     module.exit_json(changed=False, **result)

@@ -89,20 +89,20 @@ def deliver(arguments, check_mode):
     """
     if arguments.known_answer:
         return write_known_answer(Path(arguments.path), arguments.known_answer, check_mode)
-    folder, pending = Path(arguments.folder), model_files.pending_files(arguments.files)
-    rows = [
-        {"path": file.path, "bytes": file.bytes, "present_bytes": size, "url": web.printable_url(str(file.url))}
-        for file, size in pending
+    folder, pending_files = Path(arguments.folder), model_files.pending_files(arguments.files)
+    downloads = [
+        {"path": file.path, "bytes": file.bytes, "present_bytes": kept_bytes, "url": web.printable_url(str(file.url))}
+        for file, kept_bytes in pending_files
     ]
     if check_mode:
-        download.check_free_space(pending, folder)
-    elif rows:
+        download.check_free_space(pending_files, folder)
+    elif downloads:
         download.download_files(arguments.files, folder, arguments.token, DOWNLOAD_LIMIT_SECONDS)
     return {
-        "changed": bool(rows),
-        "fetch": rows,
-        "bytes": sum((file.bytes or 0) - present_bytes for file, present_bytes in pending),
-        "diff": {"before": "", "after": "".join(f"{row['path']} ({row['bytes']} bytes)\n" for row in rows)},
+        "changed": bool(downloads),
+        "fetch": downloads,
+        "bytes": sum((file.bytes or 0) - kept_bytes for file, kept_bytes in pending_files),
+        "diff": {"before": "", "after": "".join(f"{row['path']} ({row['bytes']} bytes)\n" for row in downloads)},
     }
 
 
@@ -111,8 +111,8 @@ def write_known_answer(path, model_size, check_mode):
     problem = known_answer.problem(*model_size)
     if problem:
         raise Refusal(f"The known-answer model cannot be generated: {problem}")
-    is_missing = not model_files.is_known_answer(path, known_answer_file.file_bytes(*model_size))
-    if is_missing and not check_mode:
+    needs_writing = not model_files.is_known_answer(path, known_answer_file.file_bytes(*model_size))
+    if needs_writing and not check_mode:
         path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         partial_path = Path(f"{path}.part")
         try:
@@ -122,7 +122,7 @@ def write_known_answer(path, model_size, check_mode):
             partial_path.unlink(missing_ok=True)
             raise
         partial_path.replace(path)
-    return {"changed": is_missing}
+    return {"changed": needs_writing}
 
 
 def main():
@@ -131,15 +131,15 @@ def main():
     module = AnsibleModule(argument_spec=specification, supports_check_mode=True)
     os.umask(0o022)
     arguments = typed_json.parse(download.ModelArguments, module.params)
-    folder = arguments.folder or arguments.path
+    target_path = arguments.folder or arguments.path
     limit_seconds = CHECK_MODE_LIMIT_SECONDS if module.check_mode else DOWNLOAD_LIMIT_SECONDS
     try:
-        result = reading.read_from_disk(folder, lambda: deliver(arguments, module.check_mode), limit_seconds)
+        result = reading.read_from_disk(target_path, lambda: deliver(arguments, module.check_mode), limit_seconds)
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:
         resume_note = "" if arguments.known_answer else " The partial download was kept, and the next run resumes it."
-        module.fail_json(msg=errors.message_of(error, folder) + resume_note)
+        module.fail_json(msg=errors.message_of(error, target_path) + resume_note)
     module.exit_json(**result)
 
 

@@ -108,11 +108,11 @@ def main():
         },
         supports_check_mode=True,
     )
-    folders, paths, ollama = (module.params[name] for name in ("folders", "paths", "ollama"))
+    folders, paths, ollama_names = (module.params[name] for name in ("folders", "paths", "ollama"))
     with errors.report_errors(module):
         report = reading.read_from_disk(
-            ", ".join([*folders, *paths, *ollama]),
-            lambda: local_models.report(folders, paths, ollama, module.params["account"]),
+            ", ".join([*folders, *paths, *ollama_names]),
+            lambda: local_models.report(folders, paths, ollama_names, module.params["account"]),
             module.params["timeout"],
         )
     module.exit_json(changed=False, **report)

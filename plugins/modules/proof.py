@@ -123,19 +123,19 @@ def main():
     with errors.report_errors(module):
         work = typed_json.parse(ProofWork, module.params["work"])
         paths = typed_json.parse(InstallationPaths, module.params["host"])
-        path = Path(paths.prefix, names.PROOFS_FILE)
-        valid_verdicts = run.read_record(path).valid_verdicts(work) if module.params["prove"] != "always" else {}
+        record_path = Path(paths.prefix, names.PROOFS_FILE)
+        valid_verdicts = run.read_record(record_path).valid_verdicts(work) if module.params["prove"] != "always" else {}
         remaining_work = work._replace(devices=tuple(side for side in work.devices if side.id not in valid_verdicts))
         proof, record_error = Proof(0), ""
         if remaining_work.devices:
-            step = run.prepare_reference if module.params["stage"] == "reference" else run.prove
+            stage_function = run.prepare_reference if module.params["stage"] == "reference" else run.prove
             lock = locks.hold(Path(paths.prefix, names.PROOF_LOCK_FILE), LOCK_WAIT_SECONDS)
-            with lock, run_launcher(paths, remaining_work, module.params["definition"]) as run_work:
-                result = accounts.run_as(work.account, step, run_work, listeners.is_listening_alone)
-            if step is run.prove:
+            with lock, run_launcher(paths, remaining_work, module.params["definition"]) as prepared_work:
+                result = accounts.run_as(work.account, stage_function, prepared_work, listeners.is_listening_alone)
+            if stage_function is run.prove:
                 proof = typed_json.parse_report("this host", "the proof", Proof, result)
                 try:
-                    run.keep_verdicts(path, proof)
+                    run.keep_verdicts(record_path, proof)
                 except OSError as error:
                     record_error = errors.message_of(error)
         verdicts_by_id = {**valid_verdicts, **{verdict.id: verdict for verdict in proof.devices}}

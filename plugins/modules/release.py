@@ -103,61 +103,61 @@ import subprocess
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import errors, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import (
-    builder,
-    installer,
-    manifest,
-    option_check,
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds import builder, manifest, option_check
+from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds.installer import (
+    Installer,
+    ReleaseArguments,
+    pack,
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.options import SERVER
 
 
-def install(target, arguments):
+def install(installer, arguments):
     """Install a release, and return its manifest; return None if the controller must copy the release's files first."""
     build, release, source = arguments.build, arguments.release, arguments.fetched_source
     if release.source == "package":
-        return target.link(release)
+        return installer.link(release)
     if arguments.received:
-        return target.receive(arguments.received)
+        return installer.receive(arguments.received)
     if not source:
         return None
     if release.source in ("binary", "prebuilt"):
-        return target.unpack(source, release.build)
+        return installer.unpack(source, release.build)
     return builder.Builder(arguments.prefix, arguments.cache, build, release, source, arguments.account).install()
 
 
 def main():
-    spec = typed_json.specification(installer.ReleaseArguments)
+    spec = typed_json.specification(ReleaseArguments)
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True, no_log=True)
-    arguments = typed_json.parse(installer.ReleaseArguments, module.params)
+    arguments = typed_json.parse(ReleaseArguments, module.params)
     build = arguments.build
     os.umask(0o022)
-    target = installer.Installer(arguments.prefix, build, arguments.account)
+    installer = Installer(arguments.prefix, build, arguments.account)
     diff = {"before": "", "after": build.id + "\n"}
     is_compiled = arguments.release.source not in ("package", "binary", "prebuilt")
     try:
         if arguments.pack:
-            module.exit_json(changed=False, path=installer.pack(arguments.prefix, arguments.cache, build))
-        manifest_record = manifest.installed_manifest(target.release_folder, build.targets, build.trusted_builders)
-        changed = not manifest_record
-        if changed and not module.check_mode:
-            manifest_record = install(target, arguments)
+            module.exit_json(changed=False, path=pack(arguments.prefix, arguments.cache, build))
+        manifest_record = manifest.installed_manifest(installer.release_folder, build.targets, build.trusted_builders)
+        is_changed = not manifest_record
+        if is_changed and not module.check_mode:
+            manifest_record = install(installer, arguments)
         if manifest_record:
-            programs_folder = target.release_folder / "bin"
-            help_options = target.read_help(programs_folder) if arguments.services else {}
+            programs_folder = installer.release_folder / "bin"
+            help_options = installer.read_help(programs_folder) if arguments.services else {}
             refusals, warnings = option_check.check_options(
                 programs_folder, help_options, arguments.services, arguments.release, arguments.host_name
             )
             if refusals:
                 raise Refusal(f"{'. '.join(refusals)}. No running service was touched.")
             if not module.check_mode and SERVER in help_options:
-                option_check.write_replacements(target.release_folder, help_options[SERVER], arguments.release.fork)
-            if changed and manifest_record.page is False and build.ui == "auto" and not is_compiled:
+                option_check.write_replacements(installer.release_folder, help_options[SERVER], arguments.release.fork)
+            if is_changed and manifest_record.page is False and build.ui == "auto" and not is_compiled:
                 warnings.append(
                     f"llama-server of {build.id} has no chat page: use a release that the hosts compile, such as source: pypi"
                 )
             result = {"manifest": typed_json.dump(manifest_record), "option_warnings": warnings}
-            module.exit_json(changed=changed, diff=diff if changed else {}, **result)
+            module.exit_json(changed=is_changed, diff=diff if is_changed else {}, **result)
     except (Refusal, subprocess.SubprocessError) as error:
         module.fail_json(msg=f"Installing {build.id}: {error}")
     except OSError as error:

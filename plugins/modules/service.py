@@ -93,12 +93,12 @@ def main():
     host, state = module.params["host"], module.params["state"]
     planned_services = [typed_json.parse(services.Service, service) for service in module.params["services"]]
     verb = {"started": "start", "stopped": "stop", "absent": "remove"}[state]
-    run = planned_services if state == "started" else []
-    request = services.ServiceRequest(run=run, restart=module.params["restart"], **{verb: module.params["names"]})
+    services_to_run = planned_services if state == "started" else []
+    request = services.ServiceRequest(services_to_run, module.params["restart"], **{verb: module.params["names"]})
     with errors.report_errors(module):
         paths = typed_json.parse(InstallationPaths, host)
         manager = services.manager_of(paths)
-        service_names = [*(service.name for service in run), *module.params["names"]]
+        service_names = [*(service.name for service in services_to_run), *module.params["names"]]
         with nullcontext() if module.check_mode else locks.hold_host_lock(paths.prefix):
             digests = {entry.name: start_records.digest_of(entry.definition, entry.reads) for entry in planned_services}
             changes = job.cancel_benchmark(paths, service_names, module.check_mode)

@@ -70,10 +70,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 
 
 def result_of(removals, unfinished_builds, notes=(), old_owners=(), new_owners=()):
-    before = [*removals, *(f"builds/{build_id}" for build_id in unfinished_builds), *old_owners]
-    diff = {"before": "".join(f"{line}\n" for line in before), "after": "".join(f"{line}\n" for line in new_owners)}
+    old_lines = [*removals, *(f"builds/{build_id}" for build_id in unfinished_builds), *old_owners]
+    diff = {"before": "".join(f"{line}\n" for line in old_lines), "after": "".join(f"{line}\n" for line in new_owners)}
     changes = {"removed": removals, "notes": list(notes), "unfinished_builds": unfinished_builds, "diff": diff}
-    return {"changed": bool(before), **changes}
+    return {"changed": bool(old_lines), **changes}
 
 
 def uninstall(paths, account, host_name, check_mode):
@@ -89,26 +89,24 @@ def uninstall(paths, account, host_name, check_mode):
         for build_id in unfinished_builds:
             store.clear_build(cache, build_id)
     removals, notes = removal.remove_installation(paths, host_name, check_mode)
-    old_owners, new_owners = (
-        [f"{path}: {account}" for path in chowned_paths],
-        [f"{path}: root" for path in chowned_paths],
-    )
+    old_owners = [f"{path}: {account}" for path in chowned_paths]
+    new_owners = [f"{path}: root" for path in chowned_paths]
     return result_of(removals, unfinished_builds, notes, old_owners, new_owners)
 
 
 def prune(host, check_mode):
     """Remove releases that the host no longer needs, and unfinished builds."""
-    releases = state.unneeded_releases(host)
+    unneeded_releases = state.unneeded_releases(host)
     installed_names = {path.name for path in Path(host.prefix, "releases").glob("*")}
     unfinished_builds = store.unfinished_builds(host.cache, installed_names | {build.id for build in host.builds})
     if not check_mode:
         for build in host.builds:  # makes the serving releases count as newer than unused builds
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))
-        for build_id in releases:
+        for build_id in unneeded_releases:
             store.remove_release(host.prefix, host.cache, build_id)
         for build_id in unfinished_builds:
             store.clear_build(host.cache, build_id)
-    return result_of(releases, unfinished_builds)
+    return result_of(unneeded_releases, unfinished_builds)
 
 
 def main():

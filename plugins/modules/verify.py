@@ -93,8 +93,8 @@ def main():
     )
     with errors.report_errors(module):
         subject = typed_json.parse(Subject, module.params["plan"])
-        answer = evidence.collect(subject, WAIT_SECONDS, module.params["wake"])
-    module.exit_json(changed=False, evidence=typed_json.dump(answer))
+        collected_evidence = evidence.collect(subject, WAIT_SECONDS, module.params["wake"])
+    module.exit_json(changed=False, evidence=typed_json.dump(collected_evidence))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-MAX_SHARE = 0.012
+MAX_BARE_SHARE = 0.012
 MAX_SHARED_CLASSES = 5
 """Ansible prescribes ActionModule and FilterModule, and the action plugins name their arguments alike."""
 BARE_WORDS = """
@@ -21,12 +21,12 @@ BARE_WORDS = """
     answered made taken seen read written known named counted measured planned placed laid used needed allowed chosen changed compared of for by
     with from to at in on over under behind before after within between against beyond near elsewhere together alone apart further else least most
     more less enough so too such same equal right wrong there here now then again still yet"""
-FRAGMENT = re.compile(r"(Of|Which|What|That|Those|Under|The same)\b")
+FRAGMENT_PATTERN = re.compile(r"(Of|Which|What|That|Those|Under|The same)\b")
 
 
 def faults(root: Path) -> Iterator[str]:
     """Yield a line for each fault in the Python files of a folder."""
-    bare, total, words, files = [], 0, set(BARE_WORDS.split()), defaultdict(set)
+    bare_name_faults, name_count, bare_words, paths_by_class = [], 0, set(BARE_WORDS.split()), defaultdict(set)
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             name = ""
@@ -36,19 +36,21 @@ def faults(root: Path) -> Iterator[str]:
                 name = node.arg
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 name = node.name
-                files[name if isinstance(node, ast.ClassDef) else ""].add(str(path))
+                paths_by_class[name if isinstance(node, ast.ClassDef) else ""].add(str(path))
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
-                fragment = FRAGMENT.match(str(node.value.value).strip())
-                if fragment:
-                    yield f"{path}:{node.lineno}: docstring starts with «{fragment[0]}»: start it with its subject or verb"
-            total += bool(name)
-            if name.strip("_").lower() in words or name.strip("_").startswith("of_"):
-                bare.append(f"{path}:{node.lineno}: {name} is neither a noun nor a verb with its object")
-    shared = {name: paths for name, paths in files.items() if name and len(paths) > 1}
-    if len(shared) > MAX_SHARED_CLASSES:
-        yield from (f"{', '.join(sorted(paths))}: these files all define {name}" for name, paths in shared.items())
-    if len(bare) > MAX_SHARE * total:
-        yield from bare
+                fragment_match = FRAGMENT_PATTERN.match(str(node.value.value).strip())
+                if fragment_match:
+                    yield f"{path}:{node.lineno}: docstring starts with «{fragment_match[0]}»: start it with its subject or verb"
+            name_count += bool(name)
+            if name.strip("_").lower() in bare_words or name.strip("_").startswith("of_"):
+                bare_name_faults.append(f"{path}:{node.lineno}: {name} is neither a noun nor a verb with its object")
+    shared_classes = {name: paths for name, paths in paths_by_class.items() if name and len(paths) > 1}
+    if len(shared_classes) > MAX_SHARED_CLASSES:
+        yield from (
+            f"{', '.join(sorted(paths))}: these files all define {name}" for name, paths in shared_classes.items()
+        )
+    if len(bare_name_faults) > MAX_BARE_SHARE * name_count:
+        yield from bare_name_faults
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = ROOT / "plugins"
 PAGES = [page for kind in ("*.md", "docs/*.md", "roles/*/*.md", "inventories/*/*.md") for page in ROOT.glob(kind)]
-MAX_LINE = 160
-MAX_FILES = 12
+MAX_LINE_LENGTH = 160
+MAX_PACKAGE_FILES = 12
 """Number of files in a package that a person can still look over."""
-OURS = "ansible_collections.llamacpp.cluster.plugins.module_utils."
-FROM_ANSIBLE = ("web.py", "ansible.module_utils.urls")
+MODULE_UTILS = "ansible_collections.llamacpp.cluster.plugins.module_utils."
+ALLOWED_IMPORT = ("web.py", "ansible.module_utils.urls")
 """The only import of module_utils beyond the standard library, for proxies, certificates and redirects."""
 BACKEND_FILES = (
     *(
@@ -47,9 +47,9 @@ def page_faults(page: Path) -> Iterator[str]:
         file = page.parent / target if target else page
         if not file.exists() or (anchor and anchor not in anchors_of(file)):
             yield f"{page}: {target}#{anchor} leads nowhere"
-    for number, line in enumerate(text.splitlines(), 1):
-        if len(line) > MAX_LINE:
-            yield f"{page}:{number}: more than {MAX_LINE} characters"
+    for line_number, line in enumerate(text.splitlines(), 1):
+        if len(line) > MAX_LINE_LENGTH:
+            yield f"{page}:{line_number}: more than {MAX_LINE_LENGTH} characters"
 
 
 def anchors_of(page: Path) -> set[str]:
@@ -59,54 +59,68 @@ def anchors_of(page: Path) -> set[str]:
 
 
 def pin_faults() -> Iterator[str]:
-    direct, _blank, indirect = (ROOT / "requirements.txt").read_text().partition("\n\n")
-    for part, pattern in ((direct.split("\n", 1)[1], r"[\w.-]+==[\w.]+  # .+"), (indirect, r"[\w.-]+==[\w.]+")):
-        lines = (line for line in part.splitlines() if not re.fullmatch(pattern, line))
-        yield from (f"requirements.txt: {line}: pin exactly, and give direct requirements a comment" for line in lines)
+    direct_pins, _blank, indirect_pins = (ROOT / "requirements.txt").read_text().partition("\n\n")
+    for pins, pattern in (
+        (direct_pins.split("\n", 1)[1], r"[\w.-]+==[\w.]+  # .+"),
+        (indirect_pins, r"[\w.-]+==[\w.]+"),
+    ):
+        bad_lines = (line for line in pins.splitlines() if not re.fullmatch(pattern, line))
+        yield from (
+            f"requirements.txt: {line}: pin exactly, and give direct requirements a comment" for line in bad_lines
+        )
 
 
 def package_faults() -> Iterator[str]:
     files = [path for path in PLUGINS.rglob("*.py") if path.name != "__init__.py"]
     for folder, count in Counter(path.parent for path in files).items():
-        if count > MAX_FILES and folder.name not in ("action", "modules"):
-            yield f"{folder}: {count} files, more than {MAX_FILES}"
+        if count > MAX_PACKAGE_FILES and folder.name not in ("action", "modules"):
+            yield f"{folder}: {count} files, more than {MAX_PACKAGE_FILES}"
 
 
 def source_faults(path: Path) -> Iterator[str]:
     """Yield imports that hosts lack, and names of backends outside their files."""
-    others = [record for record in backends.BY_NAME.values() if record is not backends.CPU]
-    words = {word for record in others for word in (record.name, backends.device_name(record.name, 0)[:-1])}
-    constants = {f"{module}.{record.name.upper()}" for record in others for module in ("backends", "words")}
+    accelerators = [record for record in backends.BY_NAME.values() if record is not backends.CPU]
+    backend_words = {
+        word for record in accelerators for word in (record.name, backends.device_name(record.name, 0)[:-1])
+    }
+    backend_constants = {
+        f"{module}.{record.name.upper()}" for record in accelerators for module in ("backends", "words")
+    }
     tree = ast.parse(path.read_text())
-    documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstring_ids = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     may_name = str(path.with_suffix("")).endswith(BACKEND_FILES)
     may_read = may_name or str(path.with_suffix("")).endswith(DEVICE_FILES)
     for node in ast.walk(tree):
-        modules = []
+        imported_modules = []
         if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
+            imported_modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            modules = ["." * node.level + (node.module or "")]
-        elif isinstance(node, ast.Constant) and node.value in words and id(node) not in documentation and not may_name:
+            imported_modules = ["." * node.level + (node.module or "")]
+        elif (
+            isinstance(node, ast.Constant)
+            and node.value in backend_words
+            and id(node) not in docstring_ids
+            and not may_name
+        ):
             yield f"{path}:{node.lineno}: {node.value} is a name of a backend: use its record"
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in constants and not may_read:
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in backend_constants and not may_read:
             yield f"{path}:{node.lineno}: {node.attr} is one backend: use a property of its record"
-        for module in modules if "module_utils" in path.parts else ():
-            known = module.split(".")[0] in sys.stdlib_module_names or module.startswith(OURS)
-            if not known and (path.name, module) != FROM_ANSIBLE:
+        for module in imported_modules if "module_utils" in path.parts else ():
+            is_available = module.split(".")[0] in sys.stdlib_module_names or module.startswith(MODULE_UTILS)
+            if not is_available and (path.name, module) != ALLOWED_IMPORT:
                 yield f"{path}: {module} is missing on hosts"
 
 
-def task_faults(items: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield checks whose names do not state what holds, and checks that are skipped if it holds."""
-    for item in items:
-        name = item.get("name", "")
+def task_faults(tasks: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield checks in tasks or plays whose names do not state what holds, and checks that are skipped if it holds."""
+    for task in tasks:
+        name = task.get("name", "")
         if re.match("(Stop|Fail) (where|when|if|unless|without|with)", name):
             yield f"task «{name}»: name what holds"
-        if "ansible.builtin.fail" in item and "when" in item:
+        if "ansible.builtin.fail" in task and "when" in task:
             yield f"task «{name}»: use ansible.builtin.assert"
-        for part in ("tasks", "block", "rescue", "always"):
-            yield from task_faults(item.get(part, []))
+        for key in ("tasks", "block", "rescue", "always"):
+            yield from task_faults(task.get(key, []))
 
 
 def faults() -> Iterator[str]:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-FAULTS = runpy.run_path(str(Path(__file__).with_name("names.py")))["faults"]
-GOOD = "".join(f"def read_line_{number}(path):\n    '''Return line {number}.'''\n" for number in range(100))
+find_faults = runpy.run_path(str(Path(__file__).with_name("names.py")))["faults"]
+GOOD_CODE = "".join(f"def read_line_{number}(path):\n    '''Return line {number}.'''\n" for number in range(100))
 
 
 @pytest.mark.parametrize(
-    "addition, count, line",
+    "addition, fault_count, fault_text",
     [
         ("", 0, ""),
         ("found = of_host = 1\n", 0, ""),
@@ -22,15 +22,15 @@ GOOD = "".join(f"def read_line_{number}(path):\n    '''Return line {number}.'''\
         ("def read_size():\n    '''The same of a size.'''\n", 1, "docstring starts with «The same»"),
     ],
 )
-def test_bare_names_and_fragments(tmp_path, addition, count, line):
-    (tmp_path / "lines.py").write_text(GOOD + addition)
-    found = list(FAULTS(tmp_path))
-    assert len(found) == count
-    assert line in "".join(found[-1:])
+def test_bare_names_and_fragments(tmp_path, addition, fault_count, fault_text):
+    (tmp_path / "lines.py").write_text(GOOD_CODE + addition)
+    found_faults = list(find_faults(tmp_path))
+    assert len(found_faults) == fault_count
+    assert fault_text in "".join(found_faults[-1:])
 
 
-@pytest.mark.parametrize("shared", [5, 6])
-def test_classes_of_several_files(tmp_path, shared):
+@pytest.mark.parametrize("class_count", [5, 6])
+def test_classes_of_several_files(tmp_path, class_count):
     for name in ("first.py", "second.py"):
-        (tmp_path / name).write_text("".join(f"class Shape{number}:\n    pass\n" for number in range(shared)))
-    assert len(list(FAULTS(tmp_path))) == (6 if shared > 5 else 0)
+        (tmp_path / name).write_text("".join(f"class Shape{number}:\n    pass\n" for number in range(class_count)))
+    assert len(list(find_faults(tmp_path))) == (6 if class_count > 5 else 0)

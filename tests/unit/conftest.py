@@ -140,7 +140,7 @@ def typed(plan):
 def complete(plan, facts=None):
     """The JSON of a plan with files, definitions and id, as the action plugin completes it."""
     made = completion.complete_plan(
-        typed_json.parse(Plan, plan), plan_action.RUNTIME_FILES, definitions.definition, facts or {}
+        typed_json.parse(Plan, plan), plan_action.LAUNCHER_FILES, definitions.definition, facts or {}
     )
     return typed_json.dump(made)
 

@@ -700,7 +700,7 @@ def test_sentences_of_advisories_are_short(generate):
     assert long_sentences(" ".join(["word"] * (WORDS + 1)))
     for advisory in table.ADVISORIES:
         for text in (advisory.message, *advisory.remedies):
-            assert not long_sentences(generate.with_examples(advisory.id, text)), advisory.id
+            assert not long_sentences(generate.fill_examples(advisory.id, text)), advisory.id
 
 
 def test_no_context_is_offered_in_which_requests_have_no_room(monkeypatch):

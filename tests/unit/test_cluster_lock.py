@@ -127,7 +127,7 @@ def test_a_full_disk_is_named_by_its_mount(small_disk, call):
 
 def test_a_run_of_this_controller_has_ended_when_its_process_has(popen, monkeypatch):
     sleeper = popen(["sleep", "60"])
-    other = action.describe_run(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
+    other = action.run_identity(sleeper.pid, ["/srv/playbooks/site.yml", "llamacpp.cluster.verify"])
     assert other.playbook == "site.yml, llamacpp.cluster.verify"
     assert not action.has_ended(other)
     assert not action.has_ended(other._replace(pid=1)), "a process of another account"

@@ -14,8 +14,8 @@ from conftest import ROOT, SCHEMA
 
 def test_what_is_generated_is_current(generate):
     docs = ROOT / "docs"
-    made = {f"{name}.schema.json": generate.schema(*described) for name, described in generate.SCHEMAS.items()}
-    made.update({"variables.md": generate.page(), "metrics.prom": generate.metrics_table()})
+    made = {f"{name}.schema.json": generate.schema_text(*arguments) for name, arguments in generate.SCHEMAS.items()}
+    made.update({"variables.md": generate.variables_page(), "metrics.prom": generate.metrics_text()})
     made["plan.md"] = generate.plan_page((docs / "plan.md").read_text())
     assert [name for name, text in made.items() if (docs / name).read_text() != text] == [], "run make docs"
 
@@ -69,8 +69,8 @@ def test_the_published_advisories_are_sentences(generate):
         texts = [entry.message, *entry.remedies]
         keys = set(re.findall(r"{(\w+)}", " ".join(texts)))
         assert not keys & {"told", "remedy"}, entry.id
-        assert generate.EXAMPLES.get(entry.id, {}).keys() <= keys, entry.id
-    assert generate.EXAMPLES.keys() <= {entry.id for entry in table.ADVISORIES}
+        assert generate.EXAMPLE_VALUES.get(entry.id, {}).keys() <= keys, entry.id
+    assert generate.EXAMPLE_VALUES.keys() <= {entry.id for entry in table.ADVISORIES}
 
 
 @pytest.mark.parametrize(

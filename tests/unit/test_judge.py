@@ -341,7 +341,7 @@ def test_a_failure_names_the_worker_that_is_away_and_the_run_that_has_the_lock(l
         assert f"status 500: proxy error; {lacks}" in said
     said = verify(local.plan(), evidence, **asked)["msg"]
     assert said.endswith("Another run may be changing this cluster: " + other.describe() + ".")
-    mine = cluster_lock.describe_run(os.getppid(), [])
+    mine = cluster_lock.run_identity(os.getppid(), [])
     for run in (mine, mine._replace(pid=2**40)):  # this one, and one that has ended here
         assert "Another run" not in verify(local.plan(), evidence._replace(lock=run), **asked)["msg"]
 

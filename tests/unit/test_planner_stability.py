@@ -133,14 +133,14 @@ def test_files_of_a_plan_carry_what_is_written(facts):
     head = plan["hosts"]["head"]
     record, *launcher, model, last = head["files"]
     assert record["path"] == f"{head['prefix']}/cluster.json"
-    assert len(launcher) == len(action.RUNTIME_FILES)
-    for file, source in zip(launcher, action.RUNTIME_FILES):
+    assert len(launcher) == len(action.LAUNCHER_FILES)
+    for file, source in zip(launcher, action.LAUNCHER_FILES):
         assert file["path"] == f"{head['runtime']}/{source.name}"
         assert (file["source"], file["mode"]) == (source.source, "0644")
     assert {"path": head["runtime"], "owner": "root", "mode": "0755"} in head["folders"]
     assert set(model) == {"path", "bytes"}
     assert (last["path"], last["bytes"]) == (f"{head['prefix']}/facts.json", len(kept.encode()))
-    for file, data in ((launcher[0], action.RUNTIME_FILES[0].content), (last, kept.encode())):
+    for file, data in ((launcher[0], action.LAUNCHER_FILES[0].content), (last, kept.encode())):
         assert file["sha256"] == hashlib.sha256(data).hexdigest()
     assert plan["hosts"]["one"]["files"][1:] == launcher
 

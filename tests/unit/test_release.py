@@ -204,7 +204,7 @@ def test_a_build_that_a_host_never_ends_is_given_up(monkeypatch, plugin, said, l
     looks = []  # each a minute after the one before
     monkeypatch.setattr(plugin, "_execute_module", lambda **_more: looks.append(1) or {"ansible_job_id": "j1.2"})
     monkeypatch.setattr(plugin, "_low_level_execute_command", lambda *_arguments, **_more: {"stdout": said(len(looks))})
-    monkeypatch.setattr(action, "LIMIT_SECONDS", limit)
+    monkeypatch.setattr(action, "BUILD_LIMIT_SECONDS", limit)
     monkeypatch.setattr(base.time, "monotonic", lambda: 60.0 * len(looks))
     monkeypatch.setattr(action.display, "display", lambda _text: len(looks) < 999 or pytest.fail("it goes on"))
     not_built(plugin, r"^strix1: the build \(job j1.2\) .* for 70 minutes, or ")

@@ -10,7 +10,7 @@ import time
 import urllib.request
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.action.plan import RUNTIME_FILES
+from ansible_collections.llamacpp.cluster.plugins.action.plan import LAUNCHER_FILES
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import server as llama_server
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import serving
 from test_rpc import Server, worker
@@ -184,7 +184,7 @@ class Cluster:
     def __init__(self, folder):
         self.folder, self.state, self.started = folder, folder / "state", []
         self.state.mkdir()
-        for file in RUNTIME_FILES:
+        for file in LAUNCHER_FILES:
             (folder / file.name).write_bytes(file.content)
         for name, text in (
             ("hasty.py", HASTY),
