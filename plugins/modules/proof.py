@@ -135,7 +135,7 @@ def main():
             if stage_function is run.prove:
                 proof = typed_json.parse_report("this host", "the proof", Proof, result)
                 try:
-                    run.keep_verdicts(record_path, proof)
+                    run.record_verdicts(record_path, proof)
                 except OSError as error:
                     record_error = errors.message_of(error)
         verdicts_by_id = {**valid_verdicts, **{verdict.id: verdict for verdict in proof.devices}}

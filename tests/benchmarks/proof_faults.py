@@ -234,11 +234,11 @@ def workers(given: argparse.Namespace, fault: str) -> Iterator[None]:
 
 def read(job: ProofWork, model: Path, folder: Path) -> Reading | None:
     """Return how well the model reads plain text behind the second worker."""
-    target = run._model_path(job, folder)
+    target = run._sample_path(job, folder)
     target.unlink(missing_ok=True)
     target.symlink_to(model)
     try:
-        with run._launcher(job), run._serve(job, folder, lambda _port: True, job.devices[1]) as server:
+        with run._run_launcher(job), run._run_server(job, folder, lambda _port: True, job.devices[1]) as server:
             return speech.take_reading(server._ask, "0" * 16, None)
     except run.ProofError:
         return None

@@ -54,7 +54,7 @@ class Stub:
         self.server.daemon_threads = True
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
         self.head = SimpleNamespace(
-            **{"headers": {}, "argv": [], "endpoints": [], "ready": True, "asleep": False, "last_sample": None},
+            **{"headers": {}, "argv": [], "endpoints": [], "is_ready": True, "is_asleep": False, "last_sample": None},
             base_url=f"http://127.0.0.1:{self.server.server_address[1]}",
             listens=lambda _sample: True,
             idle_timer=SimpleNamespace(last_activity_time=0.0),
@@ -83,8 +83,8 @@ def place(tmp_path):
     argv = ["/build/bin/llama-server", "--model", str(tmp_path / "model.gguf"), "--ctx-size", "8192"]
     argv += ["--parallel", "2", "--cache-type-k", "q8_0", conversations.SLOT_PATH_OPTION, str(stub.folder)]
 
-    def start(*words, limits=LIMITS):
-        keeper = conversations.open_store([*argv, *words], tmp_path, limits, logged.append)
+    def start(*words, settings=LIMITS):
+        keeper = conversations.open_store([*argv, *words], tmp_path, settings, logged.append)
         if keeper:
             keeper.head, keeper.check_interval_s = stub.head, 0
         return keeper
@@ -136,11 +136,11 @@ def test_a_conversation_is_saved_when_its_slot_rests_and_is_there_after_a_restar
     again.job_thread.join(10)
     assert place.stub.slots[0] == conversation(1)
     assert names(place) == [conversations.SAVED_SUFFIX]
-    assert again.counts[metrics.CONVERSATION_METRICS[0]] == 1
-    assert again.counts[metrics.CONVERSATION_METRICS[1]] == 300
-    assert 70 < again.counts[metrics.CONVERSATION_METRICS[2]] <= 1000 * 300 / 4096
+    assert again.record[metrics.CONVERSATION_METRIC_NAMES[0]] == 1
+    assert again.record[metrics.CONVERSATION_METRIC_NAMES[1]] == 300
+    assert 70 < again.record[metrics.CONVERSATION_METRIC_NAMES[2]] <= 1000 * 300 / 4096
     third = place.start()
-    assert third.counts[metrics.CONVERSATION_METRICS[1]] == 300
+    assert third.record[metrics.CONVERSATION_METRIC_NAMES[1]] == 300
     assert place.logged == ["restored 300 tokens of conversations in 0.0 s"]
 
 
@@ -175,7 +175,7 @@ def test_before_a_stop_every_changed_slot_is_saved_at_once(place):
     place.stub.slots[1] = conversation(1)
     keeper.save_now()
     assert names(place) == [conversations.SAVED_SUFFIX]
-    place.stub.slots[1], place.stub.head.asleep = conversation(9), True
+    place.stub.slots[1], place.stub.head.is_asleep = conversation(9), True
     keeper.save_now()
     assert len(place.stub.asked) == 1, "a server that sleeps must not be woken"
 
@@ -258,7 +258,7 @@ def test_a_save_that_fails_is_explained_once(place, broken, reason):
 
 
 def test_a_save_that_hangs_ends_llama_server_and_nothing_is_kept_for_a_while(place):
-    keeper = place.start(limits=(100, 10, 0, 1000))
+    keeper = place.start(settings=(100, 10, 0, 1000))
     step(keeper)
     place.stub.slots[0], place.stub.broken, place.stub.head.last_sample = conversation(1), "hangs", IDLE
     keeper.has_pending_slots = True
@@ -279,15 +279,15 @@ def test_no_more_than_the_limit_is_used_and_the_oldest_file_goes_first(place):
     sizes = [path.stat().st_size for path in place.folder.iterdir()]
     other = place.folder / "other-1.slot"
     other.write_bytes(b"x" * units.MIB)
-    keeper = place.start(limits=(2, 10, 60, 1000))
-    assert keeper._free_space(units.MIB - 2 * sum(sizes))
+    keeper = place.start(settings=(2, 10, 60, 1000))
+    assert keeper._evict(units.MIB - 2 * sum(sizes))
     assert len(names(place)) == 3
-    assert keeper._free_space(units.MIB)
+    assert keeper._evict(units.MIB)
     assert not other.exists(), "files with another key go first"
     newest = keeper._paths(conversations.SAVED_SUFFIX)[-1]
-    assert keeper._free_space(2 * units.MIB - sizes[0])
+    assert keeper._evict(2 * units.MIB - sizes[0])
     assert [*place.folder.iterdir()] == [newest]
-    assert not keeper._free_space(3 * units.MIB)
+    assert not keeper._evict(3 * units.MIB)
     assert newest.exists(), "what can never fit deletes nothing"
 
 
@@ -318,10 +318,10 @@ def test_a_folder_that_cannot_be_made_stops_nothing(place):
 
 
 def test_switched_off_nothing_is_written_and_what_was_kept_is_deleted(place):
-    assert place.start(limits=()) is None
+    assert place.start(settings=()) is None
     assert not place.folder.exists()
     saved(place, conversation(1))
-    assert place.start(limits=()) is None
+    assert place.start(settings=()) is None
     assert not place.folder.exists()
     assert place.logged == [f"conversations are no longer kept: {place.folder} was deleted"]
 

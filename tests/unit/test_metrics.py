@@ -147,7 +147,7 @@ def test_llama_server_is_asked_for_its_counters_where_it_has_any(exported):
     process.wait()
     exported.head(endpoint)
     found = exported.when("state", 1, state="serving")
-    assert not set(found) & set(metrics.SERVER_COUNTERS.values())
+    assert not set(found) & set(metrics.SERVER_METRICS.values())
 
 
 @pytest.mark.programs
@@ -259,24 +259,24 @@ CARD, OTHER = "sys/class/drm/renderD128/device", "sys/class/drm/renderD129/devic
 )
 def test_memory_of_amd_s_devices_as_the_kernel_says_it(tmp_path, files, found):
     files = {f"{CARD}/mem_info_vram_used": "200", f"{CARD}/mem_info_gtt_used": "3000", **files}
-    read = exporter.MemorySensors(write(tmp_path, files)).read(["ROCm0", "ROCm1", "Vulkan0", "MTL0", "CPU"])
+    read = exporter.MemoryReader(write(tmp_path, files)).read(["ROCm0", "ROCm1", "Vulkan0", "MTL0", "CPU"])
     assert read == found
 
 
 def test_nvidia_smi_is_asked_where_its_devices_are_planned_and_never_waited_for(tmp_path):
     said = tmp_path / "said"
-    sensors = exporter.MemorySensors(tmp_path, ["cat", said])
+    sensors = exporter.MemoryReader(tmp_path, ["cat", said])
     assert [sensors.read(["ROCm0"]), sensors.query_thread] == [{}, None]
     said.write_text("1, 1024\nUnable to determine, 1\n2, [N/A]\n3, 1\n")
     assert sensors.read(["CUDA1"]) == {}
     sensors.query_thread.join()
     found = sensors.read(["CUDA0", "CUDA1", "CUDA2", "CUDA3"])
     assert found == {"CUDA1": 1 << 30, "CUDA3": 1 << 20}, "a device that says nothing moves no other one up"
-    failing = exporter.MemorySensors(tmp_path, ["sh", "-c", "echo 1, 2; exit 9"])
+    failing = exporter.MemoryReader(tmp_path, ["sh", "-c", "echo 1, 2; exit 9"])
     failing.read(["CUDA1"])
     failing.query_thread.join()
     assert failing.read(["CUDA1"]) == {"CUDA1": 2 << 20}, "another device has failed"
-    assert exporter.MemorySensors(tmp_path, [tmp_path / "missing"]).read(["CUDA0"]) == {}
+    assert exporter.MemoryReader(tmp_path, [tmp_path / "missing"]).read(["CUDA0"]) == {}
 
 
 def test_what_was_counted_before_is_believed_as_far_as_it_is_a_count(exported):

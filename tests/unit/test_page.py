@@ -48,17 +48,17 @@ ENDPOINT = "192.0.2.12:50052"
 class Watched:
     """llama-server as the launcher watches it."""
 
-    ready, last_sample, load, asleep, slot_counts = True, None, None, False, {}
-    counts = llama_server.counts_of(METRICS)
+    is_ready, last_sample, load, is_asleep, conversation_values = True, None, None, False, {}
+    metrics = llama_server.parse_metrics(METRICS)
     loaded_models = llama_server.Head.loaded_models
 
     def __init__(self, answers=True):
         self.health = (answers, 0.0)
 
-    def models(self):
+    def servers(self):
         return {"": self}
 
-    def update_counts(self):
+    def update_metrics(self):
         """Has been asked."""
 
 
@@ -322,7 +322,7 @@ def test_it_shows_the_certificate_of_the_server_and_clients_without_a_handshake_
     certificate, key = certify("own")
     context = ssl.create_default_context(cafile=str(certificate))
     context.check_hostname = False
-    port = served(["the page"], certificate=str(certificate), tls_key=str(key))
+    port = served(["the page"], certificate_path=str(certificate), tls_key_path=str(key))
     assert fetched(port, scheme="https", context=context) == (200, "the page")
     assert fetched(port) == (0, "")
     before = len(os.listdir("/proc/self/fd"))

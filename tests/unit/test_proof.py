@@ -208,7 +208,7 @@ def answers(shift=0.0, turn=1, asked=ASKED):
 
 def judged(other, limits=None):
     """The value in parts of its bound, and the place, where another side is farthest."""
-    found = questions.farthest_distance(questions.distances(ASKED, answers(), other), limits or Bounds())
+    found = questions.worst_distance(questions.distances(ASKED, answers(), other), limits or Bounds())
     return round(found.value / found.bound, 3), found.prompt_kind
 
 
@@ -559,7 +559,7 @@ def test_the_bound_follows_from_variants_that_answer(prove):
 @pytest.mark.programs
 @pytest.mark.parametrize("devices", [("starting", "lost"), ("comes back",)])
 def test_a_worker_that_starts_again_has_another_chance(prove, monkeypatch, devices):
-    monkeypatch.setattr(run, "RESTART_SECONDS", 2)
+    monkeypatch.setattr(run, "WORKER_RESTART_SECONDS", 2)
     proof = prove("right", devices, remedies=("none",))
     assert (proof.untested, proof.failures()) == (None, [])
 
@@ -646,7 +646,7 @@ def test_a_model_without_its_own_reference_is_not_used(prove, work, tmp_path, mo
 def test_no_reference_is_left_without_memory_or_numbers(work, tmp_path, monkeypatch):
     assert not run.prepare_reference(work("crashes"), listeners.is_listening_alone)
     assert not list((tmp_path / run.PROOF_FOLDER).iterdir())
-    monkeypatch.setattr(run.resources, "available_memory_mib", lambda _text: run.RESERVED_MEMORY_BYTES >> 20)
+    monkeypatch.setattr(run.resources, "available_memory_mib", lambda _text: run.MIN_FREE_MEMORY_BYTES >> 20)
     assert not run.prepare_reference(work("hangs"), listeners.is_listening_alone)
     assert not list(tmp_path.glob("*.starts"))
 
@@ -736,17 +736,17 @@ def test_long_prompts_that_a_busy_processor_had_no_time_for_are_named(prove):
 @pytest.mark.programs
 def test_programs_end_with_their_client(work, tmp_path):
     proof_work = work(processor="hangs")
-    with run._launcher(proof_work):
-        connection = run._connect(proof_work)
+    with run._run_launcher(proof_work):
+        connection = run._connect_to_launcher(proof_work)
         request = [[sys.executable, "-c", "print(1, flush=True); import time; time.sleep(99)"], {}, f"{tmp_path}/log"]
         connection.sendall(json.dumps(request).encode() + b"\n")
         while not Path(request[2]).exists() or not Path(request[2]).read_text():
             time.sleep(0.05)
         server = run._Server(connection, tmp_path / "log", "", 9, lambda _port: True)
-        assert server.status() is None
+        assert server.exit_status() is None
         connection.shutdown(socket.SHUT_WR)
-        assert server.status(30) == -signal.SIGTERM
-    assert server._replace(connection=socket.socketpair()[0]).status() == -signal.SIGKILL
+        assert server.exit_status(30) == -signal.SIGTERM
+    assert server._replace(connection=socket.socketpair()[0]).exit_status() == -signal.SIGKILL
 
 
 def test_a_launcher_that_does_not_answer_leaves_the_proof_untested(prove, monkeypatch):
@@ -758,10 +758,10 @@ def test_a_record_that_cannot_be_read_is_none(tmp_path):
     path = tmp_path / names.PROOFS_FILE
     assert run.read_record(path).verdicts == ()
     for distance in (0.01, 0.02):
-        run.keep_verdicts(path, Proof(3, devices=(RIGHT._replace(distance=distance),)))
+        run.record_verdicts(path, Proof(3, devices=(RIGHT._replace(distance=distance),)))
     assert run.read_record(path).verdicts == (RIGHT._replace(distance=0.02),)
     for number in range(run.MAX_VERDICTS):
-        run.keep_verdicts(path, Proof(3, devices=(RIGHT._replace(id=ID(number + 100)),)))
+        run.record_verdicts(path, Proof(3, devices=(RIGHT._replace(id=ID(number + 100)),)))
     assert [one.id for one in run.read_record(path).verdicts] == [ID(100 + each) for each in range(run.MAX_VERDICTS)]
     path.write_text(json.dumps({"verdicts": [{"id": 3}]}))
     assert run.read_record(path).verdicts == ()

@@ -128,7 +128,7 @@ def devices(tmp_path, monkeypatch):
 def test_connections_over_rdma_are_the_devices_that_llama_server_has_open(devices):
     assert (
         progress.count_rdma_connections(os.getpid())
-        == progress.sample_process(os.getpid(), set(), set()).rdma_connections
+        == progress.sample_process(os.getpid(), set(), set()).rdma_connection_count
         == 1
     )
     devices.close()
@@ -163,9 +163,9 @@ LOOK = progress.ProcessSample(progress.Activity("S", 0.0, 0, 0), [HELD], {"held"
 
 @pytest.mark.parametrize("connections", [0, 1])
 def test_bytes_of_tcp_are_not_told_as_those_of_rdma(tmp_path, connections):
-    look = LOOK._replace(rdma_connections=connections)
+    look = LOOK._replace(rdma_connection_count=connections)
     head = llama_server.WatchedServer([], [ENDPOINT], "http://127.0.0.1:1", 1)
-    head.last_sample, head.models, head.loaded_models, head.slot_counts = look, lambda: {"": head}, set, {}
+    head.last_sample, head.servers, head.loaded_models, head.conversation_values = look, lambda: {"": head}, set, {}
     exported = exporter.Exporter(None, "llamacpp-server")
     workers = {ENDPOINT: ("worker1", "cpu")}
     exported.description = metrics.Description("", "llama_cluster", "head", "0", "head", "b1", workers=workers)

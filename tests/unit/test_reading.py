@@ -48,7 +48,7 @@ facts/toolchains._toolkits firewall/rules._nftables_state
 firewall/rules.find_foreign_objects firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
 host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/conversations._tokens_of
-launcher/exporter.MemorySensors._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
+launcher/exporter.MemoryReader._read_amd launcher/journal.StartLog.__init__ launcher/journal.read_back
 launcher/journal.replace_file launcher/progress.read_activity launcher/progress.argv_of launcher/progress.children_of launcher/progress.sample_process
 launcher/server.keys_of links/configuration._files_with_our_names links/configuration.is_unplugged links/inspection._interfaces
 links/inspection._protected_interfaces model/layer_sample.write_sample model/gguf.LocalFile.__init__

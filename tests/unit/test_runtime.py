@@ -78,7 +78,7 @@ def test_how_often_and_how_the_server_ended_is_written_down_over_all_starts(tmp_
         (2, [sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], "on signal 9", []),
         (3, ["/no/such/llama-server"], missing, []),
     ):
-        assert runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path)) == 1
+        assert runtime.run_head(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path)) == 1
         told = json.loads((tmp_path / runtime.EXITS_FILE).read_text())
         assert (told["number"], told["how"], told["log"][:1]) == (number, how, last)
         assert sum(map(len, told["log"])) < llama_server.LOG_TAIL_BYTES
@@ -89,7 +89,7 @@ def test_the_server_is_started_in_the_words_of_its_build(tmp_path, monkeypatch):
     program = executable(tmp_path / "bin" / "llama-server", '#!/bin/sh\necho "$@"\n')
     (tmp_path / REPLACEMENTS_FILE).write_text('{"--ctx-size": "-c", "--fit": ""}')
     argv = [str(program), "--ctx-size", "8", "--fit", "off", "--alias", "x"]
-    runtime.run(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path))
+    runtime.run_head(argv, runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path))
     assert (tmp_path / journal.START_LOG_FILE).read_text() == "-c 8 --alias x\n"
 
 
@@ -184,7 +184,7 @@ def test_a_file_that_is_read_back_is_of_its_form_or_is_none(tmp_path, name, spoi
     "place, name",
     [
         *((progress, "sample_process"), (progress, "children_of"), (llama_server, "is_healthy"), (page, "Snapshot")),
-        *((exporter, "_add_record"), (exporter.MemorySensors, "read"), (metrics.Figures, "text")),
+        *((exporter, "_add_record"), (exporter.MemoryReader, "read"), (metrics.Figures, "text")),
     ],
 )
 def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, capfd, place, name, error):
@@ -195,8 +195,8 @@ def test_nothing_that_shows_or_watches_a_service_ends_it(tmp_path, monkeypatch, 
     exports, argv = exports_of(tmp_path, tmp_path), [sys.executable, "-c", "import time; time.sleep(0.5)"]
     for module in (runtime, workers):
         monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
-    settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, router=name == "children_of")
-    assert runtime.run(argv, settings, exports) == 1
+    settings = runtime.HeadSettings([], "http://127.0.0.1:1", tmp_path, is_router=name == "children_of")
+    assert runtime.run_head(argv, settings, exports) == 1
     assert json.loads((tmp_path / runtime.EXITS_FILE).read_text())["how"] == "with status 0"
     assert workers.run_worker(argv, None, 0, port="1", metrics_exporter=exports) == 1
     said = capfd.readouterr().out

@@ -48,7 +48,7 @@ def test_connections_of_both_sides_are_kept_alive(cluster):
         (child,) = children(process)
 
         def kept():
-            links = progress.sample_process(child, set(), set()).links
+            links = progress.sample_process(child, set(), set()).sockets
             (inode,) = [link.inode for link in links if link.state == progress.ESTABLISHED]
             with progress.copy_socket(child, progress.socket_descriptors(child)[inode]) as connection:
                 return connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
@@ -60,7 +60,7 @@ def watched(endpoints, argv=()):
     """A healthy llama-server that does nothing."""
     sample = progress.ProcessSample(progress.Activity("S", 0, 0, 0), [], {})
     head = llama_server.WatchedServer([*argv], endpoints, "http://127.0.0.1:1", 0.01)
-    head.ready, head.health, head.update = True, (True, 0.0), lambda _clock: sample
+    head.is_ready, head.health, head.update = True, (True, 0.0), lambda _clock: sample
     return head
 
 
@@ -70,9 +70,9 @@ def watched(endpoints, argv=()):
 def test_only_an_answer_that_says_so_changes_whether_it_sleeps(asleep, said, after):
     """A proxy may answer, or a server that still has the key before the last one."""
     head = watched([], argv=[llama_server.SLEEP_OPTION])
-    head.asleep, head.props_request = asleep, mock.Mock(reply=said, is_alive=lambda: False)
+    head.is_asleep, head.props_request = asleep, mock.Mock(reply=said, is_alive=lambda: False)
     head.fault()
-    assert (head.asleep, head.props_request) == (after, None)
+    assert (head.is_asleep, head.props_request) == (after, None)
 
 
 def test_what_a_server_does_by_itself_is_counted_over_the_whole_window():
@@ -92,7 +92,7 @@ def test_a_host_that_acknowledges_nothing_is_a_lost_worker(monkeypatch):
     links = progress.parse_tcp_table(table)
     head = watched([link.peer for link in links])
     look = progress.ProcessSample(progress.Activity("S", 0, 0, 0), links, {})
-    better = look._replace(links=[link._replace(retransmissions=0) for link in links])
+    better = look._replace(sockets=[link._replace(retransmissions=0) for link in links])
     head.update = lambda clock: better if clock == 30 else look
     clocks = iter((0, 19, 30, 31, 50, 51))
     monkeypatch.setattr(llama_server, "time", SimpleNamespace(monotonic=lambda: next(clocks)))
@@ -248,7 +248,7 @@ def test_what_was_sent_over_a_connection_that_is_closed_stays_counted():
 def test_where_the_kernel_lends_no_sockets_slow_and_hung_are_not_told_apart(monkeypatch):
     for endpoints, silent in (["192.0.2.1:50052"], False), ([], True):
         head, clocks = watched(endpoints), iter(time.monotonic() + number for number in range(3))
-        head.ready = False
+        head.is_ready = False
         with monkeypatch.context() as patched:
             patched.setattr(llama_server, "time", SimpleNamespace(monotonic=lambda clocks=clocks: next(clocks)))
             faults = [head.fault() for _number in range(3)]

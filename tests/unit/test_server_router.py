@@ -115,7 +115,7 @@ def test_a_load_is_written_down_and_its_log_is_that_of_the_last_one(cluster, mod
 
 def test_what_children_say_is_kept_with_their_models(tmp_path):
     router = llama_server.Router.__new__(llama_server.Router)
-    router.state_folder, router.logs, router.partial_line = tmp_path, {}, b""
+    router.state_folder, router.logs_by_port, router.partial_line = tmp_path, {}, b""
     said = (
         b"I load: spawning server instance with name=a/b on port 40001\n[40001] one\nrouter\n"
         b"I load: spawning server instance with name=two on port 4002\n[ 4002] two\n[40001] name=x on port 7\n"

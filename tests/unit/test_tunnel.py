@@ -60,13 +60,13 @@ def test_connections_through_tunnels_are_seen_as_they_are_on_the_network(tmp_pat
     activity = progress.Activity("S", 0.0, 0, 0)
     look = progress.ProcessSample(activity, [probe, near, client], said)
     tunnels = tunnel.Tunnels(tunnel.parse_tunnels(["127.128.0.12:1=10.0.0.12:1"], tmp_path, is_head_end=True))
-    assert tunnels.external_sample(look) == look
+    assert tunnels.with_outer_traffic(look) == look
     tunnels.process = type("Process", (), {"pid": 7})()
     monkeypatch.setattr(
         progress, "sample_process", lambda *_where: progress.ProcessSample(activity, [short, far], behind)
     )
-    found = tunnels.external_sample(look)
-    assert [link.retransmissions for link in found.links] == [0, 6, 0]
+    found = tunnels.with_outer_traffic(look)
+    assert [link.retransmissions for link in found.sockets] == [0, 6, 0]
     assert found.traffic == {"near": behind["far"], "probe": behind["short"], "client": said["client"]}
 
 

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import units
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import journal, metrics, progress, server
 
-FILES_METRIC, TOKENS_METRIC, SECONDS_METRIC = metrics.CONVERSATION_METRICS
-PAUSE_END = "paused_until"
+FILES_METRIC, TOKENS_METRIC, SECONDS_METRIC = metrics.CONVERSATION_METRIC_NAMES
+PAUSE_END_KEY = "paused_until"
 SLOT_PATH_OPTION, CONVERSATIONS_FOLDER, RECORD_FILE = "--slot-save-path", "conversations", "conversations.json"
 """Option of llama-server; folder and record file in the launcher's state folder."""
 NEW_SUFFIX, SAVED_SUFFIX, TRIED_SUFFIX = ".new", ".slot", ".tried"
@@ -52,41 +52,41 @@ NEUTRAL_OPTIONS = frozenset(
 """Options that do not change the content of a file, or that the key includes in another form."""
 
 
-class Limits(NamedTuple):
-    files_mib: int
+class StoreSettings(NamedTuple):
+    max_mib: int
     """Size limit of all files together."""
-    context_mib: int
+    slot_mib: int
     """Size of a file whose context is full."""
-    seconds: int
+    timeout_s: int
     """Time without any progress after which a save or restore counts as hung."""
     computing_seconds: int
     """Predicted time to compute a full context."""
 
 
-def cache_key(argv: Sequence[str]) -> str:
+def file_prefix(argv: Sequence[str]) -> str:
     """Return a hash of everything that decides whether llama-server can read a file.
 
     :raises OSError: the model's file cannot be read.
     """
-    values, relevant_words, is_relevant = dict(zip(argv, argv[1:])), [], True
+    options, relevant_words, is_relevant = dict(zip(argv, argv[1:])), [], True
     for word in argv:
         is_relevant = word not in NEUTRAL_OPTIONS if re.match("--?[A-Za-z]", word) else is_relevant
         relevant_words += [word] * is_relevant
-    model_status, context = os.stat(values["--model"]), int(values["--ctx-size"]) // int(values["--parallel"])
-    identity = json.dumps([relevant_words, values["--model"], model_status.st_size, model_status.st_mtime_ns, context])
+    model_status, context = os.stat(options["--model"]), int(options["--ctx-size"]) // int(options["--parallel"])
+    identity = json.dumps([relevant_words, options["--model"], model_status.st_size, model_status.st_mtime_ns, context])
     return hashlib.sha256(identity.encode()).hexdigest()[:16]
 
 
-def open_store(argv: list[str], root: Path, limits: Sequence[int], log: Callable[[str], None]) -> SlotStore | None:
+def open_store(argv: list[str], root: Path, settings: Sequence[int], log: Callable[[str], None]) -> SlotStore | None:
     """Return the slot store of a command line. If no conversations are kept, delete the folder. If the folder cannot be created, remove the option."""
     folder = root / CONVERSATIONS_FOLDER
-    if not limits and folder.is_dir():
+    if not settings and folder.is_dir():
         shutil.rmtree(folder, ignore_errors=True)
         log(f"conversations are no longer kept: {folder} was deleted")
-    if not limits or SLOT_PATH_OPTION not in argv:
+    if not settings or SLOT_PATH_OPTION not in argv:
         return None
     try:
-        return SlotStore(argv, root, Limits(*limits), log)
+        return SlotStore(argv, root, StoreSettings(*settings), log)
     except (OSError, ValueError, LookupError) as error:
         log(f"conversations are not kept: {error}")
         if not folder.is_dir():
@@ -108,7 +108,7 @@ def _continues(tokens: array.array[int], older_tokens: array.array[int]) -> bool
     return tokens[:length] == older_tokens[:length]
 
 
-def _reason_of(answer: Any) -> str:
+def _error_text_of(answer: Any) -> str:
     """Return the reason in an answer of llama-server."""
     error = answer.get("error") if isinstance(answer, dict) else None
     return str(error.get("message") if isinstance(error, dict) else "llama-server did not answer")[:200]
@@ -117,27 +117,27 @@ def _reason_of(answer: Any) -> str:
 class SlotStore:
     """Saves and restores the slots of one llama-server, in one thread at a time."""
 
-    def __init__(self, argv: Sequence[str], state_folder: Path, limits: Limits, log: Callable[[str], None]) -> None:
+    def __init__(self, argv: Sequence[str], root: Path, settings: StoreSettings, log: Callable[[str], None]) -> None:
         """:raises OSError: the folder or the model cannot be read, or the folder cannot be written."""
-        self.folder, self.record_path = state_folder / CONVERSATIONS_FOLDER, state_folder / RECORD_FILE
-        self.limits, self.log = limits, lru_cache(log)
-        self.key = cache_key(argv)
-        self.slots, self.context = (int(argv[argv.index(option) + 1]) for option in ("--parallel", "--ctx-size"))
+        self.folder, self.record_path = root / CONVERSATIONS_FOLDER, root / RECORD_FILE
+        self.settings, self.log = settings, lru_cache(log)
+        self.prefix = file_prefix(argv)
+        self.slot_count, self.context = (int(argv[argv.index(option) + 1]) for option in ("--parallel", "--ctx-size"))
         sleep_seconds = float(argv[argv.index(server.SLEEP_OPTION) + 1]) if server.SLEEP_OPTION in argv else math.inf
         self.check_interval_s = min(IDLE_SECONDS, sleep_seconds / 3)
         self.head: server.Head | None = None
         self.job_thread: threading.Thread | None = None
-        self.idle_timer = progress.IdleTimer(limits.seconds / 5, 0)
+        self.idle_timer = progress.IdleTimer(settings.timeout_s / 5, 0)
         self.is_restored = self.has_pending_slots = False
-        self.last_check_time = self.processor_seconds = 0.0
+        self.last_check_time = self.last_processor_seconds = 0.0
         self.last_states: dict[int, tuple[Any, ...]] = {}
         """Slot → its last task and its token count at the last inspection."""
         self.saved_states: dict[int, tuple[Any, ...]] = {}
-        self.tokens: dict[Path, array.array[int]] = {}
+        self.token_lists: dict[Path, array.array[int]] = {}
         """Tokens of the files that were saved or restored since the start."""
-        self.counts = dict.fromkeys((*metrics.CONVERSATION_METRICS, PAUSE_END), 0.0)
-        self.counts.update(
-            journal.read_back(self.record_path, lambda row: {name: float(row[name]) for name in [*self.counts]}) or {}
+        self.record = dict.fromkeys((*metrics.CONVERSATION_METRIC_NAMES, PAUSE_END_KEY), 0.0)
+        self.record.update(
+            journal.read_back(self.record_path, lambda data: {name: float(data[name]) for name in [*self.record]}) or {}
         )
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for path in self._paths(NEW_SUFFIX, TRIED_SUFFIX):
@@ -149,24 +149,24 @@ class SlotStore:
         """Restore conversations when llama-server logs that it has loaded its model, unless they were restored since it freed the model."""
         for line in STATE_LINE_PATTERN.finditer(output):
             if line[1] == b"entering" and self.head:
-                self.head.asleep, self.is_restored = True, False
+                self.head.is_asleep, self.is_restored = True, False
             elif not self.is_restored:
                 self._start_job(self._restore)
 
     def fault(self) -> server.Fault | None:
         """Start a save or restore that is due; return a fault if one hangs."""
         head, clock = self.head, time.monotonic()
-        if not head or not head.ready:
+        if not head or not head.is_ready:
             return None
         if self.job_thread and self.job_thread.is_alive():
-            sample, limit_s = head.last_sample, self.limits.seconds
+            sample, limit_s = head.last_sample, self.settings.timeout_s
             if not sample or self.idle_timer.seconds(sample, head.endpoints, clock) < limit_s:
                 return None
-            self.counts[PAUSE_END] = time.time() + PAUSE_SECONDS
-            journal.write_state(self.record_path, self.counts)
+            self.record[PAUSE_END_KEY] = time.time() + PAUSE_SECONDS
+            journal.write_state(self.record_path, self.record)
             note = f"nothing is saved for the next {PAUSE_SECONDS / 60:.0f} minutes"
             return server.Fault(f"saving or restoring a conversation has hung for {limit_s} s: {note}", is_silent=True)
-        if head.asleep:
+        if head.is_asleep:
             return None
         if not self.is_restored:
             self._start_job(self._restore)
@@ -178,7 +178,7 @@ class SlotStore:
     def save_now(self) -> None:
         """Save every changed slot, because llama-server is about to be stopped."""
         for action in (None, partial(self._save, True)):
-            if action and self.head and self.head.ready and not self.head.asleep:
+            if action and self.head and self.head.is_ready and not self.head.is_asleep:
                 self._start_job(action)
             if self.job_thread:
                 self.job_thread.join(STOP_SECONDS / 2)
@@ -189,12 +189,12 @@ class SlotStore:
         if sample is None:
             return server.SLEEP_OPTION not in head.argv
         total_seconds = sample.activity.processor_seconds
-        used_seconds, self.processor_seconds = total_seconds - self.processor_seconds, total_seconds
+        used_seconds, self.last_processor_seconds = total_seconds - self.last_processor_seconds, total_seconds
         return used_seconds >= BUSY_SECONDS or head.idle_timer.last_activity_time > self.last_check_time
 
     def _start_job(self, action: Callable[[], None]) -> None:
-        if self.counts[PAUSE_END] < time.time() and not (self.job_thread and self.job_thread.is_alive()):
-            self.is_restored, self.idle_timer = True, progress.IdleTimer(self.limits.seconds / 5, time.monotonic())
+        if self.record[PAUSE_END_KEY] < time.time() and not (self.job_thread and self.job_thread.is_alive()):
+            self.is_restored, self.idle_timer = True, progress.IdleTimer(self.settings.timeout_s / 5, time.monotonic())
             failure_text = "conversations are not kept"
             self.job_thread = threading.Thread(target=journal.run_safely, args=(failure_text, action), daemon=True)
             self.job_thread.start()
@@ -202,7 +202,7 @@ class SlotStore:
     def _request(self, subpath: str, file: Path | None = None) -> server.ServerRequest | None:
         """Send a request, unless another process has taken the port: it must not receive a key."""
         head, body = self.head, json.dumps({"filename": file.name}) if file else ""
-        if not head or (head.last_sample and head.ready and not head.listens(head.last_sample)):
+        if not head or (head.last_sample and head.is_ready and not head.listens(head.last_sample)):
             return None
         return server.ServerRequest(head.base_url, f"/slots{subpath}", head.headers, body=body)
 
@@ -223,60 +223,60 @@ class SlotStore:
         """Restore the newest conversations with simultaneous requests, so that they overtake a client that waits for the model."""
         start_time, tokens, requests = time.monotonic(), 0, []
         own_paths = [
-            path for path in self._paths(SAVED_SUFFIX) if path.name.startswith(self.key) and self._is_complete(path)
+            path for path in self._paths(SAVED_SUFFIX) if path.name.startswith(self.prefix) and self._is_complete(path)
         ]
-        for slot, saved_path in enumerate(reversed(own_paths[-self.slots :])):
+        for slot, saved_path in enumerate(reversed(own_paths[-self.slot_count :])):
             tried_path = saved_path.replace(saved_path.with_suffix(TRIED_SUFFIX))
             requests.append((saved_path, tried_path, self._request(f"/{slot}?action=restore", tried_path)))
         for slot, (saved_path, tried_path, request) in enumerate(requests):
             answer = self._await_answer(request, slot)
             if answer and not answer.get("n_restored"):
                 tried_path.unlink()
-                self.log(f"deleted the file of a conversation that could not be restored: {_reason_of(answer)}")
+                self.log(f"deleted the file of a conversation that could not be restored: {_error_text_of(answer)}")
             elif answer or (request and request.is_cancelled):
                 tried_path.replace(saved_path)
-                self.tokens[saved_path] = _tokens_of(saved_path)
+                self.token_lists[saved_path] = _tokens_of(saved_path)
                 tokens += answer["n_restored"] if answer else 0
         if tokens:
-            seconds, slot_context = time.monotonic() - start_time, self.context / self.slots
-            self.counts[TOKENS_METRIC] += tokens
-            self.counts[SECONDS_METRIC] += max(0.0, self.limits.computing_seconds * tokens / slot_context - seconds)
+            seconds, slot_context = time.monotonic() - start_time, self.context / self.slot_count
+            self.record[TOKENS_METRIC] += tokens
+            self.record[SECONDS_METRIC] += max(0.0, self.settings.computing_seconds * tokens / slot_context - seconds)
             self.log(f"restored {tokens} tokens of conversations in {seconds:.1f} s")
-        self._free_space(0)
+        self._evict(0)
 
     def _save(self, is_stopping: bool = False) -> None:
         """Save each slot that has changed and is idle; before a stop also slots that have only just changed."""
-        for slot in self._read_slots():
-            slot_id, tokens = slot["id"], slot.get("n_prompt_tokens") or 0
-            state = (slot.get("id_task"), tokens)
-            is_idle, self.last_states[slot_id] = is_stopping or self.last_states.get(slot_id) == state, state
-            self.has_pending_slots = self.has_pending_slots or slot["is_processing"] or not is_idle
-            if slot["is_processing"] or tokens < MIN_TOKENS or self.saved_states.get(slot_id) == state:
+        for row in self._read_slots():
+            slot, tokens = row["id"], row.get("n_prompt_tokens") or 0
+            state = (row.get("id_task"), tokens)
+            is_idle, self.last_states[slot] = is_stopping or self.last_states.get(slot) == state, state
+            self.has_pending_slots = self.has_pending_slots or row["is_processing"] or not is_idle
+            if row["is_processing"] or tokens < MIN_TOKENS or self.saved_states.get(slot) == state:
                 continue
             if is_idle:
-                self.saved_states[slot_id] = state
-                self._save_slot(slot_id, tokens)
+                self.saved_states[slot] = state
+                self._save_slot(slot, tokens)
 
     def _save_slot(self, slot: int, tokens: int) -> None:
-        if not self._free_space(self.limits.context_mib * units.MIB * tokens * self.slots // self.context + units.MIB):
+        if not self._evict(self.settings.slot_mib * units.MIB * tokens * self.slot_count // self.context + units.MIB):
             self.log(f"a conversation of {tokens} tokens was not saved: it does not fit into {self.folder}")
             return
-        new_path = self.folder / f"{self.key}-{slot}{NEW_SUFFIX}"
+        new_path = self.folder / f"{self.prefix}-{slot}{NEW_SUFFIX}"
         answer = self._await_answer(self._request(f"/{slot}?action=save", new_path), slot)
         if not answer or not answer.get("n_saved"):
-            self.log(f"a conversation was not saved in {self.folder}: {_reason_of(answer)}")
+            self.log(f"a conversation was not saved in {self.folder}: {_error_text_of(answer)}")
             with suppress(OSError):
                 new_path.unlink()
             return
         new_path.chmod(0o600)
         saved_tokens = _tokens_of(new_path)
-        path = new_path.with_name(f"{self.key}-{time.time_ns()}-{new_path.stat().st_size}{SAVED_SUFFIX}")
+        path = new_path.with_name(f"{self.prefix}-{time.time_ns()}-{new_path.stat().st_size}{SAVED_SUFFIX}")
         new_path.replace(path)
-        for old_path in [old_path for old_path, prefix in self.tokens.items() if _continues(saved_tokens, prefix)]:
-            del self.tokens[old_path]
+        for old_path in [old_path for old_path, ids in self.token_lists.items() if _continues(saved_tokens, ids)]:
+            del self.token_lists[old_path]
             old_path.unlink(missing_ok=True)
-        self.tokens[path] = saved_tokens
-        self._free_space(0)
+        self.token_lists[path] = saved_tokens
+        self._evict(0)
 
     def _is_complete(self, path: Path) -> bool:
         """Return whether a file has the size in its name; delete a truncated file, because llama-server of build 11063 aborts when it reads one."""
@@ -289,21 +289,21 @@ class SlotStore:
     def _paths(self, *suffixes: str) -> list[Path]:
         """Return the files with these suffixes in the order of deletion: files with another key first, then the oldest."""
         paths = [path for path in self.folder.iterdir() if path.suffix in suffixes]
-        return sorted(paths, key=lambda path: (path.name.startswith(self.key), path.stat().st_mtime))
+        return sorted(paths, key=lambda path: (path.name.startswith(self.prefix), path.stat().st_mtime))
 
-    def _free_space(self, size: int) -> bool:
+    def _evict(self, size: int) -> bool:
         """Delete files until this number of bytes is free; if that is impossible, delete nothing and return False."""
         paths, disk = self._paths(SAVED_SUFFIX), shutil.disk_usage(self.folder)
         sizes = {path: path.stat().st_size for path in paths}
         used_bytes = sum(sizes.values())
-        max_bytes = min(self.limits.files_mib * units.MIB, used_bytes + disk.free - int(FREE_SHARE * disk.total)) - size
+        max_bytes = min(self.settings.max_mib * units.MIB, used_bytes + disk.free - int(FREE_SHARE * disk.total)) - size
         if max_bytes < 0 < size:
             return False
         for path in paths:
             if used_bytes > max_bytes:
                 path.unlink()
-                self.tokens.pop(path, None)
+                self.token_lists.pop(path, None)
                 used_bytes -= sizes.pop(path)
-        self.counts[FILES_METRIC] = sum(path.name.startswith(self.key) for path in sizes)
-        journal.write_state(self.record_path, self.counts)
+        self.record[FILES_METRIC] = sum(path.name.startswith(self.prefix) for path in sizes)
+        journal.write_state(self.record_path, self.record)
         return True

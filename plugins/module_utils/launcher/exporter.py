@@ -57,7 +57,7 @@ class Exporter:
         self.last_export_time = -EXPORT_INTERVAL_SECONDS
         self.start_time: float | None = None
         self.restarts: dict[str, int] = {}
-        self.memory_sensors = MemorySensors()
+        self.memory_reader = MemoryReader()
         self.description = description_of(path, service) if path else None
         """Description of the running program. A playbook run replaces the file long before it restarts services, and omits removed services."""
         if self.description:
@@ -112,14 +112,14 @@ class Exporter:
             journal.run_safely("metrics are not written", partial(self._write, self.description, add))
 
     def _write(self, info: metrics.Description, add: Callable[[metrics.Figures, metrics.Description], None]) -> None:
-        label = {"service": self.service}
+        labels = {"service": self.service}
         figures = metrics.Figures()
-        figures.add("service_info", 1, **label, kind=info.kind, release=info.release, plan=info.plan)
-        figures.add("updated_timestamp_seconds", time.time(), **label)
-        figures.add("started_timestamp_seconds", self.start_time, **label)
+        figures.add("service_info", 1, **labels, kind=info.kind, release=info.release, plan=info.plan)
+        figures.add("updated_timestamp_seconds", time.time(), **labels)
+        figures.add("started_timestamp_seconds", self.start_time, **labels)
         for cause, count in self.restarts.items():
-            figures.add("restarts_total", count, **label, cause=cause)
-        for device, used_bytes in self.memory_sensors.read(info.driven).items():
+            figures.add("restarts_total", count, **labels, cause=cause)
+        for device, used_bytes in self.memory_reader.read(info.driven).items():
             figures.add("device_memory_used_bytes", used_bytes, worker=info.worker, device=device)
         add(figures, info)
         if info.folder:
@@ -132,9 +132,9 @@ class Exporter:
         figures.add("answers", bool(head and head.health[0]))
         if head:
             _add_connections(figures, head, info.workers)
-            _add_counts(figures, head, info)
-            for name in metrics.CONVERSATION_METRICS if head.slot_counts else ():
-                figures.add(name, head.slot_counts[name])
+            _add_server_metrics(figures, head, info)
+            for name in metrics.CONVERSATION_METRIC_NAMES if head.conversation_values else ():
+                figures.add(name, head.conversation_values[name])
         verification = self.path and journal.read_back(
             self.path.with_name(VERIFICATION_FILE), lambda data: (bool(data["passed"]), (*map(str, data["failed"]),))
         )
@@ -161,30 +161,30 @@ def _add_record(figures: metrics.Figures, record: serving.HeadRecord, info: metr
 
 def _add_connections(figures: metrics.Figures, head: server.Head, workers: Mapping[str, tuple[str, str]]) -> None:
     """Add what the kernel reports about connections to workers and from clients."""
-    samples = [watched_server.last_sample for watched_server in head.models().values() if watched_server.last_sample]
+    samples = [watched_server.last_sample for watched_server in head.servers().values() if watched_server.last_sample]
     for endpoint, (host, worker) in workers.items() if samples else ():
         labels = {"worker_host": host, "worker": worker}
-        links = [
-            (link, sample.traffic.get(link.inode))
+        sockets = [
+            (sock, sample.traffic.get(sock.inode))
             for sample in samples
-            for link in sample.links
-            if link.peer == endpoint
+            for sock in sample.sockets
+            if sock.peer == endpoint
         ]
-        figures.add("worker_connected", any(link.state == progress.ESTABLISHED for link, _flow in links), **labels)
-        if flows := [flow for _link, flow in links if flow]:
+        figures.add("worker_connected", any(sock.state == progress.ESTABLISHED for sock, _flow in sockets), **labels)
+        if flows := [flow for _sock, flow in sockets if flow]:
             figures.add("worker_round_trip_seconds", max(flow.round_trip_us for flow in flows) / 1e6, **labels)
             figures.add("worker_retransmissions_total", sum(flow.retransmissions for flow in flows), **labels)
             figures.add(
                 "worker_needless_retransmissions_total", sum(flow.needless_retransmissions for flow in flows), **labels
             )
-            if not any(sample.rdma_connections for sample in samples):
+            if not any(sample.rdma_connection_count for sample in samples):
                 figures.add("worker_sent_bytes_total", sum(flow.sent_bytes for flow in flows), **labels)
                 figures.add("worker_received_bytes_total", sum(flow.received_bytes for flow in flows), **labels)
     if head.last_sample:
         figures.add("client_connections", len(head.client_connections(head.last_sample)))
 
 
-def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Description) -> None:
+def _add_server_metrics(figures: metrics.Figures, head: server.Head, info: metrics.Description) -> None:
     loaded_models, has_one_model = head.loaded_models(), len(info.planned) == 1
     for model in info.planned:
         figures.add(
@@ -192,17 +192,17 @@ def _add_counts(figures: metrics.Figures, head: server.Head, info: metrics.Descr
             None if loaded_models is None else bool(loaded_models & {model, "" if has_one_model else model}),
             model=model,
         )
-    for model, watched_server in head.models().items():
-        watched_server.update_counts()
-        for name, metric in metrics.SERVER_COUNTERS.items():
-            figures.add(metric, watched_server.counts.get(name), model=model or next(iter(info.planned), ""))
+    for model, watched_server in head.servers().items():
+        watched_server.update_metrics()
+        for name, metric in metrics.SERVER_METRICS.items():
+            figures.add(metric, watched_server.metrics.get(name), model=model or next(iter(info.planned), ""))
 
 
-class MemorySensors:
+class MemoryReader:
     """Reads how much memory of a host's devices is in use."""
 
-    def __init__(self, root: Path = Path("/"), query: Sequence[str] = NVIDIA_QUERY) -> None:
-        self.root, self.query = root, query
+    def __init__(self, root: Path = Path("/"), query_argv: Sequence[str] = NVIDIA_QUERY) -> None:
+        self.root, self.query_argv = root, query_argv
         self.nvidia_bytes: dict[str, int] = {}
         self.query_thread: threading.Thread | None = None
 
@@ -219,13 +219,13 @@ class MemorySensors:
 
     def _read_amd(self) -> dict[str, int]:
         """Return used bytes by device, in the order of render nodes. Vulkan orders devices of all vendors in its own way."""
-        nodes, used_bytes = sorted(self.root.glob("sys/class/drm/renderD*/device")), []
-        for node in nodes:
+        device_folders, used_bytes = sorted(self.root.glob("sys/class/drm/renderD*/device")), []
+        for folder in device_folders:
             with suppress(OSError, ValueError):
-                used_bytes.append(sum(int((node / f"mem_info_{kind}_used").read_text()) for kind in AMD_MEMORY_KINDS))
+                used_bytes.append(sum(int((folder / f"mem_info_{kind}_used").read_text()) for kind in AMD_MEMORY_KINDS))
         return {
-            f"{kind}{index}": size
-            for kind in (["ROCm", "Vulkan"] if len(nodes) == 1 else ["ROCm"])
+            f"{prefix}{index}": size
+            for prefix in (["ROCm", "Vulkan"] if len(device_folders) == 1 else ["ROCm"])
             for index, size in enumerate(used_bytes)
         }
 
@@ -234,7 +234,7 @@ class MemorySensors:
         output = ""
         with suppress(OSError):
             output = subprocess.run(
-                self.query, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+                self.query_argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
             ).stdout
         rows = re.findall(r"^([0-9]+), ([0-9]{1,18})$", output, re.MULTILINE)
         self.nvidia_bytes = {f"{CUDA}{index}": int(used_mib) * units.MIB for index, used_mib in rows}

@@ -103,27 +103,27 @@ def progress_of(load: LoadCounters, goal: ExpectedBytes) -> LoadProgress:
 
 def _progress_text(size: Optional[int], total: Optional[int]) -> str:
     """Return a text such as '1.2 of 4.1 GB', '80 of 300 MB', '? of 4.1 GB' or '1.2 GB'."""
-    is_large = max(size or 0, total or 0) >= units.GB
+    uses_gb = max(size or 0, total or 0) >= units.GB
     figure = (
-        f"{size / units.GB:.1f}" if is_large and size is not None else "?" if size is None else f"{size / units.MB:.0f}"
+        f"{size / units.GB:.1f}" if uses_gb and size is not None else "?" if size is None else f"{size / units.MB:.0f}"
     )
-    suffix = "" if total is None else f" of {total / units.GB:.1f}" if is_large else f" of {total / units.MB:.0f}"
-    return f"{figure}{suffix} {'GB' if is_large else 'MB'}"
+    suffix = "" if total is None else f" of {total / units.GB:.1f}" if uses_gb else f" of {total / units.MB:.0f}"
+    return f"{figure}{suffix} {'GB' if uses_gb else 'MB'}"
 
 
 def progress_sentence(progress: LoadProgress) -> str:
     """Return a readable line: bytes sent to each worker, bytes read, rate and time left."""
-    known_workers = [worker for worker in progress.workers if worker.sent_bytes is not None]
-    parts = [
+    reported_workers = [worker for worker in progress.workers if worker.sent_bytes is not None]
+    phrases = [
         f"{_progress_text(worker.sent_bytes, worker.planned_bytes)} sent to worker {worker.endpoint}"
         for worker in progress.workers
     ]
-    if progress.workers and not known_workers:
-        parts = ["bytes sent to workers are unknown, because the kernel does not report them"]
+    if progress.workers and not reported_workers:
+        phrases = ["bytes sent to workers are unknown, because the kernel does not report them"]
     if progress.read_bytes is not None:
-        parts.append(f"{_progress_text(progress.read_bytes, progress.planned_bytes)} read from files")
+        phrases.append(f"{_progress_text(progress.read_bytes, progress.planned_bytes)} read from files")
     if progress.bytes_per_s:
-        parts.append(f"{units.size_text(progress.bytes_per_s)}/s")
+        phrases.append(f"{units.size_text(progress.bytes_per_s)}/s")
     if progress.left_s is not None:
-        parts.append(f"{'at most' if progress.at_most else 'about'} {units.duration(progress.left_s)} left")
-    return ", ".join(parts)
+        phrases.append(f"{'at most' if progress.at_most else 'about'} {units.duration(progress.left_s)} left")
+    return ", ".join(phrases)

@@ -87,9 +87,9 @@ METRICS = (
     Metric("verified_timestamp_seconds", GAUGE, "Time of the last verification"),
     Metric("device_memory_used_bytes", GAUGE, "Device memory in use by all programs", ("worker", "device")),
 )
-CONVERSATION_METRICS = tuple(metric.name for metric in METRICS if metric.name.startswith("conversation"))
+CONVERSATION_METRIC_NAMES = tuple(metric.name for metric in METRICS if metric.name.startswith("conversation"))
 """Metrics of conversations.py: files, restored tokens, saved seconds."""
-SERVER_COUNTERS = {
+SERVER_METRICS = {
     "prompt_tokens_total": "prompt_tokens_total",
     "prompt_seconds_total": "prompt_seconds_total",
     "tokens_predicted_total": "generated_tokens_total",
@@ -130,13 +130,13 @@ class Figures:
     def add(self, name: str, value: float | None, **labels: str) -> None:
         """Add a value; ignore an unknown one."""
         if value is not None and math.isfinite(value):
-            self.values_by_metric[name][self._key(name, labels)] = value
+            self.values_by_metric[name][self._label_values(name, labels)] = value
 
     def get(self, name: str, **labels: str) -> float | None:
-        return self.values_by_metric[name].get(self._key(name, labels))
+        return self.values_by_metric[name].get(self._label_values(name, labels))
 
-    def _key(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple(_label_value(labels[label]) for label in METRICS_BY_NAME[name].labels)
+    def _label_values(self, name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
+        return tuple(_printable(labels[label]) for label in METRICS_BY_NAME[name].labels)
 
     def text(self) -> str:
         lines = []
@@ -148,12 +148,12 @@ class Figures:
         return "\n".join(lines) + "\n"
 
 
-def rate(count: float | None, seconds: float | None) -> float | None:
+def token_rate(count: float | None, seconds: float | None) -> float | None:
     """Return tokens per second; None if the time is too short."""
     return round(count / seconds, 2) if count is not None and seconds and seconds >= MIN_RATE_SECONDS else None
 
 
-def _label_value(value: str) -> str:
+def _printable(value: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in value[:MAX_LABEL_LENGTH])
 
 

@@ -30,7 +30,7 @@ HOST_PLACEHOLDER = "//host-of-the-request.invalid:"
 """Placeholder for the host in a link: the web server replaces it with the host that the browser requested."""
 HOST_PATTERN = r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]"
 """Pattern of a host that a link may contain."""
-STATE_CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
+CSS_CLASSES = {serving.SERVING: "good", serving.ASLEEP: "quiet", serving.LOADING: "warn", serving.FALLBACK: "warn"}
 STYLE = """
 :root { color-scheme: light dark; --text: #1b1f24; --quiet: #57606a; --back: #fff; --card: #f6f8fa; --line: #d0d7de;
   --bad: #b3261e; --good: #1a6b2f; --warn: #8a5300 }
@@ -114,9 +114,9 @@ def state_of(snapshot: Snapshot) -> str:
     return serving.SILENT if claims_to_serve and not snapshot.figures.get("answers") else snapshot.state
 
 
-def _tag(name: str, text: str, css_class: str = "") -> str:
-    """:param text: HTML."""
-    return f'<{name} class="{css_class}">{text}</{name}>' if css_class else f"<{name}>{text}</{name}>"
+def _tag(name: str, inner_html: str, css_class: str = "") -> str:
+    """:param inner_html: HTML."""
+    return f'<{name} class="{css_class}">{inner_html}</{name}>' if css_class else f"<{name}>{inner_html}</{name}>"
 
 
 def _tags(name: str, texts: Iterable[str], css_class: str = "") -> str:
@@ -144,13 +144,13 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
     figures = snapshot.figures
     is_loaded = figures.get("model_loaded", model=model)
     rows, reasons = [], []
-    for kind, count_name, time_name, prediction in (
+    for kind, count_name, time_name, phase in (
         ("answers", "generated_tokens_total", "generation_seconds_total", "generation"),
         ("prompts", "prompt_tokens_total", "prompt_seconds_total", "prompt"),
     ):
-        speed = metrics.rate(figures.get(count_name, model=model), figures.get(time_name, model=model))
+        speed = metrics.token_rate(figures.get(count_name, model=model), figures.get(time_name, model=model))
         planned_speed, lowest_speed, highest_speed = (
-            figures.get(f"planned_{prediction}_{bound_prefix}tokens_per_second", model=model)
+            figures.get(f"planned_{phase}_{bound_prefix}tokens_per_second", model=model)
             for bound_prefix in ("", "lowest_", "highest_")
         )
         rows.append(
@@ -164,47 +164,47 @@ def _model_card(snapshot: Snapshot, model: str) -> str:
             reasons.append(SLOW_REASONS[kind])
         if speed and highest_speed and speed > highest_speed:
             reasons.append(FAST_REASON)
-    waiting_texts = [
+    request_texts = [
         f"{count:.0f} request{'s' * (count != 1)} {state}"
         for state, name in (("in progress", "requests_processing"), ("waiting", "requests_deferred"))
         if (count := figures.get(name, model=model))
     ]
-    states = [*([] if is_loaded is None else ["in memory" if is_loaded else "not in memory"]), *waiting_texts]
+    states = [*([] if is_loaded is None else ["in memory" if is_loaded else "not in memory"]), *request_texts]
     table_head = _tag("thead", _tag("tr", _tags("th", ("tokens/s", "since load", "planned"))))
     table = _tag("table", table_head + _tag("tbody", "".join(_tag("tr", _tags("td", row)) for row in rows)))
     title = _tag("h3", html.escape(model)) + _tag("p", html.escape(", ".join(states)), "quiet small")
-    reason_items = "".join(_tag("p", html.escape(reason), "quiet small") for reason in dict.fromkeys(reasons))
-    return _tag("section", title + table + reason_items, "card")
+    reasons_html = "".join(_tag("p", html.escape(reason), "quiet small") for reason in dict.fromkeys(reasons))
+    return _tag("section", title + table + reasons_html, "card")
 
 
 def _worker_item(snapshot: Snapshot, endpoint: str) -> str:
     host, worker = snapshot.description.workers[endpoint]
 
-    def figure(name: str) -> float | None:
+    def figure_of(name: str) -> float | None:
         return snapshot.figures.get(name, worker_host=host, worker=worker)
 
-    is_awaited, is_connected = figure("worker_awaited"), figure("worker_connected")
+    is_awaited, is_connected = figure_of("worker_awaited"), figure_of("worker_connected")
     state, css_class = (
         ("absent", "bad") if is_awaited else ("connected", "good") if is_connected else ("not connected", "quiet")
     )
-    facts = []
-    if (seconds := figure("worker_round_trip_seconds")) is not None:
-        facts.append(f"{seconds * 1000:.2g} ms round trip")
-    if (retransmissions := figure("worker_retransmissions_total")) is not None:
-        lost_segments = max(0, retransmissions - (figure("worker_needless_retransmissions_total") or 0))
-        facts.append(f"{lost_segments:.0f} segment{'s' * (lost_segments != 1)} lost")
-    if (size := figure("worker_sent_bytes_total")) is not None:
-        facts.append(
-            f"{units.size_text(size)} sent, {units.size_text(figure('worker_received_bytes_total') or 0)} received"
+    measurements = []
+    if (round_trip_s := figure_of("worker_round_trip_seconds")) is not None:
+        measurements.append(f"{round_trip_s * 1000:.2g} ms round trip")
+    if (retransmissions := figure_of("worker_retransmissions_total")) is not None:
+        lost_segments = max(0, retransmissions - (figure_of("worker_needless_retransmissions_total") or 0))
+        measurements.append(f"{lost_segments:.0f} segment{'s' * (lost_segments != 1)} lost")
+    if (size := figure_of("worker_sent_bytes_total")) is not None:
+        measurements.append(
+            f"{units.size_text(size)} sent, {units.size_text(figure_of('worker_received_bytes_total') or 0)} received"
         )
-    details = _tag("span", html.escape(", ".join(["", *facts])), "quiet")
+    details = _tag("span", html.escape(", ".join(["", *measurements])), "quiet")
     return _tag(
         "li",
         f"{html.escape(serving.worker_name(snapshot.description.workers, endpoint))} {_tag('span', state, css_class)}{details}",
     )
 
 
-def _verification_result(snapshot: Snapshot, clock: float) -> str:
+def _verification_html(snapshot: Snapshot, clock: float) -> str:
     timestamp, is_ok = (snapshot.figures.get("verified_timestamp_seconds"), snapshot.figures.get("verified_passed"))
     if timestamp is None:
         return _tag("p", "The head has no record of a verification.", "quiet")
@@ -214,7 +214,7 @@ def _verification_result(snapshot: Snapshot, clock: float) -> str:
     )
 
 
-def _recent_events(snapshot: Snapshot, clock: float) -> str:
+def _events_html(snapshot: Snapshot, clock: float) -> str:
     lines = [
         f"{units.duration(max(0, clock - event['time']))} ago: {event['text']}"
         for event in reversed(snapshot.history.last)
@@ -232,7 +232,7 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
         return _document("starting", [_tag("p", "The launcher has just started.")])
     description, state = snapshot.description, state_of(snapshot)
     state_start_time = snapshot.figures.get("state_since_timestamp_seconds")
-    label = serving.STATE_TEXTS.get(state, state)
+    state_text = serving.STATE_TEXTS.get(state, state)
     details = [
         f"for {units.duration(max(0, clock - (state_start_time or clock)))}",
         f"head {description.host}",
@@ -241,7 +241,7 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     ]
     body = [
         _tag("h1", html.escape(description.cluster)),
-        _tag("p", html.escape(label), f"state {STATE_CLASSES.get(state, 'bad')}"),
+        _tag("p", html.escape(state_text), f"state {CSS_CLASSES.get(state, 'bad')}"),
         _tag("p", html.escape(" · ".join(details)), "quiet"),
         _tags("p", _problems(snapshot), "notice bad"),
     ]
@@ -252,13 +252,13 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     if snapshot.state == serving.LOADING and snapshot.load:
         progress = loading.progress_of(snapshot.load, loading.ExpectedBytes())
         body.append(_tags("p", [loading.progress_sentence(progress)], "notice warn"))
-    models = "".join(_model_card(snapshot, model) for model in description.planned)
-    body += [_tag("h2", "Models"), _tag("div", models, "cards")]
-    if connections := "".join(_worker_item(snapshot, endpoint) for endpoint in description.workers):
-        body += [_tag("h2", "Connections to workers"), _tag("ul", connections)]
-    body += [_tag("h2", "Last verification"), _verification_result(snapshot, clock)]
-    body += [_tag("h2", "Recent events"), _recent_events(snapshot, clock)]
-    return _document(f"{label}: {description.cluster}", body)
+    model_cards = "".join(_model_card(snapshot, model) for model in description.planned)
+    body += [_tag("h2", "Models"), _tag("div", model_cards, "cards")]
+    if worker_items := "".join(_worker_item(snapshot, endpoint) for endpoint in description.workers):
+        body += [_tag("h2", "Connections to workers"), _tag("ul", worker_items)]
+    body += [_tag("h2", "Last verification"), _verification_html(snapshot, clock)]
+    body += [_tag("h2", "Recent events"), _events_html(snapshot, clock)]
+    return _document(f"{state_text}: {description.cluster}", body)
 
 
 def _document(title: str, body: Iterable[str]) -> str:
@@ -279,8 +279,8 @@ class PageAccess(NamedTuple):
     port: int
     api_keys: Sequence[str] = ()
     """Accepted API keys; empty if none is required."""
-    certificate: str = ""
-    tls_key: str = ""
+    certificate_path: str = ""
+    tls_key_path: str = ""
     """Files for TLS; empty without TLS."""
     host_names: Sequence[str] = ()
     """Names of its host. Without keys, the page is served only under these names and IP addresses, which prevents DNS rebinding."""
@@ -295,14 +295,14 @@ def start_server(access: PageAccess, render_page: Callable[[], str]) -> None:
 
 
 def _listen(access: PageAccess, render_page: Callable[[], str]) -> None:
-    def listen() -> tuple[socket.socket, ssl.SSLContext | None]:
+    def open_port() -> tuple[socket.socket, ssl.SSLContext | None]:
         context = None
-        if access.certificate:
+        if access.certificate_path:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            context.load_cert_chain(access.certificate, access.tls_key)
+            context.load_cert_chain(access.certificate_path, access.tls_key_path)
         return socket.create_server((access.address, access.port)), context
 
-    while not (listener := journal.run_safely(f"the page is not served at {access.address}:{access.port}", listen)):
+    while not (listener := journal.run_safely(f"the page is not served at {access.address}:{access.port}", open_port)):
         time.sleep(LISTEN_RETRY_SECONDS)
     keys = [key.encode("utf-8", "surrogateescape") for key in access.api_keys]
     host_names = [name.lower() + suffix for name in (*access.host_names, "localhost") for suffix in LOCAL_SUFFIXES]
@@ -318,7 +318,7 @@ def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Calla
         with client, suppress(OSError):
             client.settimeout(CLIENT_TIMEOUT_SECONDS)
             with context.wrap_socket(client, server_side=True) if context else client as connection:
-                _answer(connection, reply)
+                _answer_request(connection, reply)
         return True
 
     while True:
@@ -326,7 +326,7 @@ def _serve(listener: socket.socket, context: ssl.SSLContext | None, reply: Calla
             time.sleep(WRONG_KEY_DELAY_SECONDS)
 
 
-def _answer(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
+def _answer_request(connection: socket.socket, reply: Callable[[bytes], bytes]) -> None:
     """:raises OSError: the client is too slow or has disconnected."""
     request, deadline = b"", time.monotonic() + CLIENT_TIMEOUT_SECONDS
     while b"\r\n\r\n" not in request:
@@ -346,7 +346,7 @@ def _reply(request: bytes, keys: Sequence[bytes], host_names: Sequence[str], ren
         time.sleep(WRONG_KEY_DELAY_SECONDS * (b"authorization" in fields))
         authentication_header = 'WWW-Authenticate: Basic realm="any name, the API key as password", charset="UTF-8"'
         return _response("401 Unauthorized", "Use an API key of the server as the password.", authentication_header)
-    if not keys and not _is_host_name(fields.get(b"host", b"").decode("latin-1"), host_names):
+    if not keys and not _is_allowed_host(fields.get(b"host", b"").decode("latin-1"), host_names):
         return _response("421 Misdirected Request", FOREIGN_NAME_TEXT)
     if request_line.split(b" ")[:2] != [b"GET", b"/"]:
         return _response("404 Not Found", "The only page is /")
@@ -361,7 +361,7 @@ def _response(status: str, text: str, *headers: str) -> bytes:
     return "\r\n".join(lines).encode() + body
 
 
-def _is_host_name(host_field: str, host_names: Sequence[str]) -> bool:
+def _is_allowed_host(host_field: str, host_names: Sequence[str]) -> bool:
     """Return whether a client requested an IP address or one of these names."""
     host = re.sub(r":\d*$", "", host_field).lower()
     try:

@@ -94,10 +94,10 @@ class ProcessSample(NamedTuple):
     """State of a process at one moment."""
 
     activity: Activity
-    links: list[TcpSocket]
+    sockets: list[TcpSocket]
     traffic: Mapping[str, Traffic]
     """Inode of a socket → its counters. Empty if the kernel does not share sockets."""
-    rdma_connections: int = 0
+    rdma_connection_count: int = 0
     """Number of RDMA connections. Their sockets carry only the handshake and the close."""
 
 
@@ -124,7 +124,7 @@ def _parse_endpoint(text: str) -> str:
     return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
 
 
-def _open_files(pid: int) -> Iterator[tuple[int, str]]:
+def _fd_targets(pid: int) -> Iterator[tuple[int, str]]:
     """Yield each descriptor of a process with its target."""
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):
@@ -133,13 +133,13 @@ def _open_files(pid: int) -> Iterator[tuple[int, str]]:
 
 def socket_descriptors(pid: int) -> dict[str, int]:
     """Return a process's descriptors by inode of their sockets."""
-    return {target[8:-1]: descriptor for descriptor, target in _open_files(pid) if target.startswith("socket:[")}
+    return {target[8:-1]: descriptor for descriptor, target in _fd_targets(pid) if target.startswith("socket:[")}
 
 
 def count_rdma_connections(pid: int) -> int:
     """Return the number of RDMA connections; 0 if the process has exited. RPC opens the device once per connection (transport.cpp of 0.3.36)."""
     with suppress(OSError):
-        return sum(target.startswith(RDMA_DEVICE_FOLDER) for _descriptor, target in _open_files(pid))
+        return sum(target.startswith(RDMA_DEVICE_FOLDER) for _descriptor, target in _fd_targets(pid))
     return 0
 
 
@@ -152,11 +152,11 @@ def copy_socket(pid: int, descriptor: int) -> Iterator[socket.socket]:
     if not hasattr(os, "pidfd_open"):
         raise OSError("this kernel or Python version cannot share sockets between processes")
     libc = ctypes.CDLL(None, use_errno=True)
-    handle = os.pidfd_open(pid)
+    pidfd = os.pidfd_open(pid)
     try:
-        copied_descriptor = libc.syscall(PIDFD_GETFD, handle, descriptor, 0)
+        copied_descriptor = libc.syscall(PIDFD_GETFD, pidfd, descriptor, 0)
     finally:
-        os.close(handle)
+        os.close(pidfd)
     if copied_descriptor < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     with socket.socket(fileno=copied_descriptor) as copied_socket:
@@ -165,11 +165,11 @@ def copy_socket(pid: int, descriptor: int) -> Iterator[socket.socket]:
 
 def read_traffic(connection: socket.socket) -> Traffic:
     """Read struct tcp_info (include/uapi/linux/tcp.h)."""
-    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
-    sent_ms, received_ms = struct.unpack_from("=I4xI", info, 44)
-    round_trip_us, retransmissions = struct.unpack_from("=I28xI", info, 68)
-    sent_bytes, received_bytes = struct.unpack_from("=QQ", info, 120)
-    (needless_resends,) = struct.unpack_from("=I", info.ljust(TCP_INFO_BYTES, b"\0"), 216)
+    tcp_info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    sent_ms, received_ms = struct.unpack_from("=I4xI", tcp_info, 44)
+    round_trip_us, retransmissions = struct.unpack_from("=I28xI", tcp_info, 68)
+    sent_bytes, received_bytes = struct.unpack_from("=QQ", tcp_info, 120)
+    (needless_resends,) = struct.unpack_from("=I", tcp_info.ljust(TCP_INFO_BYTES, b"\0"), 216)
     return Traffic(sent_bytes, received_bytes, sent_ms, received_ms, round_trip_us, retransmissions, needless_resends)
 
 
@@ -184,8 +184,8 @@ def read_activity(pid: int) -> Activity:
     fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     read_bytes, file_bytes = 0, None
     with suppress(OSError, ValueError, KeyError):
-        counts = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
-        requested_bytes, disk_bytes = int(counts["rchar"]), int(counts["read_bytes"])
+        io_counters = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+        requested_bytes, disk_bytes = int(io_counters["rchar"]), int(io_counters["read_bytes"])
         read_bytes, file_bytes = requested_bytes + disk_bytes, max(requested_bytes, disk_bytes)
     ticks = int(fields[11]) + int(fields[12])
     return Activity(fields[0], ticks / os.sysconf("SC_CLK_TCK"), read_bytes, int(fields[9]), file_bytes)
@@ -216,16 +216,16 @@ def sample_process(pid: int, keepalive_inodes: set[str], ports: set[str]) -> Pro
     :raises OSError: the process is gone, or the kernel does not report it.
     """
     descriptors_by_inode = socket_descriptors(pid)
-    links = [link for link in parse_tcp_table(TCP_TABLE_FILE.read_text()) if link.inode in descriptors_by_inode]
+    sockets = [sock for sock in parse_tcp_table(TCP_TABLE_FILE.read_text()) if sock.inode in descriptors_by_inode]
     traffic = {}
-    for link in links:
-        if link.state == ESTABLISHED:
-            with suppress(OSError), copy_socket(pid, descriptors_by_inode[link.inode]) as connection:
-                if link.inode not in keepalive_inodes and {port_of(link.address), port_of(link.peer)} & ports:
+    for sock in sockets:
+        if sock.state == ESTABLISHED:
+            with suppress(OSError), copy_socket(pid, descriptors_by_inode[sock.inode]) as connection:
+                if sock.inode not in keepalive_inodes and {port_of(sock.address), port_of(sock.peer)} & ports:
                     enable_keepalive(connection)
-                    keepalive_inodes.add(link.inode)
-                traffic[link.inode] = read_traffic(connection)
-    return ProcessSample(read_activity(pid), links, traffic, count_rdma_connections(pid))
+                    keepalive_inodes.add(sock.inode)
+                traffic[sock.inode] = read_traffic(connection)
+    return ProcessSample(read_activity(pid), sockets, traffic, count_rdma_connections(pid))
 
 
 def port_of(endpoint: str) -> str:
@@ -252,23 +252,23 @@ class IdleTimer:
         self.window_s = window_s
         """Time over which processor time and reading are counted."""
         self.last_activity_time = clock
-        self.reference: tuple[float, Activity | None] = (clock, None)
+        self.window_start: tuple[float, Activity | None] = (clock, None)
         self.byte_counts: dict[str, tuple[int, int]] = {}
 
     def seconds(self, sample: ProcessSample, peers: list[str], clock: float) -> float:
         """:param peers: remote ends of the connections that count."""
         byte_counts = {
-            link.inode: sample.traffic[link.inode][:2]
-            for link in sample.links
-            if link.peer in peers and link.inode in sample.traffic
+            sock.inode: sample.traffic[sock.inode][:2]
+            for sock in sample.sockets
+            if sock.peer in peers and sock.inode in sample.traffic
         }
         if byte_counts != self.byte_counts:
             self.byte_counts, self.last_activity_time = byte_counts, clock
-        sample_time, previous_activity = self.reference
+        sample_time, previous_activity = self.window_start
         if previous_activity is None or clock - sample_time >= self.window_s:
             if previous_activity is not None and _is_active(previous_activity, sample.activity, clock - sample_time):
                 self.last_activity_time = clock
-            self.reference = (clock, sample.activity)
+            self.window_start = (clock, sample.activity)
         return clock - self.last_activity_time
 
 
@@ -279,11 +279,11 @@ def load_of(
     sent_bytes = dict(previous_load.sent) if previous_load else {}
     for endpoint in endpoints:
         counts = [
-            sample.traffic[link.inode].sent_bytes
-            for link in sample.links
-            if link.peer == endpoint and link.inode in sample.traffic
+            sample.traffic[sock.inode].sent_bytes
+            for sock in sample.sockets
+            if sock.peer == endpoint and sock.inode in sample.traffic
         ]
-        if counts and not sample.rdma_connections:
+        if counts and not sample.rdma_connection_count:
             sent_bytes[endpoint] = max(sum(counts), sent_bytes.get(endpoint, 0))
     return loading.LoadCounters(seconds, sample.activity.file_bytes, sent_bytes)
 
@@ -312,16 +312,16 @@ def _exit(_number: int, _frame: object) -> None:
     raise SystemExit(0)
 
 
-def stop_process(process: subprocess.Popen, seconds: float) -> None:
+def stop_process(process: subprocess.Popen, timeout_s: float) -> None:
     """Terminate a process, and kill it after this many seconds: a suspended process does not react to SIGTERM."""
     process.terminate()
     try:
-        process.wait(timeout=seconds)
+        process.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:
         process.kill()
         # If a signal interrupts a wait, Python may keep the lock of this wait, so an endless wait might never return.
         with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=seconds)
+            process.wait(timeout=timeout_s)
 
 
 def describe_exit(status: int) -> str:

@@ -62,10 +62,10 @@ HANDSHAKE_TTL_SECONDS = 30.0
 """Seconds for which the handshake of an unused worker stays valid."""
 EARLY_PAUSE_SECONDS, EARLY_PHASE_SECONDS = 0.25, 10.0
 """Pause between the first handshakes, and how long it applies; stunnel logs each failed handshake."""
-RETURN_POLL_SECONDS, RETURN_LIMIT_SECONDS = 5.0, 2.0
+RETURN_POLL_SECONDS, PROBE_TIMEOUT_SECONDS = 5.0, 2.0
 MIN_STABLE_SECONDS = 30.0
 """Seconds that a worker must answer before the head returns to it from a fallback."""
-PROOF_NICE, PROOF_STOP_SECONDS, PROOF_IDLE_SECONDS = 10, 5.0, 30
+PROOF_NICENESS, PROOF_STOP_SECONDS, PROOF_IDLE_SECONDS = 10, 5.0, 30
 """Priority of a proof's programs, seconds that a program has to exit, and seconds without a client after which their launcher exits."""
 NO_ANSWER = rpc.Handshake("", "")
 Handshakes = Mapping[str, rpc.Handshake]
@@ -111,14 +111,14 @@ class HeadSettings(NamedTuple):
     url: str
     state_folder: Path
     protocol: str | None = None
-    fallbacks: Path | None = None
+    fallbacks_path: Path | None = None
     fallback_after: float = 60.0
     """Seconds to wait for a worker."""
     silence_s: float = server.MAX_SILENCE_S
-    router: bool = False
+    is_router: bool = False
     """Whether llama-server is a router that starts one process for each model."""
     conversations: Sequence[int] = ()
-    """Fields of conversations.Limits; empty if none are kept."""
+    """Fields of conversations.StoreSettings; empty if none are kept."""
 
 
 class StartChoice(NamedTuple):
@@ -154,7 +154,7 @@ class HeadRun:
         """Time of the last handshakes with absent workers."""
         self.store: conversations.SlotStore | None = None
 
-    def choose_start(self) -> StartChoice:
+    def wait_for_workers(self) -> StartChoice:
         """Return the full plan when all of its workers have shaken hands, or a fallback when one stays absent. A router starts without absent workers:
         other models may not need them. A worker with an unsuitable release counts as absent, because it is probably being replaced."""
         settings, start_time = self.settings, time.monotonic()
@@ -175,9 +175,9 @@ class HeadRun:
                 self.exporter.export_head(self.record)
             absent_workers = _absent_workers(answers)
             if absent_workers and time.monotonic() - start_time >= settings.fallback_after:
-                if settings.fallbacks and (choice := self._choose_fallback(settings.fallbacks, answers)):
+                if settings.fallbacks_path and (choice := self._choose_fallback(settings.fallbacks_path, answers)):
                     return choice
-                if settings.router:
+                if settings.is_router:
                     self.record.log(
                         f"no answer from worker {', '.join(absent_workers)}: models that need an absent worker fail until it is back"
                     )
@@ -197,20 +197,20 @@ class HeadRun:
         return answer
 
     def _probe(self, endpoints: Sequence[str]) -> dict[str, rpc.Handshake]:
-        return {endpoint: ask_worker(endpoint, self.settings.protocol, RETURN_LIMIT_SECONDS) for endpoint in endpoints}
+        return {endpoint: ask_worker(endpoint, self.settings.protocol, PROBE_TIMEOUT_SECONDS) for endpoint in endpoints}
 
     def _choose_fallback(self, path: Path, answers: Handshakes) -> StartChoice | None:
         fallbacks = serving.read_fallbacks(path)
         if fallbacks is None:
             journal.log_once(f"{path} cannot be read: run site.yml")
             return None
-        other_workers = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
-        answers = {**answers, **self._probe(sorted(other_workers))}
+        unasked_workers = {worker for fallback in fallbacks for worker in fallback.workers} - set(answers)
+        answers = {**answers, **self._probe(sorted(unasked_workers))}
         absent_workers = _absent_workers(answers)
-        matches = (
+        usable_fallbacks = (
             entry for entry in fallbacks if entry.without in absent_workers and not {*entry.workers} & {*absent_workers}
         )
-        fallback = next(matches, None)
+        fallback = next(usable_fallbacks, None)
         if fallback is None:
             return None
         self.record.log(
@@ -225,7 +225,7 @@ class HeadRun:
         argv = words.adapt_argv(choice.argv)
         store = self.store = conversations.open_store(argv, settings.state_folder, settings.conversations, record.log)
         try:
-            if settings.router:
+            if settings.is_router:
                 head: server.Head = server.Router(argv, settings.url, settings.state_folder, settings.silence_s)
             else:
                 head = server.Head(
@@ -238,7 +238,7 @@ class HeadRun:
         self.exporter.note_start()
         head.tunnels = self.tunnels
         if store:
-            store.head, head.slot_counts, head.on_output = head, store.counts, store.watch_output
+            store.head, head.conversation_values, head.on_output = head, store.record, store.watch_output
         try:
             fault = self._watch(head, choice)
         except SystemExit:
@@ -288,11 +288,11 @@ class HeadRun:
                 return fault
             if head.load:
                 self.record.set_state(serving.LOADING, choice.unused_workers, load=head.load)
-            elif head.ready:
-                serving_state = serving.ASLEEP if head.asleep else serving.SERVING
+            elif head.is_ready:
+                serving_state = serving.ASLEEP if head.is_asleep else serving.SERVING
                 self.record.set_state(serving.FALLBACK if choice.fallback else serving_state, choice.unused_workers)
             self.exporter.export_head(self.record, head)
-            if not head.ready:
+            if not head.is_ready:
                 continue
             choice = self._update_handshakes(head, choice)
             if choice.fallback and journal.run_safely(
@@ -306,7 +306,7 @@ class HeadRun:
     def _update_handshakes(self, head: server.Head, choice: StartChoice) -> StartChoice:
         """Shake hands with workers that were absent when a router was started and that no model uses."""
         clock = time.monotonic()
-        used_workers = {endpoint for watched_server in head.models().values() for endpoint in watched_server.endpoints}
+        used_workers = {endpoint for watched_server in head.servers().values() for endpoint in watched_server.endpoints}
         absent_workers = [endpoint for endpoint in _absent_workers(choice.answers) if endpoint not in used_workers]
         if not absent_workers or clock - self.last_handshake_time < RETURN_POLL_SECONDS:
             return choice
@@ -333,7 +333,7 @@ def _absent_workers(answers: Handshakes) -> list[str]:
     return [endpoint for endpoint, answer in answers.items() if answer.state != "ok"]
 
 
-def run(
+def run_head(
     argv: Sequence[str],
     settings: HeadSettings,
     metrics_exporter: exporter.Exporter = worker.NO_EXPORTER,
@@ -346,7 +346,7 @@ def run(
     write_handshakes(settings.state_folder, {})
     head_run = HeadRun(argv, settings, metrics_exporter, tunnels)
     try:
-        head_run.serve(head_run.choose_start())
+        head_run.serve(head_run.wait_for_workers())
     except SystemExit:
         metrics_exporter.stop()
         raise
@@ -371,15 +371,15 @@ def serve_page(endpoint: str, argv: Sequence[str], metrics_exporter: exporter.Ex
     description = metrics_exporter.description
     host_names = {host, host.partition(".")[0], description.host if description else host}
     access = page.PageAccess(address, int(port), keys or (), *tls_files, tuple(host_names))
-    port = chat_port(argv)
-    page.start_server(access, lambda: page.render(metrics_exporter.snapshot, time.time(), port))
+    chat_page_port = chat_port(argv)
+    page.start_server(access, lambda: page.render(metrics_exporter.snapshot, time.time(), chat_page_port))
 
 
 def chat_port(argv: Sequence[str]) -> str:
     """Return the port of llama-server's chat page; empty if the page is off, or the release has no page."""
-    has_page = journal.read_back(Path(argv[0]).parent.parent / RELEASE_RECORD_FILE, lambda record: record["page"])
-    is_page_off = not has_page or {"--no-ui", "--no-webui", "--webui"}.intersection(argv)
-    return "" if is_page_off else dict(zip(argv, argv[1:])).get(server.PORT_OPTION, "")
+    has_chat_page = journal.read_back(Path(argv[0]).parent.parent / RELEASE_RECORD_FILE, lambda record: record["page"])
+    is_chat_off = not has_chat_page or {"--no-ui", "--no-webui", "--webui"}.intersection(argv)
+    return "" if is_chat_off else dict(zip(argv, argv[1:])).get(server.PORT_OPTION, "")
 
 
 class ProgramHandler(socketserver.StreamRequestHandler):
@@ -405,7 +405,7 @@ def run_programs(socket_path: Path, tunnels: tunnel.Tunnels) -> int:
     """Run the programs of a proof with low priority. The proof connects to this socket."""
     progress.exit_on_signals()
     with suppress(OSError):  # a sandbox may forbid it; its unit sets the priority
-        os.setpriority(os.PRIO_PROCESS, 0, PROOF_NICE)
+        os.setpriority(os.PRIO_PROCESS, 0, PROOF_NICENESS)
     with suppress(FileNotFoundError):
         socket_path.unlink()
     idle_seconds = 0
@@ -428,13 +428,13 @@ def main() -> int:
     head_parser.add_argument(
         "--state", dest="state_folder", required=True, type=Path, help="folder for this run's handshake results and log"
     )
-    head_parser.add_argument("--fallbacks", type=Path, help="file with the fallbacks for absent workers")
+    head_parser.add_argument("--fallbacks", dest="fallbacks_path", type=Path, help="file with the fallbacks")
     head_parser.add_argument("--fallback-after", type=float, default=60.0, help="seconds to wait for an absent worker")
     head_parser.add_argument(
         "--silence", dest="silence_s", type=float, default=server.MAX_SILENCE_S, help="maximum seconds without progress"
     )
-    head_parser.add_argument("--conversations", type=int, nargs=4, default=(), help="fields of conversations.Limits")
-    head_parser.add_argument("--router", action="store_true", help="llama-server runs one process for each model")
+    head_parser.add_argument("--conversations", type=int, nargs=4, default=(), help="fields of StoreSettings")
+    head_parser.add_argument("--router", dest="is_router", action="store_true", help="run one process for each model")
     head_parser.add_argument("--page", default="", help="ADDRESS:PORT of the status page")
     worker_parser = subparsers.add_parser("worker", help="run and monitor a worker, and limit its tensor cache")
     worker_parser.add_argument("--port", default="", help="port of the worker (required for monitoring it)")
@@ -473,7 +473,7 @@ def _run_command(options: argparse.Namespace, tunnels: tunnel.Tunnels) -> int:
         serve_page(page_endpoint, options.argv, metrics_exporter)
     excluded_options = ("command", "argv", "page", "metrics", "tunnel", "tunnel_keys")
     settings = HeadSettings(**{name: value for name, value in vars(options).items() if name not in excluded_options})
-    return run(options.argv, settings, metrics_exporter, tunnels)
+    return run_head(options.argv, settings, metrics_exporter, tunnels)
 
 
 if __name__ == "__main__":

@@ -31,8 +31,8 @@ STOP_SECONDS = 2.0
 """An orderly exit took 0.1 s (0.3.36). With a request in progress it sometimes took more than 10 s ('cleaning up before exit'). No client gets an answer
 then, so killing it loses nothing."""
 HEALTH_TIMEOUT_SECONDS = 2.0
-HEALTH_POLL_SECONDS, HEALTH_LOST_SECONDS = 10.0, 60.0
-LOST_AFTER_POLLS = 2
+HEALTH_POLL_SECONDS, MAX_UNHEALTHY_SECONDS = 10.0, 60.0
+MIN_LOSS_SAMPLES = 2
 MIN_RETRANSMISSIONS, UNACKNOWLEDGED_SECONDS = 4, 20.0
 """Number of retransmissions (the fourth comes after 3 s) and how long it must persist: together as long as the keepalive of an idle connection.
 Retransmissions alone prove little: on a link that is down there are two per second."""
@@ -47,8 +47,8 @@ ONE_TOKEN_BODY = json.dumps({"prompt": "1", "n_predict": 1, "cache_prompt": Fals
 """Body of the smallest request that makes llama-server compute."""
 SLEEP_OPTION = "--sleep-idle-seconds"
 METRICS_OPTION, METRICS_TIMEOUT_SECONDS = "--metrics", 0.2
-"""Option that enables counters, and timeout for reading them. An idle llama-server answers at once."""
-COUNTER_LINE_PATTERN = re.compile(
+"""Option that enables metrics, and timeout for reading them. An idle llama-server answers at once."""
+METRIC_LINE_PATTERN = re.compile(
     r"^llamacpp:([a-z_]{1,60})(?:\{[^}\n]*\})? (\d{1,15}(?:\.\d{1,9})?(?:e\+?\d{1,2})?)\r?$", re.MULTILINE
 )
 RPC_OPTION, PORT_OPTION, ALIAS_OPTION = "--rpc", "--port", "--alias"
@@ -59,18 +59,18 @@ CHILD_LINE_PATTERN = re.compile(rb"\[ *([0-9]+)\] ")
 """Beginning of a line that the router relays: the port of its child."""
 MAX_LINE_BYTES = 65536
 CHILD_URL_PREFIX = "http://127.0.0.1:"
-ASLEEP_MARK, AWAKE_MARK, SLEEP_MARK = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
+ASLEEP_MARK, AWAKE_MARK, SLEEP_LINE = b'"is_sleeping":true', b'"is_sleeping":false', "server is entering sleeping state"
 """Marks in an answer of /props and in the log (tools/server of 0.3.36)."""
 MAX_LOAD_SECONDS = 86400.0
 
 
-def counts_of(text: str) -> dict[str, float]:
+def parse_metrics(text: str) -> dict[str, float]:
     """Return llama-server's counters and gauges, without their prefix, from its /metrics."""
-    return {name: float(value) for name, value in COUNTER_LINE_PATTERN.findall(text)}
+    return {name: float(value) for name, value in METRIC_LINE_PATTERN.findall(text)}
 
 
-def connected_endpoints(links: list[progress.TcpSocket], endpoints: list[str]) -> set[str]:
-    return {link.peer for link in links if link.state == progress.ESTABLISHED} & set(endpoints)
+def connected_endpoints(sockets: list[progress.TcpSocket], endpoints: list[str]) -> set[str]:
+    return {sock.peer for sock in sockets if sock.state == progress.ESTABLISHED} & set(endpoints)
 
 
 def is_healthy(url: str) -> bool:
@@ -81,17 +81,17 @@ def is_healthy(url: str) -> bool:
     return False
 
 
-def _connection(base_url: str, seconds: float) -> http.client.HTTPConnection:
+def _connection(base_url: str, timeout_s: float) -> http.client.HTTPConnection:
     address = urlsplit(base_url)
     if address.scheme != "https":
-        return http.client.HTTPConnection(address.hostname or "", address.port, timeout=seconds)
+        return http.client.HTTPConnection(address.hostname or "", address.port, timeout=timeout_s)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    return http.client.HTTPSConnection(address.hostname or "", address.port, timeout=seconds, context=context)
+    return http.client.HTTPSConnection(address.hostname or "", address.port, timeout=timeout_s, context=context)
 
 
-def _authorization(argv: list[str]) -> dict[str, bytes]:
+def _authorization_headers(argv: list[str]) -> dict[str, bytes]:
     """Return a header with the first API key, if llama-server requires one.
 
     :raises OSError: the file cannot be read.
@@ -177,17 +177,17 @@ class WatchedServer:
         self.headers: Mapping[str, bytes] = {}
         """Headers with the API key that llama-server has read; its file may change later."""
         with suppress(OSError):
-            self.headers = _authorization(argv)
-        self.ready = False
+            self.headers = _authorization_headers(argv)
+        self.is_ready = False
         self.health: tuple[bool, float] = (False, 0.0)
-        self.asleep = False
+        self.is_asleep = False
         """Whether it has freed its model and disconnected from its workers (--sleep-idle-seconds), until it has loaded the model again."""
         self.props_request: ServerRequest | None = None
-        self.counts_request: ServerRequest | None = None
-        self.counts: dict[str, float] = {}
-        self.counts_time = 0.0
-        """Time of the last request for counters."""
-        self.missing_polls = 0
+        self.metrics_request: ServerRequest | None = None
+        self.metrics: dict[str, float] = {}
+        self.metrics_request_time = 0.0
+        """Time of the last request for metrics."""
+        self.loss_samples = 0
         self.keepalive_inodes: set[str] = set()
         self.timers = progress.ConditionTimer()
         self.idle_timer = progress.IdleTimer(silence_s / 5, clock)
@@ -203,19 +203,19 @@ class WatchedServer:
             return None
         ports = {progress.port_of(endpoint) for endpoint in self.endpoints}
         try:
-            return self.tunnels.external_sample(progress.sample_process(self.pid, self.keepalive_inodes, ports))
+            return self.tunnels.with_outer_traffic(progress.sample_process(self.pid, self.keepalive_inodes, ports))
         except OSError:
             return None
 
     def update(self, clock: float) -> progress.ProcessSample | None:
-        """Update its health, its sample and the progress of loading."""
-        if not self.ready or clock - self.health[1] >= HEALTH_POLL_SECONDS:
+        """Update its health, its sample and the progress of loading; return the sample."""
+        if not self.is_ready or clock - self.health[1] >= HEALTH_POLL_SECONDS:
             self.health = (is_healthy(self.base_url), clock)
-            self.ready = self.ready or self.health[0]
+            self.is_ready = self.is_ready or self.health[0]
         self.last_sample = sample = self.take_sample()
         if sample:
             self.load = (
-                None if self.ready else progress.load_of(sample, self.endpoints, clock - self.start_time, self.load)
+                None if self.is_ready else progress.load_of(sample, self.endpoints, clock - self.start_time, self.load)
             )
         return sample
 
@@ -229,7 +229,7 @@ class WatchedServer:
         if suspended_seconds >= progress.MAX_SUSPENDED_SECONDS:
             return Fault(f"llama-server has been suspended (SIGSTOP) for {suspended_seconds:.0f} s")
         self._update_sleep(sample, clock)
-        return self._find_lost_workers(sample, clock) or self._detect_stall(sample, clock)
+        return self._detect_worker_loss(sample, clock) or self._detect_stall(sample, clock)
 
     def has_clients(self) -> bool:
         """Return whether a client may wait for an answer."""
@@ -240,73 +240,73 @@ class WatchedServer:
         """Return connections of clients. llama-server closes connections without a request after 5 s (cpp-httplib)."""
         port = progress.port_of(self.base_url)
         return [
-            link
-            for link in sample.links
-            if link.state == progress.ESTABLISHED and progress.port_of(link.address) == port
+            sock
+            for sock in sample.sockets
+            if sock.state == progress.ESTABLISHED and progress.port_of(sock.address) == port
         ]
 
     def listens(self, sample: progress.ProcessSample) -> bool:
         """Return whether llama-server itself listens on its port: no other process may receive a key."""
         port = progress.port_of(self.base_url)
-        return any(link.state == progress.LISTEN and progress.port_of(link.address) == port for link in sample.links)
+        return any(sock.state == progress.LISTEN and progress.port_of(sock.address) == port for sock in sample.sockets)
 
     def _update_sleep(self, sample: progress.ProcessSample, clock: float) -> None:
         """Ask whether it sleeps, if its connections indicate a change. In 0.3.36, the request neither wakes it nor keeps it awake."""
-        if SLEEP_OPTION not in self.argv or not self.ready:
+        if SLEEP_OPTION not in self.argv or not self.is_ready:
             return
         if self.props_request is None:
-            links = connected_endpoints(sample.links, self.endpoints)
-            is_changed = bool(links or self.client_connections(sample)) if self.asleep else links != set(self.endpoints)
+            peers = connected_endpoints(sample.sockets, self.endpoints)
+            differs = bool(peers or self.client_connections(sample)) if self.is_asleep else peers != set(self.endpoints)
             is_due = not self.endpoints and self.timers.seconds("no props request", True, clock) >= HEALTH_POLL_SECONDS
-            if not (is_changed or is_due) or not self.listens(sample):
+            if not (differs or is_due) or not self.listens(sample):
                 return
             self.timers.seconds("no props request", False, clock)
             self.props_request = ServerRequest(self.base_url, "/props", self.headers, HEALTH_TIMEOUT_SECONDS)
         if not self.props_request.is_alive():
             reply, self.props_request = self.props_request.reply, None
-            self.asleep = ASLEEP_MARK in reply or (self.asleep and AWAKE_MARK not in reply)
+            self.is_asleep = ASLEEP_MARK in reply or (self.is_asleep and AWAKE_MARK not in reply)
 
-    def update_counts(self) -> None:
-        """Request its counters, if they are enabled. The request postpones its sleep (0.3.36), so a server that may sleep is only asked after activity:
+    def update_metrics(self) -> None:
+        """Request its metrics, if they are enabled. The request postpones its sleep (0.3.36), so a server that may sleep is only asked after activity:
         a connected client may be idle, or request only /health."""
-        can_ask = self.ready and not self.asleep and not self.props_request and METRICS_OPTION in self.argv
-        is_due = SLEEP_OPTION not in self.argv or self.idle_timer.last_activity_time > self.counts_time
-        if self.counts_request is None and can_ask and is_due and self.last_sample and self.listens(self.last_sample):
-            self.counts_time = time.monotonic()
-            self.counts_request = ServerRequest(self.base_url, "/metrics", self.headers, METRICS_TIMEOUT_SECONDS)
-        if self.counts_request and not self.counts_request.is_alive():
-            text, self.counts_request = self.counts_request.reply.decode("utf-8", "replace"), None
-            self.counts.update(counts_of(text))
+        can_ask = self.is_ready and not self.is_asleep and not self.props_request and METRICS_OPTION in self.argv
+        is_due = SLEEP_OPTION not in self.argv or self.idle_timer.last_activity_time > self.metrics_request_time
+        if self.metrics_request is None and can_ask and is_due and self.last_sample and self.listens(self.last_sample):
+            self.metrics_request_time = time.monotonic()
+            self.metrics_request = ServerRequest(self.base_url, "/metrics", self.headers, METRICS_TIMEOUT_SECONDS)
+        if self.metrics_request and not self.metrics_request.is_alive():
+            text, self.metrics_request = self.metrics_request.reply.decode("utf-8", "replace"), None
+            self.metrics.update(parse_metrics(text))
 
-    def _find_lost_workers(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
+    def _detect_worker_loss(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
         """Return a fault if a worker's connection is missing in two samples of a ready server, or its host does not acknowledge data."""
         workers = []
-        for link in sample.links:
-            is_unacknowledged = link.peer in self.endpoints and link.retransmissions >= MIN_RETRANSMISSIONS
-            if self.timers.seconds(f"unacknowledged {link.peer}", is_unacknowledged, clock) >= UNACKNOWLEDGED_SECONDS:
-                workers.append(link.peer)
+        for sock in sample.sockets:
+            is_unacknowledged = sock.peer in self.endpoints and sock.retransmissions >= MIN_RETRANSMISSIONS
+            if self.timers.seconds(f"unacknowledged {sock.peer}", is_unacknowledged, clock) >= UNACKNOWLEDGED_SECONDS:
+                workers.append(sock.peer)
         if workers:
             return Fault(f"lost worker {', '.join(workers)}, whose host does not acknowledge data", workers)
-        links = connected_endpoints(sample.links, self.endpoints)
-        has_model = self.ready and not self.asleep and not self.props_request
-        workers = [endpoint for endpoint in self.endpoints if endpoint not in links] if has_model else []
-        self.missing_polls = self.missing_polls + 1 if workers else 0
-        return Fault(f"lost worker {', '.join(workers)}", workers) if self.missing_polls >= LOST_AFTER_POLLS else None
+        peers = connected_endpoints(sample.sockets, self.endpoints)
+        has_model = self.is_ready and not self.is_asleep and not self.props_request
+        workers = [endpoint for endpoint in self.endpoints if endpoint not in peers] if has_model else []
+        self.loss_samples = self.loss_samples + 1 if workers else 0
+        return Fault(f"lost worker {', '.join(workers)}", workers) if self.loss_samples >= MIN_LOSS_SAMPLES else None
 
     def _detect_stall(self, sample: progress.ProcessSample, clock: float) -> Fault | None:
         """Return a fault if llama-server has work, and nothing has moved for the configured time."""
         idle_s = self.idle_timer.seconds(sample, self.endpoints, clock)
         has_client = bool(self.client_connections(sample))
-        unhealthy_s = self.timers.seconds("unhealthy", self.ready and not self.health[0] and not has_client, clock)
-        if min(unhealthy_s, idle_s) >= HEALTH_LOST_SECONDS:
+        unhealthy_s = self.timers.seconds("unhealthy", self.is_ready and not self.health[0] and not has_client, clock)
+        if min(unhealthy_s, idle_s) >= MAX_UNHEALTHY_SECONDS:
             return Fault(
                 f"llama-server has made no progress and not answered /health for {unhealthy_s:.0f} s", is_silent=True
             )
         is_observable = bool(sample.traffic) or not self.endpoints
-        is_loading = not self.ready or self.props_request is not None
+        is_loading = not self.is_ready or self.props_request is not None
         stalled_s = min(
             idle_s,
-            self.timers.seconds("has work", is_observable and (is_loading or (has_client and not self.asleep)), clock),
+            self.timers.seconds("busy", is_observable and (is_loading or (has_client and not self.is_asleep)), clock),
         )
         if stalled_s < self.silence_s / 2:
             self.token_request = None
@@ -318,9 +318,9 @@ class WatchedServer:
                 else None
             )
         workers = [
-            link.peer
-            for link in sample.links
-            if link.peer in self.endpoints and link.inode in sample.traffic and sample.traffic[link.inode].awaits_answer
+            sock.peer
+            for sock in sample.sockets
+            if sock.peer in self.endpoints and sock.inode in sample.traffic and sample.traffic[sock.inode].awaits_answer
         ]
         if not workers and self._generates_token(sample):
             self.idle_timer.last_activity_time = clock
@@ -343,7 +343,7 @@ class WatchedServer:
         return bool(reply)
 
 
-def log_of_model(state_folder: Path, name: str) -> Path:
+def model_log_path(state_folder: Path, name: str) -> Path:
     """Return the log of the last load of one of several models."""
     return state_folder / f"{quote(name, safe='')}.{journal.START_LOG_FILE}"
 
@@ -358,7 +358,7 @@ class Head(WatchedServer):
         self.log_tail = b""
         self.on_output: Callable[[bytes], None] = lambda _output: None
         """Callback for each chunk of the output."""
-        self.slot_counts: Mapping[str, float] = {}
+        self.conversation_values: Mapping[str, float] = {}
         """Metrics of saved conversations."""
         self.process = subprocess.Popen(
             argv,
@@ -388,13 +388,13 @@ class Head(WatchedServer):
     def record_output(self, start_log: journal.StartLog, chunk: bytes) -> None:
         start_log.write(chunk)
 
-    def models(self) -> dict[str, WatchedServer]:
+    def servers(self) -> dict[str, WatchedServer]:
         """Return the process of each model; a single model has no name."""
         return {"": self}
 
     def loaded_models(self) -> set[str] | None:
         """Return the models in memory; None if that is unknown."""
-        return {name for name, server in self.models().items() if server.ready and not server.asleep}
+        return {name for name, server in self.servers().items() if server.is_ready and not server.is_asleep}
 
     def kill(self) -> None:
         """Kill it at once: an orderly exit asks each worker to free its buffers, and one that hangs does not answer."""
@@ -411,7 +411,7 @@ class Router(Head):
     def __init__(self, argv: list[str], url: str, state_folder: Path, silence_s: float) -> None:
         self.children: dict[int, WatchedServer] = {}
         self.state_folder = state_folder
-        self.logs: dict[bytes, journal.StartLog] = {}
+        self.logs_by_port: dict[bytes, journal.StartLog] = {}
         """Port of a child → log of its start."""
         self.partial_line = b""
         """Incomplete last line of the output."""
@@ -436,7 +436,7 @@ class Router(Head):
                 _kill(pid, child.argv)
                 return fault._replace(model=_option_value(child.argv, ALIAS_OPTION))
         self.load = next((child.load for child in self.children.values() if child.load), None)
-        self.asleep = all(child.asleep for child in self.children.values())
+        self.is_asleep = all(child.is_asleep for child in self.children.values())
         return None
 
     def record_output(self, start_log: journal.StartLog, chunk: bytes) -> None:
@@ -449,13 +449,13 @@ class Router(Head):
             spawn_match, child_match = SPAWN_LINE_PATTERN.search(line.rstrip()), CHILD_LINE_PATTERN.match(line)
             if spawn_match and not child_match:
                 self._begin_log(*spawn_match.groups())
-            (self.logs.get(child_match[1], start_log) if child_match else start_log).write(line)
+            (self.logs_by_port.get(child_match[1], start_log) if child_match else start_log).write(line)
 
     def _begin_log(self, name: bytes, port: bytes) -> None:
-        path = log_of_model(self.state_folder, name.decode("utf-8", "replace"))
-        for old_port in [old_port for old_port, log in self.logs.items() if log.path == path]:
-            self.logs.pop(old_port).close()
-        self.logs[port] = journal.StartLog(path)
+        path = model_log_path(self.state_folder, name.decode("utf-8", "replace"))
+        for old_port in [old_port for old_port, log in self.logs_by_port.items() if log.path == path]:
+            self.logs_by_port.pop(old_port).close()
+        self.logs_by_port[port] = journal.StartLog(path)
 
     def _new_child(self, pid: int, argv: list[str]) -> WatchedServer:
         endpoints = _option_value(argv, RPC_OPTION).split(",") if RPC_OPTION in argv else []
@@ -463,7 +463,7 @@ class Router(Head):
         child.tunnels = self.tunnels
         return child
 
-    def models(self) -> dict[str, WatchedServer]:
+    def servers(self) -> dict[str, WatchedServer]:
         return {_option_value(child.argv, ALIAS_OPTION): child for child in self.children.values()}
 
     def loaded_models(self) -> set[str] | None:

@@ -78,7 +78,7 @@ class Tunnels:
     def __init__(self, tunnels: list[Tunnel]) -> None:
         self.tunnels = tunnels
         self.process: subprocess.Popen[bytes] | None = None
-        self.key_times: list[int] = []
+        self.key_times_ns: list[int] = []
         self.start_time = -RESTART_INTERVAL_SECONDS
         self.configuration_path = ""
 
@@ -101,7 +101,7 @@ class Tunnels:
         """Start stunnel if it does not run, and make it read changed keys."""
         if not self.configuration_path:
             return
-        modification_times = [_modification_time(tunnel.key_path) for tunnel in self.tunnels]
+        times_ns = [_modification_time_ns(tunnel.key_path) for tunnel in self.tunnels]
         if self.process and self.process.poll() is not None:
             journal.log_once(f"stunnel exited {progress.describe_exit(self.process.returncode)}: restarting it")
             self.process = None
@@ -110,20 +110,20 @@ class Tunnels:
                 return
             self.start_time = time.monotonic()
             self._start()
-        elif modification_times != self.key_times:
+        elif times_ns != self.key_times_ns:
             journal.log("the tunnel keys have changed: stunnel reloads them")
             self._write_configuration()  # cleaning programs may have removed the configuration
             self.process.send_signal(signal.SIGHUP)
-        self.key_times = modification_times
+        self.key_times_ns = times_ns
 
     def _write_configuration(self) -> None:
         Path(self.configuration_path).write_text(stunnel_configuration(self.tunnels))
 
     def _start(self) -> None:
-        missing_keys = [str(tunnel.key_path) for tunnel in self.tunnels if not tunnel.key_path.is_file()]
+        missing_paths = [str(tunnel.key_path) for tunnel in self.tunnels if not tunnel.key_path.is_file()]
         path = stunnel_path()
-        if missing_keys or not path:
-            reason = f"{missing_keys[0]} is missing" if missing_keys else "stunnel is not installed"
+        if missing_paths or not path:
+            reason = f"{missing_paths[0]} is missing" if missing_paths else "stunnel is not installed"
             journal.log_once(f"the tunnel cannot start, because {reason}: run site.yml")
             return
         self._write_configuration()
@@ -131,20 +131,20 @@ class Tunnels:
             [path, self.configuration_path], stdin=subprocess.DEVNULL, preexec_fn=progress.die_with_parent
         )
 
-    def external_sample(self, sample: progress.ProcessSample) -> progress.ProcessSample:
+    def with_outer_traffic(self, sample: progress.ProcessSample) -> progress.ProcessSample:
         """Replace a program's connections to stunnel with stunnel's connections to the workers: stunnel accepts and acknowledges everything at once."""
         if not self.process:
             return sample
         stunnel_sample = progress.sample_process(self.process.pid, set(), set())
-        links, traffic = list(sample.links), dict(sample.traffic)
+        sockets, traffic = list(sample.sockets), dict(sample.traffic)
         for tunnel in self.tunnels:
-            for link, outer_link in zip(
+            for sock, outer_sock in zip(
                 _connections(sample, tunnel.listen_endpoint), _connections(stunnel_sample, tunnel.forward_endpoint)
             ):
-                links[links.index(link)] = link._replace(retransmissions=outer_link.retransmissions)
-                if outer_link.inode in stunnel_sample.traffic:
-                    traffic[link.inode] = stunnel_sample.traffic[outer_link.inode]
-        return sample._replace(links=links, traffic=traffic)
+                sockets[sockets.index(sock)] = sock._replace(retransmissions=outer_sock.retransmissions)
+                if outer_sock.inode in stunnel_sample.traffic:
+                    traffic[sock.inode] = stunnel_sample.traffic[outer_sock.inode]
+        return sample._replace(sockets=sockets, traffic=traffic)
 
     def explain(self, endpoint: str, detail: str) -> str:
         """Explain why a worker does not answer, because stunnel itself accepts every connection on this host."""
@@ -174,12 +174,12 @@ def run_through_tunnels(argv: list[str], tunnels: Tunnels) -> int:
 
 def _connections(sample: progress.ProcessSample, endpoint: str) -> list[progress.TcpSocket]:
     """Return the established connections to an endpoint, the busiest first: both sides of a tunnel have the same order."""
-    links = [link for link in sample.links if link.peer == endpoint and link.state == progress.ESTABLISHED]
-    sent_bytes = {link.inode: sample.traffic[link.inode].sent_bytes for link in links if link.inode in sample.traffic}
-    return sorted(links, key=lambda link: sent_bytes.get(link.inode, 0), reverse=True)
+    sockets = [sock for sock in sample.sockets if sock.peer == endpoint and sock.state == progress.ESTABLISHED]
+    sent_bytes = {sock.inode: sample.traffic[sock.inode].sent_bytes for sock in sockets if sock.inode in sample.traffic}
+    return sorted(sockets, key=lambda sock: sent_bytes.get(sock.inode, 0), reverse=True)
 
 
-def _modification_time(path: Path) -> int:
+def _modification_time_ns(path: Path) -> int:
     """Return a file's modification time in nanoseconds; 0 if it is missing."""
     try:
         return path.stat().st_mtime_ns

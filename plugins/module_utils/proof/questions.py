@@ -31,7 +31,7 @@ LISTED_TOKENS, COMPARED_TOKENS = 64, 32
 """Number of likeliest tokens that a side lists, and number of the processor's tokens to look up among them."""
 MIN_LOGPROB = -80.0
 """Logarithm below which a single-precision probability cannot be distinguished from zero."""
-BOUND_FACTOR, GROUP_FLOOR, POSITION_FLOOR = 3.0, 0.05, 0.25
+BOUND_FACTOR, MIN_GROUP_BOUND, MIN_POSITION_BOUND = 3.0, 0.05, 0.25
 """Bound as a multiple of the processor's own largest distance, and smallest bounds for a group and for its third worst position. The H200's correct
 kernels reach 0.041 and 0.09 on noise that the processor's variants compute alike."""
 Answer = Mapping[int, float]
@@ -68,9 +68,9 @@ class Tokens(NamedTuple):
 class Bounds(NamedTuple):
     """Largest distances of a device that computes correctly."""
 
-    group: float = GROUP_FLOOR
+    group: float = MIN_GROUP_BOUND
     """for three of four positions of a group"""
-    position: float = POSITION_FLOOR
+    position: float = MIN_POSITION_BOUND
     """for the third worst position of a group"""
 
 
@@ -83,7 +83,7 @@ class Distance(NamedTuple):
     """readable name of the group"""
 
 
-def list_questions(context: int) -> list[Question]:
+def list_questions(context_tokens: int) -> list[Question]:
     """Return the questions that fit into a context."""
     questions: list[Question] = []
     for group, lengths in SHORT_LENGTHS.items():
@@ -93,7 +93,7 @@ def list_questions(context: int) -> list[Question]:
         questions.append(
             Question(f"{kind} beyond {1024 if length < 4096 else 4096} tokens", length, 0, True, bool(last_length))
         )
-    return [question for question in questions if question.length < context]
+    return [question for question in questions if question.length < context_tokens]
 
 
 def count_tokens(questions: Iterable[Question]) -> int:
@@ -120,11 +120,11 @@ def variant_questions(questions: Iterable[Question]) -> list[Question]:
     return [question for question in questions if question.length <= MAX_VARIANT_LENGTH]
 
 
-def random_tokens(vocabulary: int) -> tuple[int, ...]:
+def random_tokens(vocabulary_size: int) -> tuple[int, ...]:
     """Return random tokens, excluding the ends of a vocabulary, where many tokens are not words."""
     generator = random.Random(45)
-    minimum, maximum = vocabulary // 4, max(vocabulary // 4 + 1, vocabulary * 7 // 8)
-    return tuple(generator.randrange(minimum, maximum) for _index in range(1024))
+    first_token, end_token = vocabulary_size // 4, max(vocabulary_size // 4 + 1, vocabulary_size * 7 // 8)
+    return tuple(generator.randrange(first_token, end_token) for _index in range(1024))
 
 
 def parse_answer(reply: Any) -> Answer:
@@ -137,7 +137,7 @@ def parse_answer(reply: Any) -> Answer:
     return {int(token["id"]): float(token["logprob"]) for token in entries}
 
 
-def distance(reference: Answer, answer: Answer) -> float:
+def answer_distance(reference: Answer, answer: Answer) -> float:
     """Return the mean difference of the processor's likeliest tokens, relative to the range of their logarithms. A token that is not listed counts as 1.
 
     :param reference: the processor's answer.
@@ -145,7 +145,7 @@ def distance(reference: Answer, answer: Answer) -> float:
     top_tokens = [*reference.items()][:COMPARED_TOKENS]
     log_range = top_tokens[0][1] - top_tokens[-1][1] or 1.0
     differences = [
-        min(1.0, abs(answer[token] - value) / log_range) if token in answer else 1.0 for token, value in top_tokens
+        min(1.0, abs(answer[token] - logprob) / log_range) if token in answer else 1.0 for token, logprob in top_tokens
     ]
     return sum(differences) / len(differences)
 
@@ -154,13 +154,13 @@ def distances(
     questions: Sequence[Question], reference: Sequence[Answer], answers: Sequence[Answer]
 ) -> dict[str, list[float]]:
     """Return the distances at the positions of each group, in ascending order."""
-    groups: dict[str, list[float]] = {}
+    distances_by_group: dict[str, list[float]] = {}
     for question, reference_answer, answer in zip(questions, reference, answers):
-        groups.setdefault(question.group, []).append(distance(reference_answer, answer))
-    return {group: sorted(values) for group, values in groups.items()}
+        distances_by_group.setdefault(question.group, []).append(answer_distance(reference_answer, answer))
+    return {group: sorted(values) for group, values in distances_by_group.items()}
 
 
-def quartile(values: Sequence[float]) -> float:
+def lower_quartile(values: Sequence[float]) -> float:
     """Return the distance that three quarters of the positions reach.
 
     :param values: distances in ascending order.
@@ -181,17 +181,17 @@ def bounds(questions: Sequence[Question], reference: Sequence[Answer], variants:
 
     :param variants: each variant's answers to the first questions.
     """
-    groups = [values for variant in variants for values in distances(questions, reference, variant).values()]
+    distance_lists = [values for variant in variants for values in distances(questions, reference, variant).values()]
     return Bounds(
-        max([GROUP_FLOOR, *(BOUND_FACTOR * quartile(values) for values in groups)]),
-        max([POSITION_FLOOR, *(BOUND_FACTOR * third_largest(values) for values in groups)]),
+        max([MIN_GROUP_BOUND, *(BOUND_FACTOR * lower_quartile(values) for values in distance_lists)]),
+        max([MIN_POSITION_BOUND, *(BOUND_FACTOR * third_largest(values) for values in distance_lists)]),
     )
 
 
-def farthest_distance(groups: Mapping[str, Sequence[float]], limits: Bounds) -> Distance:
+def worst_distance(groups: Mapping[str, Sequence[float]], bounds: Bounds) -> Distance:
     """Return the largest distance relative to its bound."""
-    candidates = [Distance(quartile(values), limits.group, group) for group, values in groups.items()]
+    candidates = [Distance(lower_quartile(values), bounds.group, group) for group, values in groups.items()]
     candidates += [
-        Distance(third_largest(values), limits.position, f"some of the {group}") for group, values in groups.items()
+        Distance(third_largest(values), bounds.position, f"some of the {group}") for group, values in groups.items()
     ]
     return max(candidates, key=lambda candidate: candidate.value / candidate.bound)

@@ -39,16 +39,16 @@ LAUNCHER_TIMEOUT_SECONDS = 30
 """Time limit for the programs' launcher to answer after its start."""
 WORKER_TIMEOUT_SECONDS = 45
 """Time limit for a worker to answer after its start."""
-RESTART_SECONDS = 15
+WORKER_RESTART_SECONDS = 15
 """Time in which a crashed worker restarts. Behind a tunnel it never seems to be absent, because the tunnel accepts connections on the head."""
-RESERVED_DISK_BYTES = 1024 * MIB
-RESERVED_MEMORY_BYTES = 1536 * MIB
+MIN_FREE_DISK_BYTES = 1024 * MIB
+MIN_FREE_MEMORY_BYTES = 1536 * MIB
 """Memory to keep available while the processor computes next to a server, for KV cache, buffers and the system."""
 MAX_LOG_BYTES, MAX_RECORD_BYTES, MAX_VERDICTS, MAX_REFERENCES = 65536, 1 << 20, 64, 4
 CHARACTER_GRAMMAR = 'root ::= "1"'
 """Grammar for a whole character: llama-server lists no tokens for half a character. The listed tokens are the likeliest without the grammar."""
 UNREACHABLE_PATTERN, LOST_PATTERN = re.compile(r"[Ff]ailed to connect"), re.compile("Remote RPC server crashed")
-LATE_PATTERN = re.compile(f"was not healthy|{replies.TIMEOUT_TEXT}")
+TIMEOUT_PATTERN = re.compile(f"was not healthy|{replies.TIMEOUT_TEXT}")
 ABORT_PATTERN = "[.][a-z]+:[0-9]+: "
 """Pattern for the log line with the source line at which llama.cpp aborts. Lines of other threads may follow."""
 REASON_LINE_PATTERN = f"error|assert|unsupported|not support|failed|crashed|missing|wrong|exception|{ABORT_PATTERN}"
@@ -72,11 +72,11 @@ class Reference(NamedTuple):
 
 def prepare_reference(work: types.ProofWork, owns_port: OwnsPort) -> bool:
     """Write the model and compute the reference while the server is running, if there is enough memory; return whether both exist."""
-    if (resources.available_memory_mib(text_of(Path("/proc/meminfo"))) or 0) * MIB < work.bytes + RESERVED_MEMORY_BYTES:
+    if (resources.available_memory_mib(text_of(Path("/proc/meminfo"))) or 0) * MIB < work.bytes + MIN_FREE_MEMORY_BYTES:
         return False
     folder = _clean_folder(work)
-    with suppress(ProofError), _launcher(work):
-        _prepare_reference(work, folder, owns_port)
+    with suppress(ProofError), _run_launcher(work):
+        _ensure_reference(work, folder, owns_port)
         return True
     _clean_folder(work)
     return False
@@ -87,10 +87,10 @@ def prove(work: types.ProofWork, owns_port: OwnsPort) -> Any:
     start_time = time.monotonic()
     folder = Path(work.folder, PROOF_FOLDER)
     try:
-        if not (_model_path(work, folder).exists() and _read_reference(work, folder)):
+        if not (_sample_path(work, folder).exists() and _read_reference(work, folder)):
             _clean_folder(work)
-        with _launcher(work), ThreadPoolExecutor(len(work.devices)) as executor:
-            reference = _prepare_reference(work, folder, owns_port)
+        with _run_launcher(work), ThreadPoolExecutor(len(work.devices)) as executor:
+            reference = _ensure_reference(work, folder, owns_port)
             verdicts = executor.map(lambda side: _judge_side(work, folder, owns_port, reference, side), work.devices)
             proof = types.Proof(0, devices=tuple(verdicts))
             if len(reference.answers) < len(questions.list_questions(work.context)):
@@ -107,7 +107,7 @@ def read_record(path: Path) -> types.VerdictRecord:
     return typed_json.read_file(types.VerdictRecord, path, MAX_RECORD_BYTES) or types.VerdictRecord(())
 
 
-def keep_verdicts(path: Path, proof: types.Proof) -> None:
+def record_verdicts(path: Path, proof: types.Proof) -> None:
     """Add verdicts to the record. Keep older verdicts, because the cluster may return to their plan.
 
     :raises OSError: the record cannot be written.
@@ -120,8 +120,8 @@ def _clean_folder(work: types.ProofWork) -> Path:
     """Remove everything from the folder of the proof except the last references, because models are large; return the folder."""
     folder = Path(work.folder, PROOF_FOLDER)
     folder.mkdir(mode=0o700, exist_ok=True)
-    references = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
-    for path in {*folder.iterdir()} - {*references[-MAX_REFERENCES:]}:
+    reference_paths = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+    for path in {*folder.iterdir()} - {*reference_paths[-MAX_REFERENCES:]}:
         if path.is_dir():  # drivers' caches, because this folder is llama-server's home
             shutil.rmtree(path, ignore_errors=True)
         else:
@@ -134,26 +134,26 @@ def _reference_path(work: types.ProofWork, folder: Path) -> Path:
     return folder / f"{work.processor.id}-{Path(work.model).stat().st_mtime_ns}.json"
 
 
-def _model_path(work: types.ProofWork, folder: Path) -> Path:
+def _sample_path(work: types.ProofWork, folder: Path) -> Path:
     return folder / f"{work.processor.id}.gguf"
 
 
 def _read_reference(work: types.ProofWork, folder: Path) -> Reference | None:
     try:
         tokens, answers, bounds = json.loads(_reference_path(work, folder).read_text())
-        answers_by_token = [{int(token): 1.0 * value for token, value in answer.items()} for answer in answers]
-        return Reference(Tokens(*map(tuple, tokens)), answers_by_token, Bounds(*(1.0 * bound for bound in bounds)))
+        parsed_answers = [{int(token): 1.0 * value for token, value in answer.items()} for answer in answers]
+        return Reference(Tokens(*map(tuple, tokens)), parsed_answers, Bounds(*(1.0 * bound for bound in bounds)))
     except (OSError, *reading.PARSE_ERRORS):
         return None
 
 
-def _prepare_reference(work: types.ProofWork, folder: Path, owns_port: OwnsPort) -> Reference:
+def _ensure_reference(work: types.ProofWork, folder: Path, owns_port: OwnsPort) -> Reference:
     """Return the processor's answers, and the bounds derived from its variants. Write the model and the reference if they are missing.
 
     :raises ProofError: there is no reference for a comparison.
     """
-    if not _model_path(work, folder).exists():
-        _write_model(work, folder)
+    if not _sample_path(work, folder).exists():
+        _write_sample(work, folder)
     reference = _read_reference(work, folder)
     if not reference:
         reference = _compute_reference(work, folder, owns_port)
@@ -161,20 +161,20 @@ def _prepare_reference(work: types.ProofWork, folder: Path, owns_port: OwnsPort)
     return reference
 
 
-def _write_model(work: types.ProofWork, folder: Path) -> None:
+def _write_sample(work: types.ProofWork, folder: Path) -> None:
     """Write the layers as a model.
 
     :raises ProofError: the disk is too full, or the file is not a model.
     """
     free_bytes = shutil.disk_usage(work.folder).free
-    if free_bytes < work.bytes + RESERVED_DISK_BYTES:
+    if free_bytes < work.bytes + MIN_FREE_DISK_BYTES:
         raise ProofError(
             f"{work.folder} has {free_bytes // MIB} MiB free, too little for a {len(work.layers)}-layer file of {work.bytes // MIB} MiB: free disk space"
         )
     try:
         partial_path = folder / "partial"
         layer_sample.write_sample(work.model, partial_path, work.layers)
-        partial_path.replace(_model_path(work, folder))
+        partial_path.replace(_sample_path(work, folder))
     except gguf.GGUFError as error:
         raise ProofError(f"{work.model} {error}") from None
     except OSError as error:
@@ -186,30 +186,30 @@ def _compute_reference(work: types.ProofWork, folder: Path, owns_port: OwnsPort)
 
     :raises ProofError: the processor computes no probabilities to compare.
     """
-    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_model_path(work, folder)))))
+    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_sample_path(work, folder)))))
     prompts = questions.list_questions(work.context)
     name = f"{work.processor.name} with a {len(work.layers)}-layer model"
     try:
-        with _serve(work, folder, owns_port, work.processor) as server:
+        with _run_server(work, folder, owns_port, work.processor) as server:
             tokens = server.tokens(summary.vocabulary)
-            reference = server.answers(prompts, tokens, work.limit_s)
+            processor_answers = server.answers(prompts, tokens, work.limit_s)
     except ProofError as failure:
         raise ProofError(f"{name} {failure}") from None
-    fewest_tokens = min(map(len, reference), default=1)
+    fewest_tokens = min(map(len, processor_answers), default=1)
     if fewest_tokens < 2:
         reason = "is certain of one token: nothing to compare" if prompts else "has no context for a prompt"
         raise ProofError(f"{name} {reason if fewest_tokens else 'produces NaN results'}")
-    variants = []
+    variant_answers = []
     for variant in work.variants:
-        side = work.processor._replace(argv=(*work.processor.argv, *variant))
-        with suppress(ProofError), _serve(work, folder, owns_port, side) as server:
+        variant_side = work.processor._replace(argv=(*work.processor.argv, *variant))
+        with suppress(ProofError), _run_server(work, folder, owns_port, variant_side) as server:
             answers = server.answers(questions.variant_questions(prompts), tokens)
             if all(answers):
-                variants.append(answers)
-    bounds = questions.bounds(prompts, reference, variants)
+                variant_answers.append(answers)
+    bounds = questions.bounds(prompts, processor_answers, variant_answers)
     if summary.number("expert_count"):  # a correct device may choose other experts if they are nearly equal
         bounds = bounds._replace(position=1.0)
-    return Reference(tokens, reference, bounds)
+    return Reference(tokens, processor_answers, bounds)
 
 
 def _judge_side(
@@ -217,7 +217,7 @@ def _judge_side(
 ) -> types.Verdict:
     """Return the verdict on a device; if it computes incorrectly, with the first settings that help."""
     verdict = _compare_side(work, folder, owns_port, reference, side)
-    if verdict.is_correct or not work.remedies or LATE_PATTERN.search(verdict.failure or ""):
+    if verdict.is_correct or not work.remedies or TIMEOUT_PATTERN.search(verdict.failure or ""):
         return verdict
     for remedy in work.remedies:
         changed_side = side._replace(argv=(*side.argv, *remedy.words))
@@ -237,8 +237,8 @@ def _compare_side(
         answers = _collect_answers(work, folder, owns_port, reference, side)
     except ProofError as failure:
         return verdict._replace(failure=str(failure))
-    groups = questions.distances(prompts, reference.answers, answers)
-    value, bound, prompt_kind = questions.farthest_distance(groups, reference.bounds)
+    distances = questions.distances(prompts, reference.answers, answers)
+    value, bound, prompt_kind = questions.worst_distance(distances, reference.bounds)
     lengths = [question.length for question in prompts]
     longest = max(lengths[: len(answers)]) if len(answers) < len(lengths) else None
     return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=prompt_kind, longest=longest)
@@ -254,13 +254,13 @@ def _collect_answers(
     deadline, is_retry = time.monotonic() + WORKER_TIMEOUT_SECONDS, False
     while True:
         try:
-            with _serve(work, folder, owns_port, side) as server:
+            with _run_server(work, folder, owns_port, side) as server:
                 prompts = questions.list_questions(work.context)[: len(reference.answers)]
                 return server.answers(prompts, reference.tokens)
         except ProofError as failure:
-            is_lost = LOST_PATTERN.search(str(failure))
+            is_lost = bool(LOST_PATTERN.search(str(failure)))
             if is_lost and not is_retry:  # an abort would happen again, unlike a broken connection
-                time.sleep(RESTART_SECONDS)
+                time.sleep(WORKER_RESTART_SECONDS)
                 deadline, is_retry = time.monotonic() + WORKER_TIMEOUT_SECONDS, True
             elif not UNREACHABLE_PATTERN.search(str(failure)) or time.monotonic() > deadline:
                 raise
@@ -272,7 +272,7 @@ class _Server(NamedTuple):
 
     connection: socket.socket
     """connection to the launcher, which sends the exit status"""
-    log: Path
+    log_path: Path
     address: str
     timeout_s: int
     owns_port: OwnsPort
@@ -284,11 +284,11 @@ class _Server(NamedTuple):
         """
         deadline = time.monotonic() + self.timeout_s
         while self._ask("/health", HEALTH_TIMEOUT_SECONDS).status != 200:
-            if self.status() is not None or time.monotonic() > deadline:
+            if self.exit_status() is not None or time.monotonic() > deadline:
                 raise self.failure(f"was not healthy within {self.timeout_s} s")
             time.sleep(POLL_SECONDS)
 
-    def status(self, seconds: float = 0) -> int | None:
+    def exit_status(self, seconds: float = 0) -> int | None:
         """Wait for the exit status, and return it; None if the program is still running."""
         if not select.select([self.connection], [], [], seconds)[0]:
             return None
@@ -296,22 +296,22 @@ class _Server(NamedTuple):
             return int(self.connection.recv(9, socket.MSG_PEEK))
         return -signal.SIGKILL  # killed with its launcher
 
-    def tokens(self, vocabulary: int) -> Tokens:
+    def tokens(self, vocabulary_size: int) -> Tokens:
         """Return the tokens for prompts, in the model's own vocabulary.
 
         :raises ProofError: the server does not convert the text.
         """
-        lists = []
+        token_lists = []
         for adds_special in (False, True):
             body = {"content": plain_text.TEXT, "add_special": adds_special}
             reply = self._ask("/tokenize", self.timeout_s, body)
             with suppress(ValueError, KeyError, TypeError):
-                lists.append([int(token) for token in reading.parse(reply.text)["tokens"]])
-        plain_tokens, special_tokens = lists if len(lists) == 2 and lists[0] else ((), ())
-        if not plain_tokens or plain_tokens[0] not in special_tokens:
+                token_lists.append([int(token) for token in reading.parse(reply.text)["tokens"]])
+        plain_tokens, prefixed_tokens = token_lists if len(token_lists) == 2 and token_lists[0] else ((), ())
+        if not plain_tokens or plain_tokens[0] not in prefixed_tokens:
             raise self.failure("did not convert text into tokens")
-        prefix = special_tokens[: special_tokens.index(plain_tokens[0])]
-        return Tokens(tuple(prefix), tuple(plain_tokens), questions.random_tokens(vocabulary))
+        prefix = prefixed_tokens[: prefixed_tokens.index(plain_tokens[0])]
+        return Tokens(tuple(prefix), tuple(plain_tokens), questions.random_tokens(vocabulary_size))
 
     def answers(self, prompts: Sequence[Question], tokens: Tokens, seconds: float = math.inf) -> list[Answer]:
         """Return the answers to questions.
@@ -331,7 +331,7 @@ class _Server(NamedTuple):
         reply = self._ask("/v1/completions", self.timeout_s, {**body, "temperature": 0, "grammar": CHARACTER_GRAMMAR})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))
-        self.status(1)
+        self.exit_status(1)
         verb = "answered" if reply.status else "did not answer"
         raise self.failure(f"{verb} a prompt of {len(prompt)} tokens: {printable(reply.text, 200)!r}")
 
@@ -346,35 +346,35 @@ class _Server(NamedTuple):
 
     def failure(self, default_text: str) -> ProofError:
         """Return an error that says how the server crashed, or else the default text, with the most relevant line of its log."""
-        lines = reading.read_end(self.log, MAX_LOG_BYTES).splitlines()
-        reasons = lines[-1:]
+        lines = reading.read_end(self.log_path, MAX_LOG_BYTES).splitlines()
+        reason_lines = lines[-1:]
         for pattern in REASON_PATTERNS:
             matches = [line for line in lines if re.search(pattern, line, re.IGNORECASE)]
             if matches:
-                reasons = matches
+                reason_lines = matches
                 break
-        status = self.status()
+        status = self.exit_status()
         text = default_text if status is None else f"crashes {progress.describe_exit(status)}"
-        return ProofError(printable(f"{text}: {reasons[-1].strip() if reasons else 'its log is empty'}", 600))
+        return ProofError(printable(f"{text}: {reason_lines[-1].strip() if reason_lines else 'its log is empty'}", 600))
 
 
 @contextmanager
-def _launcher(work: types.ProofWork) -> Iterator[None]:
+def _run_launcher(work: types.ProofWork) -> Iterator[None]:
     """Start the launcher of the programs unless a service runs it, and keep it alive.
 
     :raises ProofError: it does not answer.
     """
-    devnull: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(work.launcher, preexec_fn=progress.die_with_parent, **devnull) if work.launcher else None
+    streams: Any = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(work.launcher, preexec_fn=progress.die_with_parent, **streams) if work.launcher else None
     try:
-        with _connect(work):
+        with _connect_to_launcher(work):
             yield
     finally:
         if process:
             progress.stop_process(process, STOP_SECONDS)
 
 
-def _connect(work: types.ProofWork) -> socket.socket:
+def _connect_to_launcher(work: types.ProofWork) -> socket.socket:
     """Return a connection to the launcher.
 
     :raises ProofError: it does not answer.
@@ -393,24 +393,24 @@ def _connect(work: types.ProofWork) -> socket.socket:
 
 
 @contextmanager
-def _serve(work: types.ProofWork, folder: Path, owns_port: OwnsPort, side: types.Side) -> Iterator[_Server]:
+def _run_server(work: types.ProofWork, folder: Path, owns_port: OwnsPort, side: types.Side) -> Iterator[_Server]:
     """Run llama-server where no other account can reach it, wait until it is healthy, and stop it afterwards.
 
     :raises ProofError: the server does not become healthy.
     """
-    with tempfile.TemporaryDirectory(prefix="", dir=folder) as private_folder, _connect(work) as connection:
+    with tempfile.TemporaryDirectory(prefix="", dir=folder) as private_folder, _connect_to_launcher(work) as connection:
         address = f"{private_folder}/s.sock" if work.sockets else f"{LOOPBACK}:{replies.find_free_port()}"
         host, _colon, port = address.rpartition(":")
         address_options = ["--host", host, "--port", port] if host else ["--host", address]
-        argv = words.adapt_argv([*side.argv, "--model", str(_model_path(work, folder)), *address_options])
+        argv = words.adapt_argv([*side.argv, "--model", str(_sample_path(work, folder)), *address_options])
         environment = {"PATH": commands.SEARCH_PATH, "HOME": str(folder), "GGML_NO_BACKTRACE": "1", **work.environment}
-        log = Path(private_folder, "log")
-        connection.sendall(json.dumps([argv, environment, str(log)]).encode() + b"\n")
-        server = _Server(connection, log, address, work.timeout_s, owns_port)
+        log_path = Path(private_folder, "log")
+        connection.sendall(json.dumps([argv, environment, str(log_path)]).encode() + b"\n")
+        server = _Server(connection, log_path, address, work.timeout_s, owns_port)
         try:
             server.wait_until_healthy()
             yield server
         finally:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_WR)
-            server.status(STOP_SECONDS)
+            server.exit_status(STOP_SECONDS)

@@ -99,12 +99,12 @@ class Verdict(NamedTuple):
             if self.is_correct
             else f"computes incorrectly for {self.place} ({figures})"
         )
-        limit = (
+        limit_text = (
             f"prompts of more than {self.longest} tokens were not compared, because the head's processor was too slow or busy"
             if self.longest
             else None
         )
-        return "; ".join([f"{self.name} {self.failure or result}", *filter(None, [limit, self.remedy])])
+        return "; ".join([f"{self.name} {self.failure or result}", *filter(None, [limit_text, self.remedy])])
 
 
 class Proof(NamedTuple):
@@ -135,6 +135,6 @@ class VerdictRecord(NamedTuple):
 
     def with_verdicts(self, verdicts: Iterable[Verdict], max_count: int) -> "VerdictRecord":
         """Return the last ``max_count`` verdicts of the record and of a proof."""
-        updates = {verdict.id: verdict for verdict in verdicts}
-        older_verdicts = [verdict for verdict in self.verdicts if verdict.id not in updates]
-        return VerdictRecord(tuple([*older_verdicts, *updates.values()][-max_count:]))
+        new_verdicts = {verdict.id: verdict for verdict in verdicts}
+        older_verdicts = [verdict for verdict in self.verdicts if verdict.id not in new_verdicts]
+        return VerdictRecord(tuple([*older_verdicts, *new_verdicts.values()][-max_count:]))

@@ -101,7 +101,7 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
             handshakes=evidence.handshakes._replace(workers=workers),
             waits_for=wait_reasons(new_handshakes, host_names, "the model needs"),
         )
-    first_load = log.partition(server.SLEEP_MARK)[0]
+    first_load = log.partition(server.SLEEP_LINE)[0]
     return evidence._replace(
         server=types.ServerEvidence(
             start_log.parse_buffers(first_load),
@@ -134,7 +134,7 @@ def _rdma_connections(subject: types.Subject, host: HostPlan) -> int:
 
 def _start_log(folder: Path, model: ServedModel | None) -> str:
     """Return the log of the server's start, or of the last load of one of several models."""
-    path = server.log_of_model(folder, model.name) if model else folder / journal.START_LOG_FILE
+    path = server.model_log_path(folder, model.name) if model else folder / journal.START_LOG_FILE
     try:
         return reading.read_start(path, journal.MAX_START_LOG_BYTES).decode("utf-8", "replace")
     except OSError:

@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import e
 tunnel.SHARED_MEMORY_FOLDER = os.path.dirname(__file__)
 progress.MAX_SUSPENDED_SECONDS = 0.5
 progress.BUSY_SHARE = 1 / 15  # /health is asked for fifty times as often as else, and answered by Python
-server.HEALTH_POLL_SECONDS, server.HEALTH_LOST_SECONDS = 0.2, 1.0
+server.HEALTH_POLL_SECONDS, server.MAX_UNHEALTHY_SECONDS = 0.2, 1.0
 worker.MAX_STALE_SECONDS = 1.0
 serving.WRITE_SECONDS, serving.LOADING_WRITE_SECONDS = 0.2, 0.2
 exporter.EXPORT_INTERVAL_SECONDS = 0.2
