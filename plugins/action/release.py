@@ -153,7 +153,7 @@ def _fetch_archives(arguments: installer.ReleaseArguments) -> list[sources.Cache
         return []
     cached_archives = sources.fetch(release, build.archives or ())
     if release.source in release_request.COMPILED_SOURCES:
-        archives.check_tree(cached_archives[0].path, release.member or "")
+        archives.check_sources(cached_archives[0].path, release.member or "")
     else:
         archives.folder_of_programs(cached_archives[0].path, build.targets)
     return cached_archives

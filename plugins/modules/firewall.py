@@ -87,9 +87,9 @@ def main():
     for chain in steps.closing_chains:
         module.warn(
             f"The nftables chain {chain} drops packets by default, and this run does not change that chain. Add these rules to it: "
-            f"{', '.join(steps.after)}."
+            f"{', '.join(steps.rules_after)}."
         )
-    diff = {side: "".join(f"{line}\n" for line in getattr(steps, side)) for side in ("before", "after")}
+    diff = {side: "".join(f"{line}\n" for line in getattr(steps, f"rules_{side}")) for side in ("before", "after")}
     module.exit_json(
         changed=steps.differs and module.check_mode,
         diff=diff,

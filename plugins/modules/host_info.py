@@ -90,7 +90,7 @@ def report_host(arguments):
     ownership.check_ownership(host_plan)
     drift = state.compare_host(host_plan)
     result = {"drift": typed_json.dump(drift)}
-    port_problem = state.port_conflicts(host_plan.services, drift.services)
+    port_problem = state.port_problem(host_plan.services, drift.services)
     return {**result, "msg": port_problem} if port_problem else result
 
 

@@ -95,7 +95,7 @@ UNIT_SETTINGS = "\n[Service]\nNice=10\nOOMPolicy=continue\n"
 @contextmanager
 def run_launcher(paths: InstallationPaths, work: ProofWork, definition: str) -> Iterator[ProofWork]:
     """Run the launcher of the proof in a sandbox under systemd; under other managers the proof starts its launcher."""
-    if paths.service_manager not in services.SYSTEMD:
+    if paths.service_manager not in services.SYSTEMD_MANAGERS:
         yield work
         return
     manager = services.temporary_manager(paths)

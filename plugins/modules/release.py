@@ -116,7 +116,7 @@ def install(installer, arguments):
     """Install a release, and return its manifest; return None if the controller must copy the release's files first."""
     build, release, source = arguments.build, arguments.release, arguments.fetched_source
     if release.source == "package":
-        return installer.link(release)
+        return installer.link_programs(release)
     if arguments.received:
         return installer.receive(arguments.received)
     if not source:

@@ -84,7 +84,7 @@ def uninstall(paths, account, host_name, check_mode):
             f"A build of a killed run is still running on {host_name} ({locks.holders_text(store.lock_path(cache))}): stop it, then run the playbook again"
         )
     chowned_paths = removal.give_to_root(account, cache, check_mode) if account else []
-    unfinished_builds = store.unfinished_builds(cache, set()) if files.is_marked(Path(paths.prefix)) else []
+    unfinished_builds = store.unfinished_build_ids(cache, set()) if files.is_marked(Path(paths.prefix)) else []
     if not check_mode:
         for build_id in unfinished_builds:
             store.clear_build(cache, build_id)
@@ -98,7 +98,7 @@ def prune(host, check_mode):
     """Remove releases that the host no longer needs, and unfinished builds."""
     unneeded_releases = state.unneeded_releases(host)
     installed_names = {path.name for path in Path(host.prefix, "releases").glob("*")}
-    unfinished_builds = store.unfinished_builds(host.cache, installed_names | {build.id for build in host.builds})
+    unfinished_builds = store.unfinished_build_ids(host.cache, installed_names | {build.id for build in host.builds})
     if not check_mode:
         for build in host.builds:  # makes the serving releases count as newer than unused builds
             os.utime(Path(host.prefix, "releases", build.id).resolve(strict=True))

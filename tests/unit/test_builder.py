@@ -198,7 +198,7 @@ def test_what_a_killed_module_left_running_keeps_the_lock(tmp_path, tree):
     holders = locks.find_holders(lock)
     assert {command_of(pid)[0].rsplit("/", 1)[-1] for pid in holders} >= {"cmake", "ninja", "sleep"}
     assert files.is_locked(store.lock_path(one.cache_folder))
-    assert store.unfinished_builds(str(one.cache_folder), ()) == []
+    assert store.unfinished_build_ids(str(one.cache_folder), ()) == []
     marked = one.work_folder / "source" / "CMakeLists.txt"
     marked.write_text(CMAKE)  # so that the tree as it was left compiles at once
     made = []

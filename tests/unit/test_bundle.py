@@ -155,7 +155,7 @@ def test_what_the_account_of_the_services_puts_in_place_of_a_log_is_not_read(tmp
     folders = [str(tmp_path / name) for name in ("prefix", "cache", "units")]
     place = installation.InstallationPaths("system", manager, *folders)
     logs = services.manager_of(place)
-    secret, path = tmp_path / "shadow", Path(logs.record.log.format(prefix=place.prefix, service="x"))
+    secret, path = tmp_path / "shadow", Path(logs.spec.log.format(prefix=place.prefix, service="x"))
     path.parent.mkdir(parents=True)
     secret.write_text("root:$6$")
     path.symlink_to(secret)

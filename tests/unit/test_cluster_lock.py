@@ -41,7 +41,7 @@ def test_one_run_has_it_until_it_is_released(tmp_path, monkeypatch):
             assert held.value.holder.is_same_run(run())
         cluster_lock.release_lock(tmp_path, run(2))
     with monkeypatch.context() as patched, locks.hold(tmp_path / names.CLUSTER_LOCK_FILE):
-        patched.setattr(cluster_lock, "WAIT_SECONDS", 0)
+        patched.setattr(cluster_lock, "LOCK_TIMEOUT_SECONDS", 0)
         with pytest.raises(locks.BusyError):
             cluster_lock.release_lock(tmp_path, run())  # another run may take over just now
     cluster_lock.release_lock(tmp_path, run())

@@ -39,7 +39,7 @@ LISTING = """1: lo    inet 127.0.0.1/8 scope host lo
     ],
 )
 def test_the_address_of_a_connection(connection, address, tmp_path):
-    assert reached.address({"SSH_CONNECTION": connection}, tmp_path, lambda _argv: LISTING) == address
+    assert reached.reached_address({"SSH_CONNECTION": connection}, tmp_path, lambda _argv: LISTING) == address
 
 
 def test_sudo_does_not_pass_the_address_on_but_a_process_above_it_has_it(tmp_path, monkeypatch):
@@ -53,11 +53,11 @@ def test_sudo_does_not_pass_the_address_on_but_a_process_above_it_has_it(tmp_pat
     process(300, 200, ["HOME=/home/me", "SSH_CONNECTION=198.51.100.4 50412 192.0.2.7 22", ""])
     process(200, 1, ["SSH_CONNECTION=198.51.100.4 50412 192.0.2.99 22"])
     monkeypatch.setattr("os.getppid", lambda: 400)
-    assert reached.address({}, tmp_path) == "192.0.2.7"
+    assert reached.reached_address({}, tmp_path) == "192.0.2.7"
     (tmp_path / "proc/300/environ").write_text("")
-    assert reached.address({}, tmp_path) == "192.0.2.99"
+    assert reached.reached_address({}, tmp_path) == "192.0.2.99"
     (tmp_path / "proc/200/environ").write_text("")
-    assert reached.address({}, tmp_path) is None
+    assert reached.reached_address({}, tmp_path) is None
 
 
 def test_a_name_in_the_inventory_is_enough_for_a_host_that_was_asked(pair):

@@ -44,7 +44,7 @@ def test_interfaces_and_whom_they_see(tmp_path, monkeypatch):
     system.output = lambda *argv: json.dumps({"address": own, "neigh": NEIGHBOURS}.get(argv[-1], []))
     sender = mock.MagicMock()
     monkeypatch.setattr(on_host.socket, "socket", sender)
-    monkeypatch.setattr(on_host, "ANSWER_TIMEOUT_SECONDS", 0)
+    monkeypatch.setattr(on_host, "ANSWER_WAIT_SECONDS", 0)
     seen = ("02:00:00:00:01:02", "02:00:00:00:01:03")
     assert on_host.interfaces_of(system, ["10.99.0.2", "198.51.100.7", "x"]) == (
         LinkInterface("eth0", "ethernet", "02:00:00:00:00:01", None, ("192.0.2.1/24",), True, ()),
@@ -63,7 +63,7 @@ def test_unexpected_output_of_ip_is_left_out(tmp_path, monkeypatch, text):
     system = System(root=write(tmp_path, FILES))
     system.output = lambda *argv: text
     monkeypatch.setenv("SSH_CONNECTION", "192.0.2.9 50000 192.0.2.1 22")
-    monkeypatch.setattr(on_host, "ANSWER_TIMEOUT_SECONDS", 0)
+    monkeypatch.setattr(on_host, "ANSWER_WAIT_SECONDS", 0)
     links = on_host.interfaces_of(system, ["10.99.0.2"])
     assert [(link.name, link.addresses, link.sees) for link in links] == [(f"eth{n}", (), ()) for n in range(3)]
     system.output = lambda *argv: '[{}, {"ifname": "eth1", "addr_info": [{"local": "10.0.0.1", "prefixlen": 24}]}]'

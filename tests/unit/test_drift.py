@@ -90,10 +90,10 @@ def test_a_port_that_something_else_has_is_reported_with_its_variable():
     for kind, variable in (("worker", "port in llama_worker_endpoints"), ("head", "llama_server_port")):
         planned = service("x", 1, kind=kind)
         states = {planned.name: ServiceState("foreign", None, (), ())}
-        assert state.port_conflicts([planned], states) == (
+        assert state.port_problem([planned], states) == (
             f"Another program already uses 127.0.0.1:1, the port for llamacpp-worker-x: stop that program, or change {variable}."
         )
-        assert state.port_conflicts([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
+        assert state.port_problem([planned], {planned.name: ServiceState("stopped", None, (), ())}) is None
 
 
 def test_host_info_fails_where_something_else_has_a_port(planned, call):

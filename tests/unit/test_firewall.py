@@ -78,7 +78,7 @@ class Host(System):
             line = line.replace(" to any port 8080 proto tcp", " 8080/tcp")
             self.lines = [each for each in self.lines if each.partition(" comment")[0] != line]
             self.lines = self.lines if gone else [f"{line} comment 'llamacpp'", *self.lines]
-        return steps.before, steps.after
+        return steps.rules_before, steps.rules_after
 
     def differs(self, *rules):
         return firewall_rules.has_differences(self.manager, rules, self)
@@ -208,7 +208,7 @@ def test_rules_that_do_not_last_are_set_again_and_removed(tmp_path, loss):
     steps = host.steps(rule())
     assert steps.differs
     assert steps.text or steps.rules_to_add
-    assert all(line.endswith(firewall_rules.PARTIAL_NOTE) for line in steps.before)
+    assert all(line.endswith(firewall_rules.PARTIAL_NOTE) for line in steps.rules_before)
     assert host.steps().differs, "what comes back with a restart has to go too"
     host.apply()
     assert not host.steps().differs
@@ -241,7 +241,7 @@ def test_nft_takes_the_table_twice_and_prints_what_is_read(tmp_path):
     host.table = done.stdout
     assert firewall_rules.find_foreign_objects(host) == [], done.stderr
     assert {*firewall_rules.state_of("nftables", [], host).present_rules} == {
-        *Host(tmp_path, "nftables").steps(*BOTH, OPEN).after
+        *Host(tmp_path, "nftables").steps(*BOTH, OPEN).rules_after
     }
 
 

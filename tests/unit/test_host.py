@@ -108,9 +108,9 @@ def test_what_a_unit_tries_succeeds_where_nothing_filters_and_knows_a_refusal():
 
 
 def test_whether_accounts_can_be_created(tmp_path):
-    assert host.find_root_tool("useradd", str(tmp_path)) is None
+    assert host.presence_of("useradd", str(tmp_path)) is None
     executable(tmp_path / "useradd", "")
-    assert host.find_root_tool("useradd", str(tmp_path)) == "installed"
+    assert host.presence_of("useradd", str(tmp_path)) == "installed"
     assert set(host.HOST_TOOLS) < set(host.facts("user")["toolchain"])
 
 
@@ -175,13 +175,13 @@ def test_supervisor_that_stands_still(tmp_path):
                 waiting[-1].setblocking(False)
                 waiting[-1].connect(path)
         asked = []
-        asking = threading.Thread(target=lambda: asked.append(installation.has_supervisor(str(tmp_path))), daemon=True)
+        asking = threading.Thread(target=lambda: asked.append(installation.runs_supervisor(str(tmp_path))), daemon=True)
         asking.start()
         asking.join(20)
         assert asked == [True]
     for client in waiting:
         client.close()
-    assert installation.has_supervisor(str(tmp_path)) is False
+    assert installation.runs_supervisor(str(tmp_path)) is False
 
 
 def test_output_of_a_command_that_hangs_fails_is_missing_or_prints_no_utf_8(monkeypatch):
@@ -240,7 +240,7 @@ def test_a_record_that_names_no_cluster(tmp_path):
 
 
 def test_what_was_measured_of_links(tmp_path):
-    assert host.measured_links(str(tmp_path)) == {}
+    assert host.link_measurements(str(tmp_path)) == {}
     folder = tmp_path / "links"
     folder.mkdir()
     (folder / "worker1.json").write_text('{"round_trip_ms": 0.2}')
@@ -249,7 +249,7 @@ def test_what_was_measured_of_links(tmp_path):
     for number, text in enumerate(odd, 2):
         (folder / f"worker{number}.json").write_text(text)
     os.mkfifo(folder / "worker9.json")
-    assert host.measured_links(str(tmp_path)) == {
+    assert host.link_measurements(str(tmp_path)) == {
         "worker0": {"mbit_per_second": 940.0, "round_trip_ms": None, "detail": "", "requested": True},
         "worker1": {"mbit_per_second": None, "round_trip_ms": 0.2, "detail": "", "requested": False},
     }

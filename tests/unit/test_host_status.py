@@ -145,10 +145,10 @@ def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):
     monkeypatch.setattr(commands, "find", lambda _name: "/bin/systemctl")
     shown = "Id=llamacpp-worker-a.service\nNRestarts=3\n\nId=llamacpp-worker-b.service\nNRestarts=[not set]\n"
     monkeypatch.setattr(commands, "run", lambda *_argv, **_options: shown)
-    assert manager.restarts(["llamacpp-worker-a", "llamacpp-worker-b", "llamacpp-worker-c"]) == {"llamacpp-worker-a": 3}
+    assert manager.restart_counts([f"llamacpp-worker-{name}" for name in "abc"]) == {"llamacpp-worker-a": 3}
 
     def fail(*_argv, **_options):
         raise commands.CommandError(["systemctl"], "no bus", 1)
 
     monkeypatch.setattr(commands, "run", fail)
-    assert manager.restarts(["llamacpp-worker-a"]) == {}
+    assert manager.restart_counts(["llamacpp-worker-a"]) == {}

@@ -278,9 +278,9 @@ def test_programs_of_a_package_are_linked(tmp_path):
     target = installer.Installer(str(tmp_path / "prefix"), build, None)
     release = builds.RELEASE._replace(source="package", version="0.7.0")
     with pytest.raises(Refusal, match=f"{program} is missing"):
-        target.link(release)
+        target.link_programs(release)
     executable(program, "#!/bin/sh\necho usage:\necho '--fit [on|off]'\n")
-    made = target.link(release)
+    made = target.link_programs(release)
     assert (target.release_folder / "bin" / "llama-server").resolve() == program
     assert made == manifest.installed_manifest(target.release_folder)
     program.write_text("#!/bin/sh\necho usage: newer\n")

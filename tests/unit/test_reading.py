@@ -35,16 +35,16 @@ OPENERS = {"open", "read_text", "read_bytes", "text_of", "sha256", "copyfile", "
 OTHER_READS = """
 llamacpp/words.adapt_argv
 builds/archives._open_archive builds/archives._ZipArchive.__iter__ builds/archives._ZipArchive.extractfile
-builds/archives.extract_members builds/builder.Builder._install builds/builder.Builder._log_step builds/builder.Builder._prepare
+builds/archives.extract_members builds/builder.Builder._install_programs builds/builder.Builder._log_step builds/builder.Builder._prepare_tree
 builds/builder.Builder._run_logged builds/installer.Installer._publish builds/installer.check_sha256 builds/installer.pack builds/manifest.installed_manifest
 builds/option_check._lacks_tls builds/option_check.write_replacements common/files.sha256 common/files.sync common/files.text_of common/locks.find_holders
 common/files.open_lock common/reading.open_file drift/processes._runs_as drift/processes._sockets drift/processes.environment_of
 drift/processes.account_processes drift/processes.start_time drift/state._is_unchanged drift/state._outdated_services
-facts/amx.is_miscompiled facts/connection._inherited_variable
+facts/amx.has_faulty_header facts/connection._inherited_value
 facts/firewall.active_manager facts/hardware._read_properties facts/hardware._read_mib facts/hardware._render_nodes facts/hardware.read_processor
 facts/hardware.find_nvidia_in_driver_files facts/host._distribution facts/interfaces._router_generation facts/interfaces.kind_of facts/interfaces.rdma_addresses
-facts/installation.is_own_definition facts/resources._amd_memory facts/resources.amd_memory facts/resources.read_resources facts/resources.uptime_seconds
-facts/toolchains._toolkits firewall/rules._nftables_state
+facts/installation.is_own_definition facts/resources._pool_mib facts/resources.amd_memory facts/resources.read_resources facts/resources.uptime_seconds
+facts/toolchains._toolchains firewall/rules._nftables_state
 firewall/rules.find_foreign_objects firewall/steps.steps_of host/cache_prefill._send_tensors host/cache_prefill.missing_tensors host/discovery.interfaces_of
 host/kernel_parameters.has_changes host/kernel_parameters.foreign_files host/removal.remove_installation host/services.Manager.is_defined host/services._changes
 host/start_records._state_of host/system.System.text launcher/conversations._tokens_of

@@ -41,7 +41,7 @@ def test_the_host(tmp_path):
 
 
 def test_a_disk_is_shown_once(tmp_path):
-    (disk,) = resources.disks([str(tmp_path / "not" / "there"), str(tmp_path)])
+    (disk,) = resources.disks_of([str(tmp_path / "not" / "there"), str(tmp_path)])
     assert disk.path == str(tmp_path / "not" / "there")
     assert 0 <= disk.free_mib <= disk.total_mib
 
@@ -49,10 +49,10 @@ def test_a_disk_is_shown_once(tmp_path):
 def test_a_disk_that_does_not_answer_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(resources, "DISK_TIMEOUT_SECONDS", 0.05)
     monkeypatch.setattr(os, "statvfs", lambda _path: time.sleep(2))
-    assert resources.disks(["/"]) == (resources.Disk("/", None, None),)
+    assert resources.disks_of(["/"]) == (resources.Disk("/", None, None),)
 
     def fail(_seconds, _work):
         raise PermissionError
 
     monkeypatch.setattr(reading, "run_within", fail)
-    assert resources.disks(["/x"]) == (resources.Disk("/x", None, None),)
+    assert resources.disks_of(["/x"]) == (resources.Disk("/x", None, None),)

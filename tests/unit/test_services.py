@@ -79,7 +79,7 @@ class Machine:
         return [line for line in self.lines("calls") if any(f" {word}" in f" {line}" for word in CHANGING)]
 
     def state(self, *names):
-        return list(self.manager.state(names).values())
+        return list(self.manager.states(names).values())
 
 
 def defined(name, text=None, temporary=False):
@@ -94,7 +94,7 @@ def machine(request, tmp_path, monkeypatch):
 def machine_with(name, tmp_path, monkeypatch):
     made = Machine(tmp_path, name)
     monkeypatch.setattr(commands, "SEARCH_PATH", f"{made.folder}:{commands.SEARCH_PATH}")
-    monkeypatch.setattr(installation, "has_supervisor", lambda prefix: True)
+    monkeypatch.setattr(installation, "runs_supervisor", lambda prefix: True)
     monkeypatch.setattr(services.Launchd, "poll_seconds", 0)
     # The program that enables units of systemd knows one target.
     if name == "systemd_user":
@@ -118,7 +118,7 @@ def test_services_are_defined_and_started_once_workers_first(machine):
     for name in (HEAD, WORKER):
         path = machine.manager.path(name)
         assert path.read_text() == f"{name} 1"
-        assert path.stat().st_mode & 0o777 == machine.manager.record.mode
+        assert path.stat().st_mode & 0o777 == machine.manager.spec.mode
     assert machine.changes()
     assert installation.disabled_services(machine.manager.paths, [HEAD, WORKER]) == set()
     assert machine.apply(HEAD, WORKER) == {}
@@ -156,7 +156,7 @@ def test_a_definition_that_others_could_write_is_written_again(machine):
     machine.apply(WORKER)
     machine.manager.path(WORKER).chmod(0o666)
     assert machine.apply(WORKER)
-    assert machine.manager.path(WORKER).stat().st_mode & 0o777 == machine.manager.record.mode
+    assert machine.manager.path(WORKER).stat().st_mode & 0o777 == machine.manager.spec.mode
 
 
 def test_one_that_cannot_start_is_reported_with_its_last_lines(machine):
@@ -209,7 +209,7 @@ def test_a_systemd_that_does_not_answer_stops_nothing_and_says_so(tmp_path, monk
     broken = executable(tmp_path / "broken/systemctl", "#!/bin/sh\necho Failed to connect to bus >&2\nexit 1\n")
     monkeypatch.setattr(commands, "SEARCH_PATH", str(broken.parent))
     with pytest.raises((Refusal), match="Failed to connect to bus"):
-        machine.manager.state([WORKER])
+        machine.manager.states([WORKER])
 
 
 def test_systemd_of_a_user_is_called_as_such(tmp_path, monkeypatch):
@@ -242,7 +242,7 @@ def test_launchd_that_does_not_stop(tmp_path, monkeypatch, file, reason):
 def test_supervisor_that_does_not_run(tmp_path, monkeypatch):
     machine = machine_with("supervisor", tmp_path, monkeypatch)
     machine.apply(WORKER)
-    monkeypatch.setattr(installation, "has_supervisor", lambda prefix: False)
+    monkeypatch.setattr(installation, "runs_supervisor", lambda prefix: False)
     assert installation.manager_problems(machine.manager.paths) == ["supervisor is not running"]
     assert machine.apply(WORKER, check=True) == {WORKER: (STOPPED, RUNNING)}
     with pytest.raises(Refusal, match=r"supervisor.* is not running: run site.yml"):

@@ -32,7 +32,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(json.dumps({"content": text}).encode())
 http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """.replace("PAGE", "404")
-RIGHT = f"self.reply(' {smoke_test.expected_answer()}' if len(asked['prompt']) == {1 + smoke_test.QUESTION_TOKENS} else 'what?')"
+RIGHT = f"self.reply(' {smoke_test.expected_answer()}' if len(asked['prompt']) == {1 + smoke_test.QUESTION_LENGTH} else 'what?')"
 WORKER = """
 assert sys.argv[sys.argv.index("-d") + 1] == "CPU"
 listening = socket.create_server(("127.0.0.1", int(sys.argv[sys.argv.index("-p") + 1])))
@@ -165,9 +165,9 @@ def test_programs_run_as_another_account_that_can_write_only_its_home(public):
 
 def test_the_question_goes_on_with_the_answer():
     pieces = known_answer.pieces()
-    words = "".join(pieces[: smoke_test.QUESTION_TOKENS]).replace("\u2581", " ") + " " + smoke_test.expected_answer()
+    words = "".join(pieces[: smoke_test.QUESTION_LENGTH]).replace("\u2581", " ") + " " + smoke_test.expected_answer()
     assert known_answer.SENTENCE.startswith(words)
-    assert len(smoke_test.expected_answer().split()) >= smoke_test.ANSWER_TOKENS
+    assert len(smoke_test.expected_answer().split()) >= smoke_test.ANSWER_LENGTH
     assert max(smoke_test.question_tokens()) < known_answer.summary(1, 128, "q8_0")["vocabulary"]
 
 

@@ -67,7 +67,7 @@ def test_toolkits_with_the_links_to_them_and_libraries(tmp_path, monkeypatch, na
     toolkits = found(name, tmp_path, monkeypatch)
     assert {one["prefix"]: one["links"] for one in toolkits} == prefixes
     assert all(one["prefix"].endswith(("/usr", one["version"])) for one in toolkits)
-    there = toolchains.libraries(toolkits, tmp_path)
+    there = toolchains.library_versions(toolkits, tmp_path)
     assert {library for library, version in there.items() if version} == libraries
 
 
@@ -80,10 +80,10 @@ def test_a_toolkit_that_does_not_answer_is_none(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("folder", ["usr/include", "opt/homebrew/opt/openssl@3/include"])
 def test_openssl_is_no_library_of_a_backend_and_is_looked_for(tmp_path, folder):
-    assert toolchains.libraries([], tmp_path)["openssl"] is None
+    assert toolchains.library_versions([], tmp_path)["openssl"] is None
     (tmp_path / folder / "openssl").mkdir(parents=True)
     (tmp_path / folder / "openssl" / "ssl.h").touch()
-    assert toolchains.libraries([], tmp_path)["openssl"] == toolchains.ANY_VERSION
+    assert toolchains.library_versions([], tmp_path)["openssl"] == toolchains.ANY_VERSION
     assert not [backend for backend in BACKENDS if "openssl" in toolkits.libraries_of(backend)]
 
 

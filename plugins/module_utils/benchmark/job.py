@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import InstallationPaths
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host import services
 
-BENCHMARK_MANAGERS = (*services.SYSTEMD, "supervisor")
+BENCHMARK_MANAGERS = (*services.SYSTEMD_MANAGERS, "supervisor")
 """Service managers that can run a benchmark; launchd would start the job again at boot."""
 SERVICE_NAME = names.service_name("benchmark")
 RESTART_SECTIONS = """
@@ -37,7 +37,7 @@ SIGKILL to the whole unit; OnFailure does."""
 class BenchmarkJob:
     def __init__(self, paths: InstallationPaths) -> None:
         scope = "--user " if paths.scope == "user" else ""
-        is_systemd = paths.service_manager in services.SYSTEMD
+        is_systemd = paths.service_manager in services.SYSTEMD_MANAGERS
         self._restart_sections = RESTART_SECTIONS.format(server=names.SERVER_SERVICE, scope=scope) if is_systemd else ""
         self._state_folder = Path(paths.prefix, "state")
         self._server_manager = services.manager_of(paths)
@@ -48,7 +48,7 @@ class BenchmarkJob:
         return self.job_manager.path(SERVICE_NAME).exists()
 
     def is_running(self) -> bool:
-        return self.job_manager.state([SERVICE_NAME])[SERVICE_NAME] == services.RUNNING
+        return self.job_manager.states([SERVICE_NAME])[SERVICE_NAME] == services.RUNNING
 
     def start(self, definition: str) -> None:
         """Stop the server and measure.
@@ -92,7 +92,7 @@ def cancel_benchmark(
     job = BenchmarkJob(paths)
     if not job.exists():
         return []
-    state_before = job.job_manager.state([SERVICE_NAME])[SERVICE_NAME]
+    state_before = job.job_manager.states([SERVICE_NAME])[SERVICE_NAME]
     if not check_mode:
         job.end(start_server=False)
     return [services.Change(SERVICE_NAME, state_before, services.STOPPED, "", "")]

@@ -66,15 +66,12 @@ def has_working_tiles(program: str = TILE_PROGRAM) -> bool:
     return True
 
 
-def is_miscompiled(root: Path, ask: commands.Ask) -> bool:
+def has_faulty_header(root: Path, ask: commands.Ask) -> bool:
     """Return whether the host's compiler has the faulty header."""
-    header = ask(["c++", f"-print-file-name={TILE_HEADER}"]).strip()
-    return FAULTY_OPERAND in text_of(root / header.lstrip("/"))
+    header_path = ask(["c++", f"-print-file-name={TILE_HEADER}"]).strip()
+    return FAULTY_OPERAND in text_of(root / header_path.lstrip("/"))
 
 
-def is_unusable(flags: Collection[str], root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> bool:
-    """Return whether the processor announces AMX but programs cannot use it.
-
-    :param flags: flags of the processor in /proc/cpuinfo.
-    """
-    return set(flags) >= AMX_FLAGS and (is_miscompiled(root, ask) or not has_working_tiles())
+def is_unusable(cpu_flags: Collection[str], root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> bool:
+    """Return whether the processor announces AMX but programs cannot use it."""
+    return set(cpu_flags) >= AMX_FLAGS and (has_faulty_header(root, ask) or not has_working_tiles())

@@ -19,7 +19,7 @@ MAX_ANCESTORS = 16
 """Number of ancestors to search: Ansible and sudo, which drops the variable, run between sshd's shell and this process."""
 
 
-def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output) -> str | None:
+def reached_address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output) -> str | None:
     """Return the IPv4 address at which the controller reached this host, or None without SSH. For a connection over IPv6, return the IPv4 address of
     the same interface."""
     try:
@@ -33,12 +33,12 @@ def address(environment: Mapping[str, str], root: Path = ROOT, ask: Ask = output
 
 def ssh_addresses(environment: Mapping[str, str], root: Path = ROOT) -> tuple[str, ...]:
     """Return the addresses of client and server of this process's SSH session; empty without a session."""
-    fields = (environment.get(SSH_VARIABLE) or _inherited_variable(root, os.getppid())).split()
+    fields = (environment.get(SSH_VARIABLE) or _inherited_value(root, os.getppid())).split()
     return (fields[0], fields[2]) if len(fields) == 4 else ()
 
 
-def _inherited_variable(root: Path, pid: int) -> str:
-    """Return the variable of the nearest ancestor that has it and is readable; empty without one."""
+def _inherited_value(root: Path, pid: int) -> str:
+    """Return SSH_VARIABLE's value in the nearest ancestor with a readable one; empty without one."""
     for _generation in range(MAX_ANCESTORS):
         folder = root / "proc" / str(pid)
         variables = text_of(folder / "environ").split("\0")
@@ -52,11 +52,11 @@ def _inherited_variable(root: Path, pid: int) -> str:
     return ""
 
 
-def _first_ipv4(reached_address: ipaddress.IPv6Address, listing: str) -> str | None:
+def _first_ipv4(ipv6_address: ipaddress.IPv6Address, listing: str) -> str | None:
     """Return the first IPv4 address of the interface with this IPv6 address.
 
     :param listing: output of ``ip -o address``.
     """
     entries = re.findall(r"^\d+:\s+(\S+)\s+inet6?\s+([0-9a-f.:]+)", listing, re.MULTILINE)
-    interface = next((name for name, address in entries if address == str(reached_address)), None)
+    interface = next((name for name, address in entries if address == str(ipv6_address)), None)
     return next((address for name, address in entries if name == interface and "." in address), None)

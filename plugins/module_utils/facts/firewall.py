@@ -40,21 +40,21 @@ def select_manager(active_units: Collection[str], ufw_settings: str) -> str | No
     return None
 
 
-def active_units(units: Collection[str], states: str) -> set[str]:
+def active_units(units: Collection[str], listing: str) -> set[str]:
     """Return the units that are active.
 
-    :param states: output of ``systemctl is-active UNITS``, a line for each unit.
+    :param listing: output of ``systemctl is-active UNITS``, a line for each unit.
     """
-    return {name for name, state in zip(units, states.split()) if state in ("active", "reloading")}
+    return {name for name, state in zip(units, listing.split()) if state in ("active", "reloading")}
 
 
 def active_manager() -> str | None:
     """Return the manager that filters packets on this host."""
     try:
-        states = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_TIMEOUT_SECONDS, may_fail=True)
+        listing = commands.run(["systemctl", "is-active", *MANAGERS], commands.COMMAND_TIMEOUT_SECONDS, may_fail=True)
     except commands.CommandError:
         return None
-    return select_manager(active_units(MANAGERS, states), text_of(Path(UFW_SETTINGS_FILE)))
+    return select_manager(active_units(MANAGERS, listing), text_of(Path(UFW_SETTINGS_FILE)))
 
 
 def has_unit_filter(interpreter: str | None, run: Callable[[list[str], float], str] = commands.run) -> bool | None:
@@ -64,11 +64,11 @@ def has_unit_filter(interpreter: str | None, run: Callable[[list[str], float], s
     unit that tries to send."""
     if interpreter is None:
         return None
-    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
     properties = ["--property=IPAddressDeny=any", f"--property=RuntimeMaxSec={TRIAL_TIMEOUT_SECONDS}"]
-    unit = ["systemd-run", "--quiet", "--wait", "--collect", *properties]
+    systemd_run = ["systemd-run", "--quiet", "--wait", "--collect", *properties]
     try:
-        run([*root, *unit, interpreter, "-I", "-S", "-c", SEND_PROGRAM], TRIAL_TIMEOUT_SECONDS)
+        run([*sudo, *systemd_run, interpreter, "-I", "-S", "-c", SEND_PROGRAM], TRIAL_TIMEOUT_SECONDS)
     except commands.CommandError as error:
         return True if error.status == REFUSED_STATUS else None
     return False

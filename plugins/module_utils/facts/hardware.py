@@ -21,7 +21,7 @@ from typing import Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import MIB, parse_count
-from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx as tiles
+from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import amx
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import words
 
 NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits"]
@@ -35,7 +35,7 @@ LOCAL_HEAPS = {"1", "2"}
 """Heap types of dedicated memory in the KFD topology: visible to the processor, and invisible."""
 
 INTEL_DRIVERS = {"i915", "xe"}
-INTEL_INTEGRATED_SLOT = "0000:00:02.0"
+INTEL_INTEGRATED_ADDRESS = "0000:00:02.0"
 """PCI address of the integrated graphics of any Intel processor."""
 
 
@@ -59,14 +59,14 @@ def glibc_version() -> str | None:
         return ""
 
 
-def newest_cuda(load: Callable[[str], Any] = ctypes.CDLL) -> str | None:
+def newest_cuda(load_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
     """Return the newest CUDA that the host's NVIDIA driver supports, such as 13.0; None if unknown."""
-    number = ctypes.c_int(0)
+    version = ctypes.c_int(0)
     try:
-        status = load("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+        status = load_library("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
     except (OSError, AttributeError):
         return None
-    return None if status or number.value < 1000 else f"{number.value // 1000}.{number.value % 1000 // 10}"
+    return None if status or version.value < 1000 else f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
 def read_memory_mib() -> int:
@@ -91,14 +91,11 @@ ARM_CORES = {
 """Implementer and part of an ARM core in /proc/cpuinfo → its name, which /proc/cpuinfo lacks."""
 
 
-def arm_model(cpuinfo: str, board: str) -> str:
-    """Return the names of the board and its kinds of cores; empty if both are unknown.
-
-    :param board: ``model`` of the device tree.
-    """
+def arm_name_of(cpuinfo: str, device_tree_model: str) -> str:
+    """Return the names of the board and its kinds of cores; empty if both are unknown."""
     fields = re.findall(r"^CPU (?:implementer|part)\s*:\s*(\w+)$", cpuinfo, re.MULTILINE)
     kinds = dict.fromkeys(map(" ".join, zip(fields[::2], fields[1::2])))
-    names = [board.strip("\0 \n"), *(ARM_CORES[kind] for kind in kinds if kind in ARM_CORES)]
+    names = [device_tree_model.strip("\0 \n"), *(ARM_CORES[kind] for kind in kinds if kind in ARM_CORES)]
     return ", ".join(filter(None, dict.fromkeys(names)))
 
 
@@ -108,48 +105,48 @@ def read_processor(root: Path = commands.ROOT, ask: commands.Ask = commands.outp
     ``cores`` counts hardware threads. ``features_id`` is equal for processors that run the same programs. ``amx`` is true if programs can use AMX,
     ``unusable_features`` is ``["amx"]`` if it is announced but unusable; otherwise both are absent. ``avx512`` exists for x86 only."""
     if sys.platform == "darwin":
-        model, features, board = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), "", ""
+        model, flag_text, arm_name = ask(["sysctl", "-n", "machdep.cpu.brand_string"]).strip(), "", ""
     else:
         text = text_of(root / "proc/cpuinfo")
         model_match = re.search(r"^model name\s*:\s*(.*)$", text, re.MULTILINE)
         flags_match = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, re.MULTILINE)
         model = model_match.group(1) if model_match else platform.machine()
-        board = "" if model_match else arm_model(text, text_of(root / "proc/device-tree/model"))
-        features = flags_match.group(1) if flags_match else ""
-    instructions = [feature for feature in features.split() if re.match(INSTRUCTION_FLAG_PATTERN, feature)]
-    unusable_features = ["amx"] if tiles.is_unusable(instructions, root, ask) else []
-    instructions = [feature for feature in instructions if not feature.startswith(tuple(unusable_features))]
+        arm_name = "" if model_match else arm_name_of(text, text_of(root / "proc/device-tree/model"))
+        flag_text = flags_match.group(1) if flags_match else ""
+    instructions = [flag for flag in flag_text.split() if re.match(INSTRUCTION_FLAG_PATTERN, flag)]
+    unusable_features = ["amx"] if amx.is_unusable(instructions, root, ask) else []
+    instructions = [flag for flag in instructions if not flag.startswith(tuple(unusable_features))]
     features_id = hashlib.sha256(" ".join([model, *sorted(instructions)]).encode()).hexdigest()[:12]
-    facts = {"model": board or model, "cores": os.cpu_count() or 1, "features_id": features_id}
-    amx_facts = {"amx": True} if set(instructions) >= tiles.AMX_FLAGS else {}
+    facts = {"model": arm_name or model, "cores": os.cpu_count() or 1, "features_id": features_id}
+    amx_facts = {"amx": True} if set(instructions) >= amx.AMX_FLAGS else {}
     avx512_facts = {"avx512": "avx512f" in instructions} if "sse2" in instructions else {}
     return {**facts, **amx_facts, **avx512_facts, **({"unusable": unusable_features} if unusable_features else {})}
 
 
 def _accelerator(backend: str, name: str, architecture: str, memory_mib: int, is_unified: bool) -> dict:
-    sizes = {"memory_mib": memory_mib, "unified": is_unified}
-    return {"backend": backend, "name": name, "architecture": architecture, **sizes}
+    memory = {"memory_mib": memory_mib, "unified": is_unified}
+    return {"backend": backend, "name": name, "architecture": architecture, **memory}
 
 
 def _is_known(field: str) -> bool:
     return field.strip("[]") not in MISSING_VALUES
 
 
-def find_nvidia(listing: str, memory_mib: int) -> list[dict]:
-    """Return the devices in the output of NVIDIA_QUERY. A device without dedicated memory (GB10) uses the host's ``memory_mib``."""
+def find_nvidia(listing: str, host_mib: int) -> list[dict]:
+    """Return the devices in the output of NVIDIA_QUERY. A device without dedicated memory (GB10) uses ``host_mib``."""
     devices = []
     for line in listing.splitlines():
         fields = [field.strip() for field in line.split(",")]
         if len(fields) != 3:
             continue
-        name, capability, size = fields
-        dedicated_mib = parse_count(size)
+        name, capability, size_text = fields
+        dedicated_mib = parse_count(size_text)
         if (re.fullmatch(r"\d+\.\d+", capability) or not _is_known(capability)) and (
-            dedicated_mib is not None or not _is_known(size)
+            dedicated_mib is not None or not _is_known(size_text)
         ):
             architecture, is_unified = capability if _is_known(capability) else "", dedicated_mib is None
-            device_memory_mib = memory_mib if dedicated_mib is None else dedicated_mib
-            devices.append(_accelerator(words.CUDA, name, architecture, device_memory_mib, is_unified))
+            device_mib = host_mib if dedicated_mib is None else dedicated_mib
+            devices.append(_accelerator(words.CUDA, name, architecture, device_mib, is_unified))
     return devices
 
 
@@ -180,37 +177,37 @@ def find_amd(root: Path) -> dict[str, dict]:
     """Return the device of each render node, in the order of the KFD topology, which HIP uses."""
     devices = {}
     nodes_folder = root / "sys/class/kfd/kfd/topology/nodes"
-    for properties in sorted(nodes_folder.glob("*/properties"), key=lambda path: parse_count(path.parent.name) or 0):
-        values = _read_properties(properties)
+    for path in sorted(nodes_folder.glob("*/properties"), key=lambda path: parse_count(path.parent.name) or 0):
+        values = _read_properties(path)
         version = parse_count(values.get("gfx_target_version", ""))
         if not version:
             continue
         architecture = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
         render_node = f"renderD{values.get('drm_render_minor', '').strip()}"
-        banks = [_read_properties(bank) for bank in properties.parent.glob("mem_banks/*/properties")]
+        banks = [_read_properties(bank) for bank in path.parent.glob("mem_banks/*/properties")]
         sizes = [parse_count(bank.get("size_in_bytes", "")) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS]
-        vram_mib = sum(filter(None, sizes)) // MIB
+        kfd_mib = sum(filter(None, sizes)) // MIB
         is_integrated = bool(parse_count(values.get("cpu_cores_count", "")) or UNIFIED_GFX_FORM.fullmatch(architecture))
-        memory = _amd_memory(root / "sys/class/drm" / render_node / "device", vram_mib, is_integrated)
+        memory = _amd_memory(root / "sys/class/drm" / render_node / "device", kfd_mib, is_integrated)
         devices[render_node] = _accelerator(words.HIP, f"AMD {architecture}", architecture, *memory)
     return devices
 
 
-def _amd_memory(folder: Path, local_mib: int, is_integrated: bool) -> tuple[int, bool]:
+def _amd_memory(folder: Path, kfd_mib: int, is_integrated: bool) -> tuple[int, bool]:
     """Return the size of a device's memory in MiB, and whether the device uses the host's memory.
 
     Integrated graphics can use the larger of the memory that firmware has reserved and the memory that the kernel may share (GTT). Linux 6.10 and
     newer report GTT as dedicated memory, so the device has more than its video memory.
 
-    :param local_mib: dedicated memory in the KFD topology, in MiB; 0 without the topology.
+    :param kfd_mib: dedicated memory in the KFD topology, in MiB; 0 without the topology.
     :param is_integrated: whether the device is known to be part of a processor.
     """
     vram_mib, gtt_mib = _read_mib(folder / "mem_info_vram_total"), _read_mib(folder / "mem_info_gtt_total")
-    if vram_mib is not None and local_mib > vram_mib:
-        return gtt_mib or local_mib, True
+    if vram_mib is not None and kfd_mib > vram_mib:
+        return gtt_mib or kfd_mib, True
     if (is_integrated or vram_mib == 0) and (gtt_mib or 0) > (vram_mib or 0):
         return gtt_mib or 0, True
-    return vram_mib or local_mib, False
+    return vram_mib or kfd_mib, False
 
 
 def _render_nodes(root: Path) -> list[tuple[str, str, dict]]:
@@ -223,51 +220,48 @@ def _render_nodes(root: Path) -> list[tuple[str, str, dict]]:
     return sorted(nodes, key=lambda entry: entry[:2])
 
 
-def find_intel(root: Path, memory_mib: int) -> dict[str, dict]:
+def find_intel(root: Path, host_mib: int) -> dict[str, dict]:
     """Return render node → device, discrete devices first, as SYCL orders them by execution units.
     The kernel does not report the memory of a discrete device. An integrated device uses half of the host's memory."""
     devices = []
-    for slot, name, uevent in _render_nodes(root):
+    for address, node, uevent in _render_nodes(root):
         if uevent.get("DRIVER") in INTEL_DRIVERS:
-            is_integrated = slot == INTEL_INTEGRATED_SLOT
-            title = f"Intel graphics {uevent.get('PCI_ID', slot).lower()}"
-            device_memory_mib = memory_mib // 2 if is_integrated else 0
-            devices.append((name, _accelerator(words.SYCL, title, "", device_memory_mib, is_integrated)))
+            is_integrated = address == INTEL_INTEGRATED_ADDRESS
+            name = f"Intel graphics {uevent.get('PCI_ID', address).lower()}"
+            device_mib = host_mib // 2 if is_integrated else 0
+            devices.append((node, _accelerator(words.SYCL, name, "", device_mib, is_integrated)))
     return dict(sorted(devices, key=lambda entry: bool(entry[1]["unified"])))
 
 
-def find_vulkan(root: Path, nvidia_devices: list[dict], amd_intel_devices: dict[str, dict]) -> list[dict]:
+def find_vulkan(root: Path, nvidia_devices: list[dict], device_by_node: dict[str, dict]) -> list[dict]:
     """Return the devices with a Vulkan driver in the order of the Vulkan loader. Integrated devices are omitted if there are discrete ones, as
     in llama.cpp, at least in older builds.
 
-    :param amd_intel_devices: render node → device of AMD or Intel, as HIP or SYCL drives it.
+    :param device_by_node: render node → device of AMD or Intel, as HIP or SYCL drives it.
     """
     devices = list(nvidia_devices)
-    for slot, name, uevent in _render_nodes(root):
-        if name in amd_intel_devices:
-            devices.append(amd_intel_devices[name])
+    for address, node, uevent in _render_nodes(root):
+        if node in device_by_node:
+            devices.append(device_by_node[node])
         elif uevent.get("DRIVER") == words.AMDGPU:
-            memory_mib, is_unified = _amd_memory(root / "sys/class/drm" / name / "device", 0, False)
-            location = uevent.get("PCI_ID", slot).lower()
-            devices.append({"name": f"AMD graphics {location}", "memory_mib": memory_mib, "unified": is_unified})
+            memory_mib, is_unified = _amd_memory(root / "sys/class/drm" / node / "device", 0, False)
+            pci_id = uevent.get("PCI_ID", address).lower()
+            devices.append({"name": f"AMD graphics {pci_id}", "memory_mib": memory_mib, "unified": is_unified})
     discrete_devices = [device for device in devices if not device["unified"]]
     return [{**device, "backend": words.VULKAN, "architecture": ""} for device in discrete_devices or devices]
 
 
-def find_apple(memory_mib: int, ask: commands.Ask) -> list[dict]:
+def find_apple(host_mib: int, ask: commands.Ask) -> list[dict]:
     """Return the GPU of Apple silicon with the memory that macOS lets it wire, by default three quarters of the host's."""
     name, limit = (ask(["sysctl", "-n", key]).strip() for key in ("machdep.cpu.brand_string", "iogpu.wired_limit_mb"))
-    device_memory_mib = parse_count(limit) or memory_mib * 3 // 4
-    return [_accelerator(words.METAL, name, "apple", device_memory_mib, True)]
+    device_mib = parse_count(limit) or host_mib * 3 // 4
+    return [_accelerator(words.METAL, name, "apple", device_mib, True)]
 
 
-def find_accelerators(memory_mib: int, root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> list[dict]:
-    """Return every device once per backend that can drive it.
-
-    :param memory_mib: memory of the host.
-    """
+def find_accelerators(host_mib: int, root: Path = commands.ROOT, ask: commands.Ask = commands.output) -> list[dict]:
+    """Return every device once per backend that can drive it."""
     if platform.system() == "Darwin":
-        return find_apple(memory_mib, ask) if platform.machine() == "arm64" else []
-    nvidia_devices = find_nvidia(ask(NVIDIA_QUERY), memory_mib) or find_nvidia_in_driver_files(root)
-    amd_intel_devices = {**find_amd(root), **find_intel(root, memory_mib)}
-    return [*nvidia_devices, *amd_intel_devices.values(), *find_vulkan(root, nvidia_devices, amd_intel_devices)]
+        return find_apple(host_mib, ask) if platform.machine() == "arm64" else []
+    nvidia_devices = find_nvidia(ask(NVIDIA_QUERY), host_mib) or find_nvidia_in_driver_files(root)
+    device_by_node = {**find_amd(root), **find_intel(root, host_mib)}
+    return [*nvidia_devices, *device_by_node.values(), *find_vulkan(root, nvidia_devices, device_by_node)]

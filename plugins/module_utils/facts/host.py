@@ -68,7 +68,7 @@ def tool_versions(installed_toolchains: list[dict], root: Path = ROOT, ask: Ask 
     for entry in installed_toolchains:
         if entry["backend"] in toolkits.SIDE_BY_SIDE and not installed_versions[toolkits.command_of(entry["backend"])]:
             installed_versions[toolkits.command_of(entry["backend"])] = entry["version"]
-    return {**installed_versions, **toolchains.libraries(installed_toolchains, root)}
+    return {**installed_versions, **toolchains.library_versions(installed_toolchains, root)}
 
 
 def is_executable_by_all(path: str) -> bool:
@@ -82,21 +82,20 @@ def is_executable_by_all(path: str) -> bool:
 
 def find_python(scope: str) -> str | None:
     """Return a Python that services can use."""
-    for candidate in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
-        if not os.access(candidate, os.X_OK) or (scope == "system" and not is_executable_by_all(candidate)):
+    for path in ("/usr/bin/python3", "/usr/local/bin/python3", "/opt/homebrew/bin/python3", sys.executable):
+        if not os.access(path, os.X_OK) or (scope == "system" and not is_executable_by_all(path)):
             continue
-        version_match = re.match(r"Python (\d{1,9})\.(\d{1,9})", output([candidate, "--version"]))
+        version_match = re.match(r"Python (\d{1,9})\.(\d{1,9})", output([path, "--version"]))
         if version_match and tuple(map(int, version_match.groups())) >= MIN_PYTHON:
-            return candidate
+            return path
     return None
 
 
-def package_state(policy_listing: str, package: str, lists_folder: Path = APT_LISTS_FOLDER) -> dict:
+def package_state(policy_listing: str, package: str, apt_lists_folder: Path = APT_LISTS_FOLDER) -> dict:
     """Return the state of llama.cpp's packages: ``installed`` names them, and ``version`` is upstream's version of the main package, installed or
     offered, or None. ``listed`` is false if the host has no package list.
 
     :param policy_listing: output of ``apt-cache policy`` for these packages.
-    :param lists_folder: folder of apt's package lists.
     """
     entries = re.findall(r"^(\S+):\n  Installed: (\S+)\n  Candidate: (\S+)$", policy_listing, re.MULTILINE)
     installed_versions = {name: version for name, version, _candidate in entries if version != "(none)"}
@@ -107,39 +106,39 @@ def package_state(policy_listing: str, package: str, lists_folder: Path = APT_LI
     return {
         "version": version_match.group(1) if version_match else None,
         "installed": sorted(installed_versions),
-        "listed": bool(version_match) or any(lists_folder.glob("*_Packages*")),
+        "listed": bool(version_match) or any(apt_lists_folder.glob("*_Packages*")),
     }
 
 
-def _llama_packages(catalogue: dict, family: str) -> dict | None:
+def _query_packages(catalogue: dict, family: str) -> dict | None:
     if family not in catalogue:
         return None
     spec = catalogue[family]
-    names = sorted(
+    package_names = sorted(
         {
             *(program["package"] for program in spec["programs"].values()),
             *(name for libraries in spec["libraries"].values() for name in libraries),
         }
     )
-    return package_state(output(["apt-cache", "policy", *names]), spec["version"])
+    return package_state(output(["apt-cache", "policy", *package_names]), spec["version"])
 
 
-def find_root_tool(name: str, folders: str = ROOT_SEARCH_PATH) -> str | None:
+def presence_of(name: str, search_path: str = ROOT_SEARCH_PATH) -> str | None:
     """Return ``installed`` for a tool that is present, without asking for its version."""
-    return "installed" if shutil.which(name, path=folders) else None
+    return "installed" if shutil.which(name, path=search_path) else None
 
 
-def measured_links(prefix: str) -> dict:
+def link_measurements(prefix: str) -> dict:
     """Return the last measurement of each host's link to this head; empty on a worker."""
-    links = {}
+    measurements = {}
     for path in sorted(Path(prefix, "links").glob("*.json")):
         with suppress(OSError, ValueError, TypeError):
             result = reading.read_object(path, MAX_LINK_BYTES)
             figures = {key: result.get(key) for key in ("mbit_per_second", "round_trip_ms")}
             figures = {key: None if figure is None else 1.0 * figure for key, figure in figures.items()}
             detail = validation.printable(result.get("detail", ""))
-            links[path.stem] = {**figures, "detail": detail, "requested": result.get("requested") is True}
-    return links
+            measurements[path.stem] = {**figures, "detail": detail, "requested": result.get("requested") is True}
+    return measurements
 
 
 def cluster_of(prefix: str) -> str | None:
@@ -162,39 +161,39 @@ def disk_gib(path: str) -> int | None:
         status = os.statvfs(errors.mount_point(path))
     except OSError:
         return None
-    size = status.f_blocks * status.f_frsize >> 30
-    return 1 << size.bit_length() - 1 if size else 0
+    size_gib = status.f_blocks * status.f_frsize >> 30
+    return 1 << size_gib.bit_length() - 1 if size_gib else 0
 
 
-def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
+def facts(requested_scope: str, catalogue: dict | None = None) -> dict:
     """Return all facts that planning needs. None of them changes with the load.
 
     :param catalogue: distribution family → its packages of llama.cpp.
     """
-    paths = installation.detect_paths(effective_scope)
-    effective_scope, manager = paths.scope, paths.service_manager
-    service_manager = service_managers.MANAGERS[manager]
+    paths = installation.detect_paths(requested_scope)
+    manager = paths.service_manager
+    manager_spec = service_managers.MANAGERS[manager]
     user = pwd.getpwuid(os.geteuid()).pw_name
-    interpreter = find_python(effective_scope)
+    interpreter = find_python(paths.scope)
     found_toolchains = toolchains.find_toolchains()
-    memory = hardware.read_memory_mib()
-    folders = os.pathsep.join([*os.get_exec_path(), ROOT_SEARCH_PATH, "/usr/local/bin", "/opt/homebrew/bin"])
+    memory_mib = hardware.read_memory_mib()
+    search_path = os.pathsep.join([*os.get_exec_path(), ROOT_SEARCH_PATH, "/usr/local/bin", "/opt/homebrew/bin"])
     tools = {
         **tool_versions(found_toolchains),
         "venv": version_of([interpreter, "-c", "import ensurepip, venv; print('1.0')"]) if interpreter else None,
-        **{name: find_root_tool(name) for name in HOST_TOOLS},
-        names.STUNNEL: find_root_tool(names.STUNNEL, folders),
+        **{name: presence_of(name) for name in HOST_TOOLS},
+        names.STUNNEL: presence_of(names.STUNNEL, search_path),
     }
     distribution = _distribution()
-    packages = _llama_packages(catalogue or {}, distribution["family"])
-    devices = hardware.find_accelerators(memory)
+    packages = _query_packages(catalogue or {}, distribution["family"])
+    devices = hardware.find_accelerators(memory_mib)
     return {
         "system": platform.system(),
         "architecture": platform.machine(),
         "distribution": distribution,
         "packaged": packages,
         "cpu": hardware.read_processor(),
-        "memory_mib": memory,
+        "memory_mib": memory_mib,
         "accelerators": devices,
         "toolchain": tools,
         "toolchains": found_toolchains,
@@ -208,9 +207,9 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
         "device_groups": [group.gr_name for group in grp.getgrall() if group.gr_name in DEVICE_GROUPS],
         "python": interpreter,
         "lingering": {"enabled": installation.is_lingering(user), "by_us": os.path.exists(paths.prefix + "/lingering")},
-        "firewall": firewall.active_manager() if service_manager.host_settings else None,
-        "units_filter": firewall.has_unit_filter(interpreter) if service_manager.port_filter else None,
-        "host_settings": service_manager.host_settings,
+        "firewall": firewall.active_manager() if manager_spec.host_settings else None,
+        "units_filter": firewall.has_unit_filter(interpreter) if manager_spec.port_filter else None,
+        "host_settings": manager_spec.host_settings,
         "kernel": platform.release(),
         "glibc": hardware.glibc_version(),
         "newest_cuda": hardware.newest_cuda(),
@@ -218,18 +217,18 @@ def facts(effective_scope: str, catalogue: dict | None = None) -> dict:
         "interfaces": interfaces.interfaces(),
         "addresses": interfaces.addresses(),
         "disk_gib": disk_gib(paths.prefix),
-        "reached_at": connection.address(os.environ),
-        **_installation(paths),
+        "reached_at": connection.reached_address(os.environ),
+        **_installation_facts(paths),
         **paths._asdict(),
     }
 
 
-def _installation(paths: installation.InstallationPaths) -> dict:
+def _installation_facts(paths: installation.InstallationPaths) -> dict:
     return {
         "installed": files.is_marked(Path(paths.prefix)),
         "cluster": cluster_of(paths.prefix),
         "supervisor": supervisor_state(paths.prefix),
-        "measured": measured_links(paths.prefix),
+        "measured": link_measurements(paths.prefix),
         "cached": installation.read_json(paths.prefix, names.CACHED_FACTS_FILE),
         "measured_speed": installation.read_json(paths.prefix, names.SPEED_FILE),
         "defined": installation.defined_services(paths.service_manager, paths.units),
@@ -242,5 +241,5 @@ def supervisor_state(prefix: str) -> dict:
         return {"version": None, "running": False}
     return {
         "version": version_of([prefix + "/venv/bin/supervisord", "--version"]),
-        "running": installation.has_supervisor(prefix),
+        "running": installation.runs_supervisor(prefix),
     }

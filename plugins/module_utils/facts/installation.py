@@ -76,7 +76,7 @@ def planned_paths(host_plan: object) -> InstallationPaths:
     return InstallationPaths(*(getattr(host_plan, name) for name in InstallationPaths._fields))
 
 
-def has_supervisor(prefix: str) -> bool:
+def runs_supervisor(prefix: str) -> bool:
     """Return whether the installation's supervisor runs, without waiting if it hangs. A folder without our mark never counts."""
     if not files.is_marked(Path(prefix)):
         return False
@@ -101,7 +101,7 @@ def manager_problems(paths: InstallationPaths) -> list[str]:
     user = pwd.getpwuid(os.geteuid()).pw_name
     if paths.service_manager == "systemd_user" and not is_lingering(user):
         return [f"services of {user} stop at logout, because lingering is disabled"]
-    if paths.service_manager == "supervisor" and not has_supervisor(paths.prefix):
+    if paths.service_manager == "supervisor" and not runs_supervisor(paths.prefix):
         return ["supervisor is not running"]
     return []
 
@@ -109,8 +109,8 @@ def manager_problems(paths: InstallationPaths) -> list[str]:
 def disabled_services(paths: InstallationPaths, service_names: Iterable[str]) -> set[str]:
     """Return the services that do not start at boot."""
     manager = service_managers.MANAGERS[paths.service_manager]
-    links = manager.boot_links and os.path.join(paths.units, manager.boot_links)
-    return {name for name in service_names if links and not os.path.lexists(manager.definition_path(links, name))}
+    folder = manager.boot_links and os.path.join(paths.units, manager.boot_links)
+    return {name for name in service_names if folder and not os.path.lexists(manager.definition_path(folder, name))}
 
 
 def is_own_definition(path: Path) -> bool:

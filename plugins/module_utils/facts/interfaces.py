@@ -28,7 +28,7 @@ PORT_KINDS = {"thunderbolt": "thunderbolt", "wi-fi": "wireless"}
 
 def interfaces(root: Path = ROOT, ask: Ask = output) -> list[dict]:
     """Return ``name``, ``kind`` (ethernet, thunderbolt, usb4, infiniband or wireless) and IPv4 ``addresses`` of each hardware interface with an address."""
-    kinds, addresses = _macos_kinds(ask) if platform.system() == "Darwin" else _linux_kinds(root), _addresses(ask)
+    kinds, addresses = _macos_kinds(ask) if platform.system() == "Darwin" else _linux_kinds(root), _ipv4_by_name(ask)
     return [
         {"name": name, "kind": kind, "addresses": sorted(addresses[name])}
         for name, kind in sorted(kinds.items())
@@ -38,7 +38,7 @@ def interfaces(root: Path = ROOT, ask: Ask = output) -> list[dict]:
 
 def addresses(ask: Ask = output) -> list[str]:
     """Return the IPv4 addresses of all interfaces, including bridges and containers, without loopback."""
-    return sorted({address for entry in _addresses(ask).values() for address in entry if not is_loopback(address)})
+    return sorted({address for ips in _ipv4_by_name(ask).values() for address in ips if not is_loopback(address)})
 
 
 def rdma_addresses(root: Path = ROOT) -> list[str]:
@@ -69,8 +69,8 @@ def kind_of(folder: Path, root: Path) -> str:
 def _router_generation(folder: Path, root: Path) -> int:
     """Return the generation of the host's router that carries an interface (``0-0`` for the service ``0-1.0``), or of the newest router if the
     device's name does not identify one."""
-    service = os.path.basename(os.path.realpath(folder / "device"))
-    router = re.sub(r"-.*", "-0", service)
+    device = os.path.basename(os.path.realpath(folder / "device"))
+    router = re.sub(r"-.*", "-0", device)
     bus_folder = root / "sys/bus/thunderbolt/devices"
     paths = [bus_folder / router] if (bus_folder / router / "generation").exists() else sorted(bus_folder.glob("*-0"))
     return max((parse_count(text_of(path / "generation")) or 0 for path in paths), default=0)
@@ -84,12 +84,12 @@ def _macos_kinds(ask: Ask) -> dict[str, str]:
     }
 
 
-def _addresses(ask: Ask) -> dict[str, list[str]]:
+def _ipv4_by_name(ask: Ask) -> dict[str, list[str]]:
     """Return interface → its IPv4 addresses."""
-    listing: dict[str, list[str]] = {}
+    addresses: dict[str, list[str]] = {}
     for name, ip in re.findall(r"^\d+: (\S+?)(?:@\S+)? +inet ([\d.]+)", ask(["ip", "-4", "-o", "address"]), re.M):
-        listing.setdefault(name, []).append(ip)
-    if not listing:
+        addresses.setdefault(name, []).append(ip)
+    if not addresses:
         for name, details in re.findall(r"^(\w+): (.*(?:\n[ \t].*)*)", ask(["ifconfig"]), re.M):
-            listing[name] = re.findall(r"\binet ([\d.]+)", details)
-    return {name: [ip for ip in entry if re.fullmatch(HOST_IP_PATTERN, ip)] for name, entry in listing.items()}
+            addresses[name] = re.findall(r"\binet ([\d.]+)", details)
+    return {name: [ip for ip in ips if re.fullmatch(HOST_IP_PATTERN, ip)] for name, ips in addresses.items()}

@@ -20,9 +20,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import b
 
 DISK_TIMEOUT_SECONDS = 2.0
 """Time limit for a file system to report its size: a network mount without its server never answers."""
-NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
+MEMORY_QUERY = ["nvidia-smi", "--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits"]
 
-Size = Annotated[Optional[int], Number(maximum=1 << 40)]
+Mib = Annotated[Optional[int], Number(maximum=1 << 40)]
 
 
 class DeviceMemory(NamedTuple):
@@ -30,13 +30,13 @@ class DeviceMemory(NamedTuple):
 
     name: Annotated[str, Text()]
     """name, such as CUDA0, or driver and PCI address"""
-    total_mib: Size
+    total_mib: Mib
     """dedicated memory"""
-    free_mib: Size
+    free_mib: Mib
     """free dedicated memory"""
-    shared_total_mib: Size = None
+    shared_total_mib: Mib = None
     """memory of the host that the device may use (GTT)"""
-    shared_free_mib: Size = None
+    shared_free_mib: Mib = None
     """free memory of the host that the device may use (GTT)"""
 
 
@@ -45,9 +45,9 @@ class Disk(NamedTuple):
 
     path: Annotated[str, Text(max_length=4096)]
     """path of the installation or of the cache on it"""
-    total_mib: Size
+    total_mib: Mib
     """size; null if it does not answer"""
-    free_mib: Size
+    free_mib: Mib
     """space for this account; null if it does not answer"""
 
 
@@ -56,9 +56,9 @@ class Resources(NamedTuple):
 
     uptime_s: Annotated[Optional[int], Number()]
     """seconds since the host booted"""
-    memory_total_mib: Size
+    memory_total_mib: Mib
     """memory of the host"""
-    memory_free_mib: Size
+    memory_free_mib: Mib
     """memory that programs can still allocate"""
     devices: tuple[DeviceMemory, ...]
     """accelerators that report their memory"""
@@ -79,9 +79,9 @@ def nvidia_memory(listing: str) -> Iterator[DeviceMemory]:
         yield DeviceMemory(backends.device_name(backends.CUDA.name, index), total_mib, free_mib)
 
 
-def _amd_memory(folder: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
+def _pool_mib(folder: Path, pool: str) -> tuple[Optional[int], Optional[int]]:
     """Return the total and free MiB of amdgpu's memory, ``vram`` or ``gtt``."""
-    total_bytes, used_bytes = (parse_count(text_of(folder / f"mem_info_{kind}_{name}")) for name in ("total", "used"))
+    total_bytes, used_bytes = (parse_count(text_of(folder / f"mem_info_{pool}_{name}")) for name in ("total", "used"))
     if total_bytes is None or used_bytes is None:
         return None, None
     return total_bytes // MIB, max(0, total_bytes - used_bytes) // MIB
@@ -90,12 +90,12 @@ def _amd_memory(folder: Path, kind: str) -> tuple[Optional[int], Optional[int]]:
 def amd_memory(root: Path = ROOT) -> Iterator[DeviceMemory]:
     """Yield the graphics devices of amdgpu, named by driver and PCI address, in the order of their render nodes."""
     for device in sorted(root.glob("sys/class/drm/renderD*/device")):
-        vram, gtt = _amd_memory(device, "vram"), _amd_memory(device, "gtt")
-        if vram[0] is not None:
+        vram_mib, gtt_mib = _pool_mib(device, "vram"), _pool_mib(device, "gtt")
+        if vram_mib[0] is not None:
             lines = text_of(device / "uevent").splitlines()
             uevent = dict(line.split("=", 1) for line in lines if "=" in line)
             name = f"{uevent.get('DRIVER', 'graphics')} {uevent.get('PCI_SLOT_NAME', '')}".strip()
-            yield DeviceMemory(name, *vram, *gtt)
+            yield DeviceMemory(name, *vram_mib, *gtt_mib)
 
 
 def uptime_seconds(root: Path = ROOT) -> Optional[int]:
@@ -104,12 +104,12 @@ def uptime_seconds(root: Path = ROOT) -> Optional[int]:
     return int(match.group()) if match else None
 
 
-def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
+def disks_of(paths: Iterable[str]) -> tuple[Disk, ...]:
     """Return the file systems that contain these paths, or would contain them if they existed."""
     disks: dict[str, Disk] = {}
     for path in paths:
         try:
-            mount, status = reading.run_within(DISK_TIMEOUT_SECONDS, functools.partial(_file_system, path))
+            mount, status = reading.run_within(DISK_TIMEOUT_SECONDS, functools.partial(_mount_and_status, path))
         except (OSError, reading.TooSlowError):
             disks.setdefault(path, Disk(path, None, None))
             continue
@@ -118,7 +118,7 @@ def disks(paths: Iterable[str]) -> tuple[Disk, ...]:
     return tuple(disks.values())
 
 
-def _file_system(path: str) -> tuple[str, os.statvfs_result]:
+def _mount_and_status(path: str) -> tuple[str, os.statvfs_result]:
     mount = errors.mount_point(path)
     return str(mount), os.statvfs(mount)
 
@@ -128,6 +128,6 @@ def read_resources(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -
         uptime_s=uptime_seconds(root),
         memory_total_mib=hardware.read_memory_mib(),
         memory_free_mib=available_memory_mib(text_of(root / "proc/meminfo")),
-        devices=(*nvidia_memory(ask(NVIDIA_QUERY)), *amd_memory(root)),
-        disks=disks(paths),
+        devices=(*nvidia_memory(ask(MEMORY_QUERY)), *amd_memory(root)),
+        disks=disks_of(paths),
     )

@@ -25,42 +25,42 @@ def _host_path(root: Path, path: Path) -> str:
     return "/" + os.path.relpath(path, os.path.realpath(root))
 
 
-def _prefixes(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
+def _links_by_prefix(root: Path, patterns: tuple[str, ...]) -> dict[Path, list[str]]:
     """Return the real folder of each installation, with its other names. A link in /usr/bin does not count as an installation in /usr."""
-    prefixes: dict[Path, list[str]] = {}
+    links_by_prefix: dict[Path, list[str]] = {}
     for program in sorted({path for pattern in patterns for path in root.glob(pattern)}):
         prefix = program.parent.parent
         real_path = Path(os.path.realpath(prefix))
         is_foreign_link = prefix == root / "usr" and Path(os.path.realpath(program)).parent != real_path / "bin"
         if program.exists() and not is_foreign_link:
             name = "/" + str(prefix.relative_to(root))
-            prefixes.setdefault(real_path, []).extend([name] if name != _host_path(root, real_path) else [])
-    return prefixes
+            links_by_prefix.setdefault(real_path, []).extend([name] if name != _host_path(root, real_path) else [])
+    return links_by_prefix
 
 
-def _include_folders(prefix: str) -> list[str]:
+def _include_patterns(prefix: str) -> list[str]:
     """Return patterns of the header folders of a prefix."""
-    folders = [f"{prefix}/{folder}" for folder in ("include", "targets/*/include")]
-    return [*folders, "/usr/local/include"] if prefix == names.SYSTEM_PREFIX else folders
+    patterns = [f"{prefix}/{folder}" for folder in ("include", "targets/*/include")]
+    return [*patterns, "/usr/local/include"] if prefix == names.SYSTEM_PREFIX else patterns
 
 
 def _libraries_of(root: Path, prefixes: list[str], backend: str) -> list[str]:
     """Return the libraries of a backend that are installed with the toolkit at these prefixes."""
-    folders = [folder for prefix in prefixes for folder in _include_folders(prefix)]
+    folders = [folder for prefix in prefixes for folder in _include_patterns(prefix)]
     return [
         name
         for name in toolkits.libraries_of(backend)
-        if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders))
+        if any(next(root.glob(pattern), None) for pattern in _file_patterns(name, folders))
     ]
 
 
-def _patterns(library: str, folders: list[str]) -> list[str]:
+def _file_patterns(library: str, folders: list[str]) -> list[str]:
     """Return patterns, relative to the root, of the files of an installed library."""
     spec = toolkits.LIBRARIES[library]
     return [*spec.files, *(f"{folder[1:]}/{spec.header}" for folder in folders if spec.header)]
 
 
-def _compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) -> str | None:
+def _find_compiler(folder: Path, prefix: str, toolkit: toolkits.Toolkit, ask: Ask) -> str | None:
     compiler = next((path for path in toolkit.compilers if (folder / path).exists()), None)
     if compiler or not toolkit.compiler_query:
         return f"{prefix}/{compiler}" if compiler else None
@@ -81,19 +81,19 @@ def _components(root: Path, folder: Path, toolkit: toolkits.Toolkit) -> dict[str
     return components
 
 
-def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> list[dict]:
+def _toolchains(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> list[dict]:
     toolchains = []
-    for folder, links in _prefixes(root, toolkit.command_patterns).items():
+    for folder, links in _links_by_prefix(root, toolkit.command_patterns).items():
         prefix = _host_path(root, folder)
-        version = text_of(folder / toolkit.version_file) if toolkit.version_file else ""
+        text = text_of(folder / toolkit.version_file) if toolkit.version_file else ""
         components = _components(root, folder, toolkit)
         toolchains.append(
             {
                 "backend": backend,
                 "prefix": prefix,
                 "links": links,
-                "version": versions.first_version(version or ask([f"{prefix}/bin/{toolkit.command}", "--version"])),
-                "compiler": _compiler(folder, prefix, toolkit, ask),
+                "version": versions.first_version(text or ask([f"{prefix}/bin/{toolkit.command}", "--version"])),
+                "compiler": _find_compiler(folder, prefix, toolkit, ask),
                 "libraries": _libraries_of(root, [prefix, *components.values()], backend),
                 **({"components": components} if toolkit.components else {}),
             }
@@ -104,7 +104,9 @@ def _toolkits(root: Path, ask: Ask, backend: str, toolkit: toolkits.Toolkit) -> 
 def find_toolchains(root: Path = ROOT, ask: Ask = output) -> list[dict]:
     """Return every working toolkit of the host, oldest first."""
     toolchains = [
-        entry for backend, toolkit in toolkits.SIDE_BY_SIDE.items() for entry in _toolkits(root, ask, backend, toolkit)
+        entry
+        for backend, toolkit in toolkits.SIDE_BY_SIDE.items()
+        for entry in _toolchains(root, ask, backend, toolkit)
     ]
     working_toolchains = [toolchain for toolchain in toolchains if toolchain["version"]]
     return sorted(
@@ -112,11 +114,11 @@ def find_toolchains(root: Path = ROOT, ask: Ask = output) -> list[dict]:
     )
 
 
-def libraries(toolchains: list[dict], root: Path = ROOT) -> dict[str, str | None]:
+def library_versions(toolchains: list[dict], root: Path = ROOT) -> dict[str, str | None]:
     """Return ANY_VERSION for each library that a toolkit of the host can use, otherwise None."""
     prefixes = [prefix for entry in toolchains for prefix in (entry["prefix"], *entry.get("components", {}).values())]
-    folders = [folder for prefix in (names.SYSTEM_PREFIX, *prefixes) for folder in _include_folders(prefix)]
+    folders = [folder for prefix in (names.SYSTEM_PREFIX, *prefixes) for folder in _include_patterns(prefix)]
     return {
-        name: ANY_VERSION if any(next(root.glob(pattern), None) for pattern in _patterns(name, folders)) else None
+        name: ANY_VERSION if any(next(root.glob(pattern), None) for pattern in _file_patterns(name, folders)) else None
         for name in toolkits.LIBRARIES
     }

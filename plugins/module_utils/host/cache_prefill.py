@@ -36,7 +36,7 @@ COMPARISON_TIMEOUT_SECONDS = 600.0
 """Time limit for sampling the model and the files in the cache."""
 MIN_BYTES_PER_S = 5 * MIB
 """Lowest expected rate: that of a slow disk that other programs use, too."""
-RESERVED_BYTES = 1024 * MIB
+MIN_FREE_BYTES = 1024 * MIB
 """Space that must stay free on a disk."""
 
 
@@ -56,13 +56,13 @@ def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
     :raises Refusal: a model cannot be read, or the worker does not accept a tensor.
     """
     tensors = reading.read_from_disk(worker.folder, lambda: missing_tensors(worker), COMPARISON_TIMEOUT_SECONDS)
-    size = sum(tensor.bytes for tensor in tensors)
+    missing_bytes = sum(tensor.bytes for tensor in tensors)
     if tensors and not check_mode:
         # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
         launcher.record_tensor_sizes(worker.folder, {tensor.bytes for tensor in worker.prefill.tensors})
-        _check_free_space(worker.folder, size)
+        _check_free_space(worker.folder, missing_bytes)
         _send_tensors(worker, tensors)
-    return size
+    return missing_bytes
 
 
 def missing_tensors(worker: WorkerCache) -> list[gguf.TensorLocation]:
@@ -116,9 +116,9 @@ def _cached_fingerprints(folder: Path) -> set[str]:
 
 def _check_free_space(folder: Path, needed_bytes: int) -> None:
     free_bytes = shutil.disk_usage(existing_ancestor(folder)).free
-    if free_bytes < needed_bytes + RESERVED_BYTES:
+    if free_bytes < needed_bytes + MIN_FREE_BYTES:
         raise Refusal(
-            f"{folder} has no space for {needed_bytes // MIB} MiB of tensors: {free_bytes // MIB} MiB are free, and {RESERVED_BYTES // MIB} MiB must stay "
+            f"{folder} has no space for {needed_bytes // MIB} MiB of tensors: {free_bytes // MIB} MiB are free, and {MIN_FREE_BYTES // MIB} MiB must stay "
             "free. Free space on this disk, then run the playbook again"
         )
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import locks, names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Text
 
-WAIT_SECONDS = 60
+LOCK_TIMEOUT_SECONDS = 60
 """Time to wait for another process that reads or writes the file."""
 MAX_LOCK_FILE_BYTES = 64 * 1024
 Name = Annotated[str, Text(max_length=128)]
@@ -71,7 +71,7 @@ def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Op
     :param ended_run: a run whose own controller reports that it has ended.
     :raises LockHeldError: another run holds the lock.
     """
-    with locks.hold(prefix / names.CLUSTER_LOCK_FILE, WAIT_SECONDS) as lock:
+    with locks.hold(prefix / names.CLUSTER_LOCK_FILE, LOCK_TIMEOUT_SECONDS) as lock:
         holder = read_holder(prefix)
         if run.is_same_run(holder):
             return None
@@ -88,7 +88,7 @@ def take_lock(prefix: Path, run: Run, may_take_over: bool = False, ended_run: Op
 def release_lock(prefix: Path, run: Run) -> Optional[Run]:
     """Release a run's lock; if another run holds the lock, return that run. After a teardown there is no lock, and none is created."""
     if run.is_same_run(read_holder(prefix)):
-        with locks.hold(prefix / names.CLUSTER_LOCK_FILE, WAIT_SECONDS) as lock:
+        with locks.hold(prefix / names.CLUSTER_LOCK_FILE, LOCK_TIMEOUT_SECONDS) as lock:
             if run.is_same_run(read_holder(prefix)):
                 os.ftruncate(lock, 0)
     return read_holder(prefix)

@@ -29,15 +29,15 @@ MODEL_FOLDERS = (
     *("~/.cache/huggingface/hub", "~/.lmstudio/models", "~/.cache/lm-studio/models"),
 )
 """Folders in which people and other programs store models."""
-MAX_DEPTH, MAX_MODELS = 6, 20
+MAX_FOLDER_DEPTH, MAX_MODELS = 6, 20
 """Maximum depth of the search in these folders, and maximum number of models whose headers are read, the largest first."""
 MAX_MODEL_SECONDS = 120
 """Time limit for all models of a host."""
 LINK_TYPES = ("1", str(interfaces.INFINIBAND_TYPE))
 """Values of ``type`` for interfaces with hardware addresses, which tunnels lack."""
-DISCARD_PORT, ANSWER_TIMEOUT_SECONDS = 9, 1.0
+DISCARD_PORT, ANSWER_WAIT_SECONDS = 9, 1.0
 
-Mac = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
+MacAddress = Annotated[str, Text(r"[0-9a-f]{2}(:[0-9a-f]{2}){5,19}", 64)]
 
 
 class LinkInterface(NamedTuple):
@@ -45,13 +45,13 @@ class LinkInterface(NamedTuple):
 
     name: Annotated[str, Text(r"[\w.:@-]+", 64)]
     kind: Annotated[str, names.LINK_KINDS]
-    mac: Mac
+    mac: MacAddress
     mbit: Optional[int]
     """Mbit per second, according to its driver"""
     addresses: tuple[Annotated[str, Text(INTERFACE_PATTERN)], ...]
     main: bool
     """Whether the controller's connection or the default route uses it."""
-    sees: tuple[Mac, ...]
+    sees: tuple[MacAddress, ...]
     """Hardware addresses of its neighbours."""
 
 
@@ -91,11 +91,11 @@ def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional
 def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterface, ...]:
     state = inspection.inspect(system)
     folders = {name: inspection.interface_folder(name, system) for name in state.interfaces}
-    links = {name: state.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in LINK_TYPES}
-    _contact_hosts(addresses, links)
+    states = {name: state.interfaces[name] for name in folders if text_of(folders[name] / "type").strip() in LINK_TYPES}
+    _contact_hosts(addresses, states)
     macs = neighbour_macs(system.output("ip", "-json", "neigh"))
     link_interfaces = []
-    for name, interface in links.items():
+    for name, interface in states.items():
         mbit, kind = parse_count(text_of(folders[name] / "speed")), interfaces.kind_of(folders[name], system.root)
         is_main, seen_macs = name in state.protected_names, tuple(sorted(macs.get(name, ())))
         if interface.mac:
@@ -104,16 +104,16 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
     return tuple(link_interfaces)
 
 
-def _contact_hosts(addresses: Iterable[str], links: Mapping[str, inspection.InterfaceState]) -> None:
+def _contact_hosts(addresses: Iterable[str], states: Mapping[str, inspection.InterfaceState]) -> None:
     """Send an empty datagram to other hosts in this host's networks, which makes the kernel look up their hardware addresses."""
-    networks = [ipaddress.ip_interface(text).network for link in links.values() for text in link.addresses]
+    networks = [ipaddress.ip_interface(text).network for state in states.values() for text in state.addresses]
     host_addresses = map(ipaddress.ip_address, filter(inspection.is_address, addresses))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for address in host_addresses:
             if any(address in network for network in networks):
                 with suppress(OSError):
                     sender.sendto(b"", (str(address), DISCARD_PORT))
-    time.sleep(ANSWER_TIMEOUT_SECONDS)
+    time.sleep(ANSWER_WAIT_SECONDS)
 
 
 def neighbour_macs(listing: str) -> dict[str, set[str]]:
@@ -154,12 +154,12 @@ def _complete_models(folders: Iterable[str]) -> Iterator[tuple[str, int]]:
     real_paths = set()
     for root_folder in map(os.path.expanduser, folders):
         for folder, subfolders, file_names in os.walk(root_folder):
-            if folder[len(root_folder) :].count("/") >= MAX_DEPTH:
+            if folder[len(root_folder) :].count("/") >= MAX_FOLDER_DEPTH:
                 subfolders.clear()
             for model in split_files.group_files(sorted(name for name in file_names if name.endswith(".gguf"))):
                 paths = [os.path.join(folder, name) for name in model.names]
-                file = os.path.realpath(paths[0])
-                if model.is_complete and file not in real_paths and not download_record.problem_of_name(model.names[0]):
-                    real_paths.add(file)
+                path = os.path.realpath(paths[0])
+                if model.is_complete and path not in real_paths and not download_record.problem_of_name(model.names[0]):
+                    real_paths.add(path)
                     with suppress(OSError):
                         yield paths[0], sum(os.stat(path).st_size for path in paths)

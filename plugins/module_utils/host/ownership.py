@@ -38,7 +38,7 @@ def _foreign_contents(host_plan: HostPlan) -> Iterator[str]:
     owners.update({str(prefix / name): None for name in names.INSTALLED_ENTRIES if not _is_vacant(prefix / name)})
     for path, owner in owners.items():
         with suppress(FileNotFoundError):
-            actual_owner = processes.owner_of(os.stat(path).st_uid)
+            actual_owner = processes.account_of(os.stat(path).st_uid)
             if actual_owner != owner:
                 yield f"{path} (owned by {actual_owner}{f', not by {owner}' if owner else ''})"
 

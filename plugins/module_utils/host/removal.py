@@ -75,8 +75,8 @@ def _remove_metrics(paths: InstallationPaths, check_mode: bool) -> tuple[list[st
     folder_by_service: dict[str, str] = {}
     with suppress(*reading.PARSE_ERRORS):
         entries = read_json(paths.prefix, names.METRICS_FILE)["services"].items()
-        all_folders = [(service, (entry or {}).get("folder") or "") for service, entry in entries]
-        folder_by_service = {service: folder for service, folder in all_folders if os.path.isabs(folder)}
+        service_folders = [(service, (entry or {}).get("folder") or "") for service, entry in entries]
+        folder_by_service = {service: folder for service, folder in service_folders if os.path.isabs(folder)}
     all_paths = (Path(folder, f"{service}.prom") for service, folder in folder_by_service.items())
     metrics_paths, folders = [*filter(os.path.lexists, all_paths)], {*filter(os.path.isdir, folder_by_service.values())}
     if not check_mode:
@@ -89,12 +89,12 @@ def _remove_metrics(paths: InstallationPaths, check_mode: bool) -> tuple[list[st
 
 def _installed_paths(prefix: Path) -> list[tuple[str, ...]]:
     """Return the parts of each path that an installation created below the prefix, with the mark last."""
-    entries, models = os.listdir(prefix), prefix / names.MODELS_FOLDER
+    entries, folder = os.listdir(prefix), prefix / names.MODELS_FOLDER
     paths: list[tuple[str, ...]] = [(path.name,) for path in prefix.iterdir() if _is_temporary(path)]
-    if models.is_dir() and not models.is_symlink():  # other programs may use the target of a link
-        own_paths = {path for path in models.iterdir() if _is_generated(path) or path.name == model_files.LOCK_FILE}
+    if folder.is_dir() and not folder.is_symlink():  # other programs may use the target of a link
+        own_paths = {path for path in folder.iterdir() if _is_generated(path) or path.name == model_files.LOCK_FILE}
         paths += [(names.MODELS_FOLDER, path.name) for path in own_paths]
-        if all(_is_temporary(path) for path in models.iterdir() if path not in own_paths):
+        if all(_is_temporary(path) for path in folder.iterdir() if path not in own_paths):
             paths.append((names.MODELS_FOLDER,))
     return [*paths, *((entry,) for entry in names.INSTALLED_ENTRIES if entry in entries)]
 

@@ -49,14 +49,14 @@ def _run(argv: list[str], may_fail: bool = False) -> str:
 class Manager:
     """Base of the managers. Methods take names of services, and do nothing without one."""
 
-    def __init__(self, record: service_managers.ServiceManager, paths: InstallationPaths):
-        self.record = record
+    def __init__(self, spec: service_managers.ServiceManager, paths: InstallationPaths):
+        self.spec = spec
         self.paths = paths
 
     def path(self, name: str) -> Path:
-        return self.record.definition_path(self.paths.units, name)
+        return self.spec.definition_path(self.paths.units, name)
 
-    def state(self, services: Collection[str]) -> dict[str, str]:
+    def states(self, services: Collection[str]) -> dict[str, str]:
         """Return RUNNING, FAILED or STOPPED for each service; an unknown one is STOPPED."""
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class Manager:
         for service in services:
             if not self.is_defined(service):
                 self.path(service.name).parent.mkdir(parents=True, exist_ok=True)
-                replace_file(self.path(service.name), service.definition, self.record.mode)
+                replace_file(self.path(service.name), service.definition, self.spec.mode)
 
     def remove(self, services: Collection[str]) -> None:
         """Remove definitions of stopped services, and make the manager forget them."""
@@ -82,9 +82,9 @@ class Manager:
 
     def log(self, service: str, line_count: int = MAX_LOG_LINES, output_format: str = "cat") -> str:
         """Return the end of a service's log. Only a journal heeds the number of lines and their format."""
-        return read_end(Path(self.record.log.format(prefix=self.paths.prefix, service=service)), MAX_LOG_BYTES)
+        return read_end(Path(self.spec.log.format(prefix=self.paths.prefix, service=service)), MAX_LOG_BYTES)
 
-    def restarts(self, services: Collection[str]) -> dict[str, int]:
+    def restart_counts(self, services: Collection[str]) -> dict[str, int]:
         """Return how often the manager has restarted each service since its last deliberate start, if the manager counts that."""
         return {}
 
@@ -95,14 +95,14 @@ class Manager:
             mode = stat.S_IMODE(path.stat().st_mode)
         except OSError:
             return False
-        return mode == self.record.mode and path.read_text(errors="replace") == service.definition
+        return mode == self.spec.mode and path.read_text(errors="replace") == service.definition
 
 
 class Systemd(Manager):
     """systemd, of the system or of a user."""
 
-    def __init__(self, record: service_managers.ServiceManager, paths: InstallationPaths):
-        super().__init__(record, paths)
+    def __init__(self, spec: service_managers.ServiceManager, paths: InstallationPaths):
+        super().__init__(spec, paths)
         self.scope_options = ["--user"] if paths.scope == "user" else []
         if self.scope_options:
             commands.set_runtime_directory()
@@ -122,7 +122,7 @@ class Systemd(Manager):
         values = {unit["Id"]: unit.get(key, "") for unit in units if "Id" in unit}
         return {name: values[self.path(name).name] for name in services if self.path(name).name in values}
 
-    def state(self, services: Collection[str]) -> dict[str, str]:
+    def states(self, services: Collection[str]) -> dict[str, str]:
         states = {"inactive": STOPPED, "failed": FAILED, "": STOPPED}
         values = self._show(services, "ActiveState")
         return {name: states.get(values.get(name, ""), RUNNING) for name in services}
@@ -153,7 +153,7 @@ class Systemd(Manager):
         options = ["--lines", str(line_count), f"--output={output_format}", "--no-pager"]
         return commands.output(["journalctl", *self.scope_options, "--unit", self.path(service).name, *options])
 
-    def restarts(self, services: Collection[str]) -> dict[str, int]:
+    def restart_counts(self, services: Collection[str]) -> dict[str, int]:
         try:
             values = self._show(services, "NRestarts")
         except commands.CommandError:
@@ -170,11 +170,11 @@ class Launchd(Manager):
     """Exit status of launchctl for a service that is still stopping."""
     poll_seconds = 0.2
 
-    def __init__(self, record: service_managers.ServiceManager, paths: InstallationPaths):
-        super().__init__(record, paths)
+    def __init__(self, spec: service_managers.ServiceManager, paths: InstallationPaths):
+        super().__init__(spec, paths)
         self.domain = "system" if paths.scope == "system" else f"gui/{os.geteuid()}"
 
-    def state(self, services: Collection[str]) -> dict[str, str]:
+    def states(self, services: Collection[str]) -> dict[str, str]:
         return {name: RUNNING if self._is_loaded(name) else STOPPED for name in services}
 
     def _is_loaded(self, name: str) -> bool:
@@ -224,9 +224,9 @@ class Supervisor(Manager):
         return [python, "-m", "supervisor.supervisorctl", "-c", config_path, *words]
 
     def _is_running(self) -> bool:
-        return installation.has_supervisor(self.paths.prefix)
+        return installation.runs_supervisor(self.paths.prefix)
 
-    def state(self, services: Collection[str]) -> dict[str, str]:
+    def states(self, services: Collection[str]) -> dict[str, str]:
         # supervisorctl status exits with 0 only if all services run.
         lines = self._control("status", may_fail=True).splitlines() if services and self._is_running() else []
         rows = [line.split() for line in lines]
@@ -269,14 +269,14 @@ def manager_of(paths: InstallationPaths) -> Manager:
     return MANAGER_CLASSES[name](service_managers.MANAGERS[name], paths)
 
 
-SYSTEMD = ("systemd", "systemd_user")
+SYSTEMD_MANAGERS = ("systemd", "systemd_user")
 VOLATILE_UNITS_FOLDER = Path("/run/systemd/system")
 """Folder of definitions that a reboot removes."""
 
 
 def temporary_manager(paths: InstallationPaths) -> Manager:
     """Return the manager of temporary services. Under systemd, their definitions are in a folder that a reboot empties."""
-    if paths.service_manager in SYSTEMD:
+    if paths.service_manager in SYSTEMD_MANAGERS:
         runtime_folder = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")
         folder = Path(runtime_folder, "systemd/user") if paths.scope == "user" else VOLATILE_UNITS_FOLDER
         paths = paths._replace(units=str(folder))
@@ -334,8 +334,8 @@ def _plan_steps(manager: Manager, request: ServiceRequest, states: dict[str, str
     restarts = [name for name in run_names if name in undefined_names or name in request.restart]
     boot_names = [service.name for service in request.run if not service.temporary]
     names_to_define = {*restarts, *installation.disabled_services(manager.paths, boot_names)}
-    all_names = dict.fromkeys([*run_names, *request.start])
-    names_to_start = [name for name in all_names if name in restarts or states[name] != RUNNING]
+    names_to_run = dict.fromkeys([*run_names, *request.start])
+    names_to_start = [name for name in names_to_run if name in restarts or states[name] != RUNNING]
     return ServiceSteps(
         stop=[name for name in (*request.stop, *request.remove, *restarts, *names_to_start) if states[name] != STOPPED],
         remove=[name for name in request.remove if manager.path(name).exists()],
@@ -363,14 +363,14 @@ def _carry_out(manager: Manager, request: ServiceRequest, steps: ServiceSteps) -
         manager.stop(group)
     if steps.remove:
         manager.remove(steps.remove)
-    changed_services = [*steps.define, *steps.start]
-    for group in reversed(_stop_order(changed_services)):
-        definitions = [service for service in request.run if service.name in group and service.name in steps.define]
-        if definitions:
-            manager.define(definitions)
-        starting_services = [name for name in group if name in steps.start]
-        if starting_services:
-            manager.start(starting_services)
+    changed_names = [*steps.define, *steps.start]
+    for group in reversed(_stop_order(changed_names)):
+        services = [service for service in request.run if service.name in group and service.name in steps.define]
+        if services:
+            manager.define(services)
+        names_to_start = [name for name in group if name in steps.start]
+        if names_to_start:
+            manager.start(names_to_start)
 
 
 def apply_request(manager: Manager, request: ServiceRequest, check_mode: bool) -> list[Change]:
@@ -381,16 +381,16 @@ def apply_request(manager: Manager, request: ServiceRequest, check_mode: bool) -
     service_names = dict.fromkeys(
         [*(service.name for service in request.run), *request.start, *request.stop, *request.remove]
     )
-    starting_services: list[str] = []
+    names_to_start: list[str] = []
     try:
-        states = manager.state(list(service_names))
+        states = manager.states(list(service_names))
         steps = _plan_steps(manager, request, states)
-        starting_services = steps.start
+        names_to_start = steps.start
         changes = _changes(manager, request, states, steps)
         if not check_mode:
             _carry_out(manager, request, steps)
     except commands.CommandError as error:
-        logs = {name: "\n".join(manager.log(name).strip().splitlines()[-MAX_LOG_LINES:]) for name in starting_services}
+        logs = {name: "\n".join(manager.log(name).strip().splitlines()[-MAX_LOG_LINES:]) for name in names_to_start}
         log_text = "".join(f"\nThe log of {name} ends with:\n{text}" for name, text in logs.items() if text)
         raise Refusal(f"{error}{log_text}") from error
     return changes

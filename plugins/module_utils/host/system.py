@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, files
 
-TIMEOUT_SECONDS = 60
+RUN_TIMEOUT_SECONDS = 60
 
 
 class System:
@@ -26,7 +26,7 @@ class System:
     def program(self, name: str) -> str | None:
         return commands.find(name)
 
-    def run(self, argv: list[str], text: str = "", may_fail: bool = False, seconds: float = TIMEOUT_SECONDS) -> str:
+    def run(self, argv: list[str], text: str = "", may_fail: bool = False, seconds: float = RUN_TIMEOUT_SECONDS) -> str:
         """Run a command with ``text`` as input, and return its output.
 
         :raises CommandError: the command fails.

@@ -14,11 +14,10 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file
 
-FILE_MODE = 0o600
+KEY_FILE_MODE = 0o600
 IDENTITY_DIGITS = 16
 KEY_LINE_PATTERN = re.compile(rf"[0-9a-f]{{{IDENTITY_DIGITS}}}:[0-9a-f]{{64}}\n")
 MAX_KEY_FILE_BYTES = 64 * 1024
-"""Maximum number of bytes that are read from a key file."""
 
 
 def identity_of(key: str) -> str:
@@ -49,16 +48,16 @@ def put_key_first(path: Path, key: str, account: str | None, keep_other_keys: bo
     if lines_after == lines_before:
         return False
     if not check_mode:
-        replace_file(path, "".join(lines_after), FILE_MODE, None if account is None else _uid(account))
+        replace_file(path, "".join(lines_after), KEY_FILE_MODE, None if account is None else _uid(account))
     return True
 
 
 def _key_lines(path: Path, account: str | None) -> list[str]:
     try:
-        owner = os.geteuid() if account is None else _uid(account)
+        owner_uid = os.geteuid() if account is None else _uid(account)
         with reading.open_file(path) as stream:
             status = os.fstat(stream.fileno())
-            if stat.S_IMODE(status.st_mode) != FILE_MODE or status.st_uid != owner:
+            if stat.S_IMODE(status.st_mode) != KEY_FILE_MODE or status.st_uid != owner_uid:
                 return []
             lines = stream.read(MAX_KEY_FILE_BYTES).decode("ascii", "replace").splitlines(keepends=True)
     except OSError:

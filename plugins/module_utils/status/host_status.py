@@ -85,12 +85,12 @@ def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -
     start_times = {name: processes.start_time(service.pid) for name, service in services.items()}
     return drift, types.Condition(
         now=int(clock),
-        service_states=manager.state(definitions),
+        service_states=manager.states(definitions),
         uptimes_s={
             name: None if start_time is None else max(0, int(clock - start_time))
             for name, start_time in start_times.items()
         },
-        restarts=manager.restarts(definitions),
+        restarts=manager.restart_counts(definitions),
         resources=resources.read_resources([paths.prefix, paths.cache]),
         head=_head_condition(paths, host_plan.account if host_plan else None, head),
     )

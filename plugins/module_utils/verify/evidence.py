@@ -72,7 +72,7 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
         if reply.text.startswith(replies.TIMEOUT_TEXT):
             health, may_ask = types.Health(False, server_client.LOADING), False
     completion = _ask_question(client, subject) if may_ask else None
-    log, links = _start_log(folder, model), host_facts.measured_links(host.prefix)
+    log, links = _start_log(folder, model), host_facts.link_measurements(host.prefix)
     reading_record = typed_json.read_file(types.ReadingRecord, Path(host.prefix, names.READINGS_FILE), MAX_RECORD_BYTES)
     evidence = types.Evidence(
         health=health,

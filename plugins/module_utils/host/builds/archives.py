@@ -58,7 +58,7 @@ class _LimitedStream:
         return self._stream.read(size)
 
 
-class _LimitedArchive(tarfile.TarFile):
+class _TarArchive(tarfile.TarFile):
     def __init__(self, name: Any, mode: Any, fileobj: Any, **options: Any) -> None:
         self._limited_stream = _LimitedStream(fileobj)
         super().__init__(name, mode, self._limited_stream, **options)  # type: ignore[arg-type]  # the type asks for a file that also writes
@@ -116,7 +116,7 @@ def _open_archive(path: Path) -> Iterator[Any]:
         with path.open("rb") as stream:
             is_zip = stream.read(4) == b"PK\3\4"
             stream.seek(0)
-            with _ZipArchive(stream) if is_zip else _LimitedArchive.open(fileobj=stream) as archive:
+            with _ZipArchive(stream) if is_zip else _TarArchive.open(fileobj=stream) as archive:
                 yield archive
     except ARCHIVE_ERRORS as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
@@ -184,7 +184,7 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
             link.symlink_to(name)
 
 
-def check_tree(path: Path, folder: str) -> None:
+def check_sources(path: Path, folder: str) -> None:
     """:param folder: folder of the sources; empty means the archive's top-level folder.
     :raises Refusal: the folder does not contain the sources.
     """

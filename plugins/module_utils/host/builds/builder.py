@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 
 MAX_LOG_LINES = 15
-MAX_PATCH_LINES = 6
+MAX_PATCH_OUTPUT_LINES = 6
 COMMIT_DIGITS = 8
 MIN_FREE_BYTES = 1 << 20
 """Free space below which a disk counts as full: not every program reports a failed write."""
@@ -51,7 +51,7 @@ class Builder(installer.Installer):
         self.member = release.member or ""
         self.work_folder = self.cache_folder / "builds" / build.id
         self.log_path = Path(store.log_path(cache, build.id))
-        self.unpacked_folder = self.log_path.with_suffix(store.UNPACKED_SUFFIX)
+        self.unpacked_file = self.log_path.with_suffix(store.UNPACKED_SUFFIX)
 
     def _make_folder(self, path: Path) -> None:
         """Create a folder, and give it and its contents to the building account."""
@@ -75,7 +75,7 @@ class Builder(installer.Installer):
         self._log_step(step)
         with self.log_path.open("ab") as log:
             start_offset = log.tell()
-            process = subprocess.run(
+            result = subprocess.run(
                 argv,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -91,17 +91,17 @@ class Builder(installer.Installer):
             log.seek(start_offset)
             printed_lines = log.read().decode("utf-8", "replace").splitlines()
         is_full = shutil.disk_usage(self.work_folder).free < MIN_FREE_BYTES
-        if process.returncode and (is_full or any("No space left on device" in line for line in printed_lines[-200:])):
+        if result.returncode and (is_full or any("No space left on device" in line for line in printed_lines[-200:])):
             raise Refusal(
                 f"{step} failed: the disk that holds {self.cache_folder} is full. Free some space and run the playbook again to resume. Log: {self.log_path}"
             )
-        return process.returncode, printed_lines
+        return result.returncode, printed_lines
 
     def _run(self, step: str, argv: list[str]) -> None:
         """Run a step. If it fails, the next run starts over, because a power failure may have damaged the tree, and cmake caches wrong results."""
         status, printed_lines = self._run_logged(step, argv)
         if status:
-            self.unpacked_folder.unlink(missing_ok=True)
+            self.unpacked_file.unlink(missing_ok=True)
             raise Refusal(
                 f"{step} failed with status {status}. Log: {self.log_path}, which ends with:\n"
                 + "\n".join(printed_lines[-MAX_LOG_LINES:])
@@ -115,10 +115,10 @@ class Builder(installer.Installer):
     def install(self) -> Manifest:
         """Build and install the release if it is missing or damaged. If the playbook is killed, the build continues, and the next playbook waits for it."""
         (self.cache_folder / "builds").mkdir(parents=True, exist_ok=True)
-        lock = store.lock_path(self.cache_folder)
-        if files.is_locked(lock):
-            self._log_step(f"waiting for {locks.holders_text(lock)}")
-        with locks.hold(lock, LOCK_TIMEOUT_SECONDS) as self._lock:
+        lock_path = store.lock_path(self.cache_folder)
+        if files.is_locked(lock_path):
+            self._log_step(f"waiting for {locks.holders_text(lock_path)}")
+        with locks.hold(lock_path, LOCK_TIMEOUT_SECONDS) as self._lock:
             current_manifest = manifest.installed_manifest(
                 self.release_folder, self.build.targets, self.build.trusted_builders
             )
@@ -129,30 +129,30 @@ class Builder(installer.Installer):
         for folder in (self.cache_folder / "ccache", self.work_folder):
             self._make_folder(folder)
         self.log_path.write_bytes(b"")
-        self._prepare()
+        self._prepare_tree()
         self._configure()
         jobs = str(os.cpu_count() or 1)
         self._run("compile", ["cmake", "--build", "build", "--parallel", jobs, "--target", *self.build.targets])
-        return self._install(round(time.monotonic() - start_time))
+        return self._install_programs(round(time.monotonic() - start_time))
 
     def _remove_build_files(self) -> None:
         # A partly removed tree must not count as unpacked.
-        self.unpacked_folder.unlink()
+        self.unpacked_file.unlink()
         shutil.rmtree(self.work_folder)
 
-    def _prepare(self) -> None:
+    def _prepare_tree(self) -> None:
         """Unpack and patch the tree, unless an interrupted build has left the same tree."""
-        page = [self.source.page.sha256] if self.source.page else []
-        inputs = [self.source.sha256, *page, *(patch.sha256 for patch in self.source.patches)]
-        digests = "".join(f"{digest}\n" for digest in inputs)
-        if text_of(self.unpacked_folder) == digests and (self.work_folder / "source").exists():
+        page_digests = [self.source.page.sha256] if self.source.page else []
+        digests = [self.source.sha256, *page_digests, *(patch.sha256 for patch in self.source.patches)]
+        digest_text = "".join(f"{digest}\n" for digest in digests)
+        if text_of(self.unpacked_file) == digest_text and (self.work_folder / "source").exists():
             return
-        self.unpacked_folder.unlink(missing_ok=True)
+        self.unpacked_file.unlink(missing_ok=True)
         self._unpack()
         for patch in self.source.patches:
             self._patch(patch)
         self._write_build_info()
-        self.unpacked_folder.write_text(digests)
+        self.unpacked_file.write_text(digest_text)
 
     def _unpack(self) -> None:
         archive_path = Path(self.source.archive)
@@ -176,7 +176,7 @@ class Builder(installer.Installer):
             variable = "llama_build_fast_load" if patch.name.startswith(fast_load.PATCH_PREFIX) else "llama_release"
             raise Refusal(
                 f"the patch {patch.name} of {variable} does not apply to this source tree: remove the patch, or use another release. No running service was "
-                f"touched. Log: {self.log_path}; output of patch:\n" + "\n".join(printed_lines[:MAX_PATCH_LINES])
+                f"touched. Log: {self.log_path}; output of patch:\n" + "\n".join(printed_lines[:MAX_PATCH_OUTPUT_LINES])
             )
 
     def _write_build_info(self) -> None:
@@ -196,7 +196,7 @@ class Builder(installer.Installer):
         definitions = [f"-D{name}={value}" for name, value in sorted(options.items())]
         self._run("configure", ["cmake", "-S", "source", "-B", "build", "-G", "Ninja", *definitions])
 
-    def _install(self, seconds: int) -> Manifest:
+    def _install_programs(self, build_seconds: int) -> Manifest:
         with self._new_release() as partial_folder:
             for target in self.build.targets:
                 with (partial_folder / "bin" / target).open("wb") as program:
@@ -213,7 +213,7 @@ class Builder(installer.Installer):
                 "number": self.build_number,
                 "patches": [patch.sha256 for patch in self.source.patches],
             }
-            return self._publish(partial_folder, source, seconds)
+            return self._publish(partial_folder, source, build_seconds)
 
 
 def step_text(line: str) -> str:

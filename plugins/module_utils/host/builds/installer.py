@@ -109,7 +109,7 @@ class Installer:
         self.build = build
         self.account = account
 
-    def link(self, release: ReleasePlan) -> Manifest:
+    def link_programs(self, release: ReleasePlan) -> Manifest:
         for path in self.build.packaged.values():
             if not os.access(path, os.X_OK):
                 raise Refusal(
@@ -123,7 +123,7 @@ class Installer:
     def unpack(self, source: Source, build_number: Optional[int]) -> Manifest:
         """Install programs that were compiled elsewhere, from an archive with their libraries."""
         archive_path = Path(source.archive)
-        library_archives = [Path(libraries.path) for libraries in source.library_archives]
+        library_archives = [Path(archive.path) for archive in source.library_archives]
         for path, digest in ((source.archive, source.sha256), *source.library_archives):
             check_sha256(Path(path), digest)
         with self._new_release() as folder:
@@ -217,7 +217,7 @@ class Installer:
         """Return the help of a program, which runs in the root folder: an old program searches the current folder for libraries, and exits if its account
         may not read that folder."""
         try:
-            process = subprocess.run(
+            result = subprocess.run(
                 [str(program), "--help"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -233,7 +233,7 @@ class Installer:
             raise Refusal(f"{program.name} does not run on this host: {error.strerror}") from error
         except subprocess.TimeoutExpired:
             raise Refusal(f"{program.name} did not print its help within {HELP_LIMIT_SECONDS} s on this host") from None
-        text = process.stdout + process.stderr
+        text = result.stdout + result.stderr
         if "usage" not in text.lower():
             raise Refusal(f"{program.name} does not run on this host: {text.strip()[-300:] or 'it printed nothing'}")
         return text

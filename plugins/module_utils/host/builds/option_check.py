@@ -28,14 +28,13 @@ def check_options(
 ) -> tuple[list[str], list[str]]:
     """Return an error for each planned option that a program does not support, and a note on each option that the launcher replaces or omits.
 
-    :param programs_folder: folder of the installed programs.
     :param help_by_program: program → options in its help; a program without options is not checked.
     :param host: name for messages.
     """
     fork = release.fork
     errors, notes = [], []
     pairs = [(argv, service.process) for service in services for argv in (service.process, *(service.children or ()))]
-    for argv, server_argv in [argvs for argvs in pairs if Path(argvs[0][0]).parent == programs_folder]:
+    for argv, server_argv in [pair for pair in pairs if Path(pair[0][0]).parent == programs_folder]:
         name = Path(argv[0]).name
         program = options.SERVER if name == options.SERVER else options.WORKER
         help_options = help_by_program[name]
@@ -50,10 +49,10 @@ def check_options(
                 notes.append(f"{text}: the launcher passes {replacement} instead")
             elif replacement == "" and options.may_be_omitted(word, values[word]):
                 notes.append(
-                    f"{text}{_similar_option(word, help_options)}: the launcher omits it, and llama-server's default applies"
+                    f"{text}{_option_hint(word, help_options)}: the launcher omits it, and llama-server's default applies"
                 )
             elif option or fork in options.COMPLETE_HELP_FORKS:
-                errors.append(f"{text}{_similar_option(word, help_options)}, {_origin_and_remedy(option)}")
+                errors.append(f"{text}{_option_hint(word, help_options)}, {_origin_and_remedy(option)}")
         if "--ssl-cert-file" in argv and _lacks_tls(programs_folder, fork):
             errors.append(
                 f"{name} of {programs_folder.parent.name} on {host} was built without TLS, which llama_server_tls_certificate_file needs: serve without TLS, "
@@ -72,10 +71,10 @@ def write_replacements(release_folder: Path, help_options: Mapping[str, bool], f
         replace_file(path, text, 0o644)
 
 
-def _similar_option(word: str, help_options: Collection[str]) -> str:
+def _option_hint(word: str, help_options: Collection[str]) -> str:
     """Describe the most similar option in a help text, among options that the collection does not know."""
-    unknown_options = [candidate for candidate in help_options if not options.is_known(candidate)]
-    longer_options = [candidate for candidate in unknown_options if candidate.startswith(f"{word}-")]
+    unknown_options = [option for option in help_options if not options.is_known(option)]
+    longer_options = [option for option in unknown_options if option.startswith(f"{word}-")]
     matches = longer_options or difflib.get_close_matches(word, unknown_options, 1, 0.7)
     return f" (its help has {matches[0]})" if matches else ""
 

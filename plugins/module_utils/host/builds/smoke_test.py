@@ -40,10 +40,10 @@ SIGILL_REMEDY = (
 )
 GENERAL_REMEDY = "Set llama_release to another build, or fix the problem that the program reports"
 
-MODEL_SHAPE = (1, 128, "q8_0")
+MODEL_ARGUMENTS = (1, 128, "q8_0")
 """Layers, width and type of the known-answer model (210 kB). Code for particular processors (AMX, repacked weights) computes with matrices of this
 type and shape, and a question of several tokens tests the code for prompts."""
-QUESTION_TOKENS, ANSWER_TOKENS = 12, 8
+QUESTION_LENGTH, ANSWER_LENGTH = 12, 8
 """Numbers of tokens in the question and in the answer."""
 
 
@@ -105,7 +105,7 @@ def test_programs(folder: Path, help_by_program: Mapping[str, Collection[str]], 
 def _check_server(program: Path, help_options: Collection[str], trial: TrialSettings) -> bool:
     """Return whether llama-server has its chat page."""
     model_path = trial.folder / "small.gguf"
-    known_answer_file.write_model(model_path, *MODEL_SHAPE)
+    known_answer_file.write_model(model_path, *MODEL_ARGUMENTS)
     port = replies.find_free_port()
     settings = {"model": str(model_path), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
@@ -113,7 +113,7 @@ def _check_server(program: Path, help_options: Collection[str], trial: TrialSett
     with _start([str(program), *arguments], trial) as server:
         _wait_for_answer(server, port, "/health")
         reply = _wait_for_answer(
-            server, port, "/completion", {"prompt": question_tokens(), "n_predict": ANSWER_TOKENS, "temperature": 0}
+            server, port, "/completion", {"prompt": question_tokens(), "n_predict": ANSWER_LENGTH, "temperature": 0}
         )
         text = str(reply.get("content", "")).strip()
         if text != expected_answer():
@@ -173,10 +173,9 @@ def _wait_for_answer(server: _Program, port: int, path: str, body: dict[str, Any
 
 
 def question_tokens() -> list[int]:
-    return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_TOKENS)]
+    return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_LENGTH)]
 
 
 def expected_answer() -> str:
-    return (
-        "".join(known_answer.pieces()[QUESTION_TOKENS : QUESTION_TOKENS + ANSWER_TOKENS]).replace("\u2581", " ").strip()
-    )
+    pieces = known_answer.pieces()[QUESTION_LENGTH : QUESTION_LENGTH + ANSWER_LENGTH]
+    return "".join(pieces).replace("\u2581", " ").strip()

@@ -28,7 +28,7 @@ def lock_path(cache: str | Path) -> Path:
     return Path(cache, names.BUILDS_LOCK_FILE)
 
 
-def unfinished_builds(cache: str, excluded_ids: Collection[str]) -> list[str]:
+def unfinished_build_ids(cache: str, excluded_ids: Collection[str]) -> list[str]:
     """Return the ids of unfinished builds; none while a build runs.
 
     :param excluded_ids: ids of planned or installed builds, which are skipped.

@@ -12,20 +12,20 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.commands i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes
 
 
-def is_served(address: str, port: int, process_ids: Collection[int]) -> bool:
+def is_served(address: str, port: int, pids: Collection[int]) -> bool:
     """Return whether a process of the cluster accepts connections to an address of this host. A listener on all addresses counts if no process
     listens on this address.
 
-    :param process_ids: processes of the cluster, from ``account_processes``.
+    :param pids: processes of the cluster, from ``account_processes``.
     """
     if sys.platform == "darwin":
         lsof_argv = ["lsof", "-nP", "-t", "-sTCP:LISTEN"]
-        pids = output([*lsof_argv, f"-iTCP@{address}:{port}"]) or output([*lsof_argv, f"-iTCP:{port}"])
-        return not {*pids.split()}.isdisjoint(map(str, process_ids))
+        listing = output([*lsof_argv, f"-iTCP@{address}:{port}"]) or output([*lsof_argv, f"-iTCP:{port}"])
+        return not {*listing.split()}.isdisjoint(map(str, pids))
     listeners = processes.read_sockets().listeners(port)
     exact_inodes = {entry.inode for entry in listeners if entry.address.removeprefix("::ffff:") == address}
     serving_inodes = exact_inodes or {entry.inode for entry in listeners if entry.address in processes.ANY_ADDRESSES}
-    return any(serving_inodes & inodes for inodes in processes.socket_inodes(process_ids).values())
+    return any(serving_inodes & inodes for inodes in processes.socket_inodes(pids).values())
 
 
 def is_listening_alone(port: int) -> bool:

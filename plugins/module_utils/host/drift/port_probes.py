@@ -36,12 +36,12 @@ def probe_endpoints(
         results = [
             (endpoint, connection.getsockname()[0], _wait(connection, deadline)) for endpoint, connection in connections
         ]
-    live_hosts = {address_of(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
+    live_ips = {address_of(endpoint) for endpoint, _source, status in results if status in (0, errno.ECONNREFUSED)}
     return tuple(
         PortProbe(endpoint, source, status == 0)
         for endpoint, source, status in results
         if endpoint in targets
-        and (status != errno.ECONNREFUSED if address_of(endpoint) in addresses else address_of(endpoint) in live_hosts)
+        and (status != errno.ECONNREFUSED if address_of(endpoint) in addresses else address_of(endpoint) in live_ips)
     )
 
 

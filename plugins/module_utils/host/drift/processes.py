@@ -32,8 +32,8 @@ def _uid(account: str | None) -> int | None:
 def _runs_as(process_folder: Path, uid: int) -> bool:
     """Return whether a process runs as an account. Check this before reading anything else: a foreign process can forge its command line, and
     reading may block forever if its memory maps a FUSE file."""
-    uids_match = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process_folder / "status"), re.MULTILINE)
-    return bool(uids_match and uids_match.groups() == (str(uid), str(uid)))
+    uid_match = re.search(r"^Uid:\t(\d+)\t(\d+)", text_of(process_folder / "status"), re.MULTILINE)
+    return bool(uid_match and uid_match.groups() == (str(uid), str(uid)))
 
 
 def account_processes(prefix: str, account: str | None) -> dict[int, list[str]]:
@@ -114,8 +114,8 @@ def _parse_ip(text: str, family: socket.AddressFamily) -> str:
     return socket.inet_ntop(family, b"".join(words))
 
 
-def _sockets(table: str, family: socket.AddressFamily) -> Iterator[Socket]:
-    for fields in map(str.split, text_of(Path(table)).splitlines()[1:]):
+def _sockets(path: str, family: socket.AddressFamily) -> Iterator[Socket]:
+    for fields in map(str.split, text_of(Path(path)).splitlines()[1:]):
         with suppress(ValueError, IndexError, OverflowError):
             if fields[3] in (LISTENING, ESTABLISHED):
                 address, port = fields[1].split(":")
@@ -164,7 +164,7 @@ def start_time(pid: int | None) -> float | None:
     return boot_time + ticks / os.sysconf("SC_CLK_TCK")
 
 
-def owner_of(uid: int) -> str:
+def account_of(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -49,8 +49,8 @@ class ServingRecord(NamedTuple):
 def read_record(folder: Path) -> Optional[ServingRecord]:
     """Return the record in the launcher's folder; None without a valid record."""
     record = typed_json.read_file(ServingRecord, folder / RECORD_FILE, MAX_RECORD_BYTES)
-    is_negative = record and record.load and min((record.load.read or 0, *record.load.sent.values())) < 0
-    return None if is_negative else record
+    is_invalid = record and record.load and min((record.load.read or 0, *record.load.sent.values())) < 0
+    return None if is_invalid else record
 
 
 def launcher_record(folder: Path, launcher_pids: Collection[int]) -> Optional[ServingRecord]:

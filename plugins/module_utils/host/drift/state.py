@@ -34,11 +34,11 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import drift
 
 def served_fallback(service: host_types.ServicePlan, argv_by_pid: Mapping[int, list[str]]) -> tuple[str, int] | None:
     """Return the name and the process id of the fallback that the head serves."""
-    pairs = ((plan.name, pid) for plan in service.fallbacks or () for pid in _find_processes(plan.process, argv_by_pid))
+    pairs = ((plan.name, pid) for plan in service.fallbacks or () for pid in _find_pids(plan.process, argv_by_pid))
     return next(pairs, None)
 
 
-def _find_processes(argv: Sequence[str], argv_by_pid: Mapping[int, list[str]]) -> list[int]:
+def _find_pids(argv: Sequence[str], argv_by_pid: Mapping[int, list[str]]) -> list[int]:
     expected_argv = words.adapt_argv(argv)
     return [pid for pid, process_argv in argv_by_pid.items() if process_argv == expected_argv]
 
@@ -52,16 +52,16 @@ def service_state(
     """
     address, port = service.listens.rsplit(":", 1)
     fallback = served_fallback(service, argv_by_pid)
-    program_pids = _find_processes(service.process, argv_by_pid)
+    program_pids = _find_pids(service.process, argv_by_pid)
     program_pids += [fallback[1]] if fallback else []
     launcher_pids = [pid for pid, argv in argv_by_pid.items() if argv == list(service.argv)]
     pids = program_pids or launcher_pids or processes.listener_pids(int(port), argv_by_pid, sockets)
     if launcher_pids:
-        variables = processes.environment_of((program_pids or launcher_pids)[0])
-        is_planned = variables is None or all(
-            variables.get(name) == value for name, value in service.environment.items()
+        environment = processes.environment_of((program_pids or launcher_pids)[0])
+        is_as_planned = environment is None or all(
+            environment.get(name) == value for name, value in service.environment.items()
         )
-        state = (drift.RUNNING if program_pids else drift.WAITING) if is_planned else drift.DIFFERENT
+        state = (drift.RUNNING if program_pids else drift.WAITING) if is_as_planned else drift.DIFFERENT
     else:
         state = (
             drift.DIFFERENT if pids else drift.FOREIGN if processes.is_occupied(address, int(port)) else drift.STOPPED
@@ -75,7 +75,7 @@ def service_state(
     )
 
 
-def port_conflicts(services: Iterable[host_types.ServicePlan], states: Mapping[str, drift.ServiceState]) -> str | None:
+def port_problem(services: Iterable[host_types.ServicePlan], states: Mapping[str, drift.ServiceState]) -> str | None:
     """Return a sentence about planned ports that other programs use; None without such ports."""
     blocked_services = [service for service in services if states[service.name].state == drift.FOREIGN]
     if not blocked_services:
@@ -112,7 +112,7 @@ def _folder_differences(folders: Iterable[host_types.FolderPlan]) -> Iterator[dr
         except OSError:
             yield drift.Difference("folder", path, f"folder {path} is missing")
             continue
-        actual_mode, actual_owner = f"{stat.S_IMODE(status.st_mode):04o}", processes.owner_of(status.st_uid)
+        actual_mode, actual_owner = f"{stat.S_IMODE(status.st_mode):04o}", processes.account_of(status.st_uid)
         if mode and mode != actual_mode:
             yield drift.Difference("folder", path, f"folder {path} has mode {actual_mode}, planned: {mode}")
         if owner and owner != actual_owner:
@@ -133,8 +133,8 @@ def _outdated_services(plan: host_types.HostPlan, states: Mapping[str, drift.Ser
     for service in plan.services:
         path = manager.definition_path(plan.units, service.name)
         is_defined = path.is_file() and text_of(path) == service.definition
-        is_recorded = start_records.is_current(plan.prefix, service.name, str(service.definition), service.reads)
-        if not is_defined or (states[service.name].pid and not is_recorded):
+        is_current = start_records.is_current(plan.prefix, service.name, str(service.definition), service.reads)
+        if not is_defined or (states[service.name].pid and not is_current):
             outdated_services.append(service.name)
     return outdated_services
 
@@ -165,15 +165,15 @@ def unneeded_releases(plan: host_types.HostPlan) -> list[str]:
     mtimes = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in plan.builds}
     argv_by_pid = processes.account_processes(plan.prefix, plan.account)
-    used_builds = {*planned_ids, *kept_plans.kept_build_ids(plan.prefix), *running_releases(plan.prefix, argv_by_pid)}
+    used_ids = {*planned_ids, *kept_plans.kept_build_ids(plan.prefix), *running_releases(plan.prefix, argv_by_pid)}
     is_building = is_locked(Path(plan.cache, names.BUILDS_LOCK_FILE))
-    unused_releases = set() if is_building else {name for name in mtimes if name.lstrip(".") not in used_builds}
+    unused_releases = set() if is_building else {name for name in mtimes if name.lstrip(".") not in used_ids}
     return retention.unneeded_releases(planned_ids, mtimes, unused_releases)
 
 
-def _differences(kind: drift.Kind, subjects: Iterable[str], text: str) -> Iterator[drift.Difference]:
+def _differences(kind: drift.Kind, subjects: Iterable[str], template: str) -> Iterator[drift.Difference]:
     """Yield a difference for each subject, which replaces {} in the text."""
-    return (drift.Difference(kind, subject, text.format(subject)) for subject in subjects)
+    return (drift.Difference(kind, subject, template.format(subject)) for subject in subjects)
 
 
 def _file_differences(changed_paths: Iterable[str]) -> Iterator[drift.Difference]:
@@ -188,7 +188,7 @@ def _file_differences(changed_paths: Iterable[str]) -> Iterator[drift.Difference
             yield drift.Difference("file", path, f"{path} is missing or has different content")
 
 
-def _installed_manifests(plan: host_types.HostPlan) -> dict[str, manifest.Manifest | None]:
+def _manifests_of(plan: host_types.HostPlan) -> dict[str, manifest.Manifest | None]:
     """Return manifests of planned builds; None if missing, damaged or untrusted."""
     releases_folder = Path(plan.prefix) / "releases"
     return {
@@ -214,20 +214,20 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
     """Return how this host differs from its part of the plan."""
     argv_by_pid = processes.account_processes(plan.prefix, plan.account)
     sockets = processes.read_sockets()
-    services = {service.name: service_state(service, argv_by_pid, sockets) for service in plan.services}
+    states = {service.name: service_state(service, argv_by_pid, sockets) for service in plan.services}
     defined_services = installation.defined_services(plan.service_manager, plan.units)
     paths = installation.planned_paths(plan)
-    installed_manifests = _installed_manifests(plan)
-    missing_builds = [build_id for build_id, record in installed_manifests.items() if not record]
-    unplanned_services = sorted(set(defined_services) - set(services))
+    manifests = _manifests_of(plan)
+    missing_builds = [build_id for build_id, record in manifests.items() if not record]
+    unplanned_services = sorted(set(defined_services) - set(states))
     changed_files = [file.path for file in plan.files if not _is_unchanged(file)]
-    outdated_services = _outdated_services(plan, services)
-    first_path = plan.model[0].path if plan.model else ""
-    model_differences = reading.read_from_disk(first_path, lambda: model_files.differences(plan.model))
+    outdated_services = _outdated_services(plan, states)
+    model_path = plan.model[0].path if plan.model else ""
+    model_differences = reading.read_from_disk(model_path, lambda: model_files.differences(plan.model))
     last_plan = kept_plans.last_plan(plan.prefix)
     key_ids = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
     return drift.Drift(
-        services=services,
+        services=states,
         defined=tuple(defined_services),
         unplanned=tuple(unplanned_services),
         missing_builds=tuple(missing_builds),
@@ -244,12 +244,12 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
             *_file_differences(changed_files),
             *_model_differences(model_differences),
             *_differences("definition", outdated_services, "{} is not defined as planned"),
-            *_differences("boot", sorted(installation.disabled_services(paths, services)), "{} does not start at boot"),
+            *_differences("boot", sorted(installation.disabled_services(paths, states)), "{} does not start at boot"),
             *(drift.Difference("manager", plan.service_manager, text) for text in installation.manager_problems(paths)),
             *_system_differences(plan),
             *(
                 drift.Difference("service", name, f"{name} is {drift.STATE_TEXTS.get(service.state, service.state)}")
-                for name, service in services.items()
+                for name, service in states.items()
                 if service.state not in (drift.RUNNING, drift.WAITING)
             ),
             *_differences("unplanned", unplanned_services, "{} is no longer planned"),
@@ -264,7 +264,7 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
         archives={
             build.id: str(record.source.get("sha256"))
             for build in plan.builds
-            if build.archives and (record := installed_manifests[build.id])
+            if build.archives and (record := manifests[build.id])
         },
         tunnel_keys=key_ids or None,
     )

@@ -54,9 +54,9 @@ class RuleState(NamedTuple):
         return [rule for rule in self.present_rules if rule not in self.goals]
 
 
-def _rules(plans: Iterable[FirewallRule]) -> list[Rule]:
+def _rules(rule_plans: Iterable[FirewallRule]) -> list[Rule]:
     rules = []
-    for rule in sorted(plans, key=lambda rule: (rule.address, rule.port)):
+    for rule in sorted(rule_plans, key=lambda rule: (rule.address, rule.port)):
         rules += [Rule("accept", source, rule.address, rule.port) for source in rule.sources]
         if names.ANY_NETWORK not in rule.sources:
             rules.append(Rule("drop", names.ANY_NETWORK, rule.address, rule.port))
@@ -68,9 +68,9 @@ def _firewalld_state(rules: Sequence[Rule], system: System) -> RuleState:
     zones = {system.run(["firewall-cmd", "--get-default-zone"]).strip()}
     zones |= set(re.findall(r"^(\S+)", system.run(["firewall-cmd", "--get-active-zones"]), re.MULTILINE))
     rule_sets: list[set[str]] = []
-    for scope in ([], ["--permanent"]):
+    for options in ([], ["--permanent"]):
         lines, zone = set(), ""
-        for line in system.run(["firewall-cmd", *scope, "--list-all-zones"]).splitlines():
+        for line in system.run(["firewall-cmd", *options, "--list-all-zones"]).splitlines():
             zone = line.split()[0] if line[:1].strip() else zone
             if re.search(r'rule priority="(-20050|-20049)" ', line):
                 lines.add(f"{zone}: {line.strip()}")
@@ -141,7 +141,7 @@ def _comment(rule: Rule) -> str:
     return f"{rule.action} {rule.source} to {rule.address} port {rule.port}"
 
 
-MANAGERS: Mapping[str, Callable[[Sequence[Rule], System], RuleState]] = {
+STATE_FUNCTIONS: Mapping[str, Callable[[Sequence[Rule], System], RuleState]] = {
     "firewalld": _firewalld_state,
     "ufw": _ufw_state,
     "nftables": _nftables_state,
@@ -157,12 +157,12 @@ def find_foreign_objects(system: System) -> list[str]:
     return files + [f"the nftables table {NFT_TABLE}"] * any("type filter hook" not in line for line in other_lines)
 
 
-def state_of(manager: str, plans: Iterable[FirewallRule], system: System) -> RuleState:
+def state_of(manager: str, rule_plans: Iterable[FirewallRule], system: System) -> RuleState:
     """Return the present and the planned rules of the active manager."""
-    return MANAGERS[manager](_rules(plans), system)
+    return STATE_FUNCTIONS[manager](_rules(rule_plans), system)
 
 
-def has_differences(manager: str | None, plans: Iterable[FirewallRule], system: System) -> bool:
+def has_differences(manager: str | None, rule_plans: Iterable[FirewallRule], system: System) -> bool:
     """Return whether a rule of the cluster is missing or no longer planned."""
-    state = state_of(manager, plans, system) if manager else None
+    state = state_of(manager, rule_plans, system) if manager else None
     return bool(state and (state.missing_rules or state.obsolete_rules))

@@ -24,7 +24,6 @@ STATUS_COMMANDS = {NETWORK_MANAGER: "nmcli device", NETWORKD: "networkctl status
 def apply_links(links: Sequence[LinkPlan], check_mode: bool, system: System) -> tuple[str, str]:
     """Apply the planned links.
 
-    :param check_mode: change nothing.
     :returns: files and interfaces before and after, as text.
     :raises Refusal: the links must not be configured (then nothing has changed), or an interface does not take its settings.
     """
@@ -38,12 +37,12 @@ def apply_links(links: Sequence[LinkPlan], check_mode: bool, system: System) -> 
     for path, text in files.items():
         system.path(path).parent.mkdir(parents=True, exist_ok=True)
         replace_file(system.path(path), text, FILE_MODES[state.manager])
-    changes = [
+    changed_links = [
         link
-        for (link, (path, text)), line, goal in zip(state.planned_files.items(), state.lines, goals)
+        for (link, (path, text)), line, goal in zip(state.planned_files.items(), state.actual_lines, goals)
         if line != goal or state.files.get(path) != text
     ]
-    _reload(state.manager, changes, system)
+    _reload(state.manager, changed_links, system)
     new_addresses = {(str(link.interface), link.address) for link in managed_links}
     _remove_addresses(
         {name: address for name, address in state.old_addresses.items() if (name, address) not in new_addresses}, system

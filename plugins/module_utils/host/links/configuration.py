@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links.inspec
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import LinkPlan
 
-FILE_NAME_TEMPLATES = {
+PATH_TEMPLATES = {
     NETWORKD: "etc/systemd/network/70-llamacpp-{}.network",
     NETWORK_MANAGER: "etc/NetworkManager/system-connections/llamacpp-{}.nmconnection",
 }
@@ -35,7 +35,7 @@ HEADER_PATTERN = re.compile(r"^# link (\S+) (\S+)$", re.MULTILINE)
 FILE_HEADER = """# Written by llamacpp.cluster, which overwrites changes to this file.
 # link {interface} {address}
 """
-TEMPLATES = {
+FILE_TEMPLATES = {
     NETWORKD: FILE_HEADER
     + """[Match]
 Name={interface}
@@ -81,7 +81,7 @@ class Comparison(NamedTuple):
     files: Mapping[str, str]
     planned_files: Mapping[LinkPlan, tuple[str, str]]
     """link → path and text of its file"""
-    lines: Sequence[str]
+    actual_lines: Sequence[str]
     """actual state of each interface"""
 
     @property
@@ -90,7 +90,7 @@ class Comparison(NamedTuple):
 
     def texts(self) -> tuple[str, str]:
         """Return files and interfaces before and after, as text."""
-        return _render(self.files, self.lines), _render(dict(self.planned_files.values()), self.goals)
+        return _render(self.files, self.actual_lines), _render(dict(self.planned_files.values()), self.goals)
 
 
 def links_to_manage(links: Sequence[LinkPlan]) -> list[LinkPlan]:
@@ -124,8 +124,8 @@ def has_changes(links: Sequence[LinkPlan], system: System) -> bool:
     """
     if not links_to_manage(links) and not _installed_files(system):
         return False
-    current_text, goal_text = compare(links, system).texts()
-    return current_text != goal_text
+    current_text, planned_text = compare(links, system).texts()
+    return current_text != planned_text
 
 
 def foreign_files(system: System) -> list[str]:
@@ -137,17 +137,17 @@ def _installed_files(system: System) -> dict[str, str]:
 
 
 def _files_with_our_names(system: System) -> dict[str, str]:
-    paths = [path for pattern in FILE_NAME_TEMPLATES.values() for path in sorted(system.root.glob(pattern.format("*")))]
+    paths = [path for pattern in PATH_TEMPLATES.values() for path in sorted(system.root.glob(pattern.format("*")))]
     return {f"/{path.relative_to(system.root)}": text_of(path) for path in paths}
 
 
 def _path(link: LinkPlan, manager: str) -> str:
-    return "/" + FILE_NAME_TEMPLATES[manager].format(link.interface)
+    return "/" + PATH_TEMPLATES[manager].format(link.interface)
 
 
 def _planned_file(link: LinkPlan, manager: str) -> tuple[str, str]:
     key = "MTUBytes" if manager == NETWORKD else "mtu"
-    text = TEMPLATES[manager].format(
+    text = FILE_TEMPLATES[manager].format(
         interface=link.interface,
         address=link.address,
         mtu_line=f"{key}={link.mtu}\n" if link.mtu else "",

@@ -43,11 +43,11 @@ class Inspection(NamedTuple):
 
 def inspect(system: System) -> Inspection:
     addresses = _addresses(system)
-    active_manager = (
+    active_managers = (
         name for name, unit in UNIT_NAMES.items() if system.output("systemctl", "is-active", unit).strip() == "active"
     )
     return Inspection(
-        manager=next(active_manager, None),
+        manager=next(active_managers, None),
         interfaces=_interfaces(addresses, system.root),
         protected_names=_protected_interfaces(addresses, connection.ssh_addresses(os.environ, system.root), system),
     )
