@@ -39,7 +39,7 @@ def answered_s(options: argparse.Namespace, model: Path, link: str, cache_mib: i
     argv = [str(options.programs / "llama-server"), "-m", str(model), "-c", str(2 * options.tokens), "-np", "1"]
     argv += ["--rpc", endpoint, "--device", "RPC0", "-ngl", "99", "--cache-ram", str(cache_mib), "--no-warmup"]
     argv += ["--host", "127.0.0.1", "--port", str(PORT), "-fit", "off"]
-    pieces, first = len(known_answer.pieces()), known_answer.first_piece()
+    pieces, first = len(known_answer.pieces()), known_answer.first_piece_token()
     talks = [[first + (index * step) % pieces for index in range(options.tokens)] for step in (1, 5)]
     seconds: list[float] = []
     with ExitStack() as stack:

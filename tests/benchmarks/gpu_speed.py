@@ -95,7 +95,7 @@ def measured(plan: dict) -> dict[str, dict[str, float]]:
     """What the estimate of the plan tells, measured in several rounds, each after a restart."""
     head = plan["head"]
     workers = [worker for worker in plan["hosts"]["localhost"]["workers"] if worker["used"]]
-    words = [known_answer.first_piece()] * cost_model.PROMPT_TOKENS
+    words = [known_answer.first_piece_token()] * cost_model.PROMPT_TOKENS
     found: dict[str, list[float]] = {"generation_tokens_per_s": [], "prompt_tokens_per_s": [], "load_s": []}
     for _round in range(ROUNDS):
         started = time.monotonic()

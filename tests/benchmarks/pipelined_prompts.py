@@ -37,7 +37,7 @@ def pinned(cores: str, argv: list[str]) -> list[str]:
 
 def prompt_s(tokens: int) -> float:
     """Seconds that llama-server took for such a prompt."""
-    words = [known_answer.first_piece() + index % len(known_answer.pieces()) for index in range(tokens)]
+    words = [known_answer.first_piece_token() + index % len(known_answer.pieces()) for index in range(tokens)]
     question = {"prompt": words, "n_predict": 1, "cache_prompt": False}
     connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=600)
     connection.request("POST", "/completion", json.dumps(question), {"Content-Type": "application/json"})
@@ -76,7 +76,7 @@ def measured(options: argparse.Namespace, model: Path, cell: str, flash: str) ->
 def planned_s(tokens: int, cell: str, one_s: float) -> float:
     """Seconds that the plan predicts, where each device is as fast as it was alone."""
     cost_model.VISIT_MS = 0
-    rate = device_rates.Rate(1e9, 1.0, device_rates.TABLE, 0.0)
+    rate = device_rates.Rate(1e9, 1.0, device_rates.TABLE_SOURCE, 0.0)
     link = cost_model.ASSUMED_LINKS["loopback"]._replace(gbit=1e9)
     count = 1 if cell == ONE else 2
     half = one_s / tokens * 1e9 / 2 / count

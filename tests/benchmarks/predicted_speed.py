@@ -64,7 +64,7 @@ def _rate(machine: dict[str, Any]) -> device_rates.Rate:
         if "processor" in machine
         else device_rates.accelerator_row(machine["architecture"], machine["name"])
     )
-    return device_rates.rate_of_row(row, device_rates.TABLE, machine.get("backend", "cpu"))
+    return device_rates.rate_of_row(row, device_rates.TABLE_SOURCE, machine.get("backend", "cpu"))
 
 
 def release_of(build: int) -> ReleasePlan:

@@ -168,7 +168,7 @@ def write(path: Path, shape: str) -> None:
 
 def work(given: argparse.Namespace, model: Path, folder: Path, further: Sequence[str]) -> ProofWork:
     """Return what proves two workers with all layers of a model."""
-    summary = header_summary.parse(header_summary.summarize(headers.read_path(str(model))))
+    summary = header_summary.parse(header_summary.summarize(headers.read_local_headers(str(model))))
     sample = layer_sample.choose_layers(summary, 1 << 40, 512)
     context = proof_plan.PROCESSOR_CONTEXT if given.processor else questions.CONTEXT_TOKENS
     argv = [
@@ -279,7 +279,7 @@ def measure(
 
 def predicted(job: ProofWork, model: Path) -> float:
     """Return the seconds that the plan predicts for the reference, on a processor that no table knows."""
-    summary = header_summary.parse(header_summary.summarize(headers.read_path(str(model))))
+    summary = header_summary.parse(header_summary.summarize(headers.read_local_headers(str(model))))
     asked = questions.list_questions(job.context)
     asked += questions.variant_questions(asked) * len(job.variants)
     cores = os.cpu_count() or 1

@@ -152,10 +152,10 @@ def _works(row: dict[str, str]) -> list[cost_model.ModelPart]:
             cost_model.ModelPart(
                 name,
                 name,
-                device_rates.rate_of_row(_known(name, backend), device_rates.TABLE, backend, model.architecture),
+                device_rates.rate_of_row(_known(name, backend), device_rates.TABLE_SOURCE, backend, model.architecture),
                 weights=sum(part.bytes for part, _cost in own),
                 **{field: sum(getattr(cost, field) for _part, cost in own) for field in cost_model.PartCost._fields},
-                active=model.active_share,
+                active=model.active_expert_share,
                 network_bytes=8.0 * model.width if link else 0.0,
                 nodes=int(layers) * cost_model.nodes_per_layer(load),
                 link=_link(name, link[0]) if link else None,
@@ -206,7 +206,7 @@ def held_out(rows: list[Row]) -> list[Figure]:
     found = []
     for figure, row in zip(figures(rows), rows):
         known = fits[row.owner].keys() >= set(row.families)
-        factor = figure.factor if known else max(figure.factor, device_rates.UNKNOWN_FACTOR)
+        factor = figure.factor if known else max(figure.factor, device_rates.UNLISTED_UNCERTAINTY)
         found.append(figure._replace(predicted=row.predict(fits[row.owner]), factor=factor))
     return found
 

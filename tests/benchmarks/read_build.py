@@ -43,10 +43,10 @@ def tables(build):
         "type": {f"{one.name}={n}" for n, one in kinds.items() if tensor_types.FIRST_BUILDS.get(one.name, 0) <= build},
         "option": {
             *options.listed_options(options.SERVER, MAINLINE, build),
-            *options.ALIASES.replace(",", " ").split(),
+            *options.SYNONYM_GROUPS.replace(",", " ").split(),
         },
         "worker option": set(options.listed_options(options.WORKER, MAINLINE, build)),
-        "archive": {asset.name for asset in prebuilt.ASSETS},
+        "archive": {asset.platform for asset in prebuilt.ASSETS},
         "cmake option": own,
         "protocol": {capabilities.protocol_of(build) or "unknown"},
         "log line": set(),

@@ -40,7 +40,7 @@ def measured(options: argparse.Namespace, folder: Path, kind: str) -> dict[str, 
     argv += ["--rpc", ",".join(ends), "--device", "RPC0,RPC1", "-ngl", "99", "-ts", "9,8", "--no-warmup", "-t", "1"]
     argv += ["--host", "127.0.0.1", "--port", str(PORT), "-fit", "off", "--cache-ram", "0"]
     argv += [word.format(draft=folder / "draft.gguf") for word in (*KINDS[kind], *options.more.split())]
-    sentence = [known_answer.first_piece() + index for index in range(len(known_answer.pieces()))]
+    sentence = [known_answer.first_piece_token() + index for index in range(len(known_answer.pieces()))]
     found = {}
     with ExitStack() as stack:
         for end in ends:

@@ -54,7 +54,7 @@ def measured(options: argparse.Namespace, model: Path, stunnel: bool) -> dict[st
         argv += ["--rpc", ",".join(endpoints), "--device", "RPC0,RPC1", "-fit", "off", "--no-warmup"]
         argv += ["--host", "127.0.0.1", "--port", str(PORT)]
         load_s = stack.enter_context(process(argv, own, f"127.0.0.1:{PORT}", "/health", log))
-        words = [known_answer.first_piece()] * PROMPT
+        words = [known_answer.first_piece_token()] * PROMPT
         return {
             "load_s": load_s,
             "generation_tokens_per_s": statistics.median(several(PORT, "", options.tokens, "predicted_per_second")),

@@ -192,7 +192,7 @@ def measured(
 ) -> tuple[dict[str, dict[str, list[float]]], list[float]]:
     """Cluster → figures of its estimate, as they are measured in turns; and the GB/s of the memory at the same time."""
     found = {name: {figure: [] for figure in FIGURES} for name in plans}
-    words = [known_answer.first_piece()] * cost_model.PROMPT_TOKENS
+    words = [known_answer.first_piece_token()] * cost_model.PROMPT_TOKENS
     for number in range(ROUNDS):
         with ExitStack() as stack:
             stack.enter_context(first())

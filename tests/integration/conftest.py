@@ -199,7 +199,7 @@ def programs(cluster):
 def workers(programs):
     """Endpoints of three workers that lend the processor."""
     ports = [free_port() for _worker in range(3)]
-    program, quiet = programs / capabilities.WORKER_BINARY["llama.cpp"], subprocess.DEVNULL
+    program, quiet = programs / capabilities.WORKER_BINARIES["llama.cpp"], subprocess.DEVNULL
     argvs = [[program, "-H", "127.0.0.1", "-p", str(port), "-d", "CPU", "-t", "1"] for port in ports]
     started = [subprocess.Popen(argv, stdout=quiet, stderr=quiet) for argv in argvs]
     for port in ports:

@@ -31,9 +31,9 @@ BUILD = capabilities.PYPI_TREES["0.3.36"]["build"]
 
 def planned(path, endpoints, split, gpu_layers=None, **variables):
     """The placement, and llama-server's command line without its program. In overrides ``{1}`` is the second device."""
-    model = header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
+    model = header_summary.parse(header_summary.summarize(gguf.read_local_headers(str(path))))
     devices = tuple(
-        Device("here", "cpu", "CPU", capabilities.BUFFER_NAME.format(endpoint=endpoint), 0, {}, worker_at(endpoint))
+        Device("here", "cpu", "CPU", capabilities.BUFFER_TEMPLATE.format(endpoint=endpoint), 0, {}, worker_at(endpoint))
         for endpoint in endpoints[: len(split)]
     )
     defaults = {name: option.get("default") for name, option in inventory.specification().items()}

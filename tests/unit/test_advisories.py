@@ -4,7 +4,7 @@ import re
 from functools import partial
 
 import pytest
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.toolkits import DECLARED_TOOLS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.toolkits import DECLARED_VERSIONS as VERSIONS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import remedies, table
 from conftest import Cluster, known_answer_of
 from support.clusters import (
@@ -166,7 +166,7 @@ MAC = accelerator("metal", "Apple M4", "apple", 12124, unified=True)
 def with_card(backend, card, keys=None, **variables):
     """A worker with a card that Vulkan sees too."""
     cards = [card, {**card, "backend": "vulkan", "architecture": ""}]
-    facts = {"accelerators": cards, "toolchain": {**DECLARED_TOOLS, **TOOLS}}
+    facts = {"accelerators": cards, "toolchain": {**VERSIONS, **TOOLS}}
     cluster = with_model(cluster_of(1, facts, **variables), **model(4, keys=keys or {}))
     cluster.set("worker1", llama_backend=backend)
     return cluster
@@ -418,7 +418,7 @@ CASES = [
         "rocm-gfx906",
         lambda: with_card("hip", MI50),
         {
-            "install ROCm 6.3 on {hosts}": being("worker1", toolchain={**DECLARED_TOOLS, **TOOLS, "hipconfig": "6.3"}),
+            "install ROCm 6.3 on {hosts}": being("worker1", toolchain={**VERSIONS, **TOOLS, "hipconfig": "6.3"}),
             "set llama_backend to {vulkan} for {hosts}": setting("worker1", llama_backend="vulkan"),
             "install rocBLAS kernels": accepts("rocm-gfx906"),
         },

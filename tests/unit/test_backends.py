@@ -28,7 +28,7 @@ def test_a_record_is_of_a_form(record):
     assert record is backends.CPU or record.options
     if record.architecture:
         assert re.fullmatch(record.architecture.pattern, record.architecture.example)
-        assert record.architecture.option
+        assert record.architecture.cmake_option
 
 
 @pytest.mark.parametrize("toolkit", toolkits.TOOLKITS.values(), ids=lambda toolkit: toolkit.command)
@@ -49,13 +49,13 @@ def test_a_library_can_be_looked_for():
 def test_what_tells_backends_apart_is_said_once():
     for values in (
         [record.name for record in RECORDS],
-        [record.preference for record in RECORDS],
+        [record.preference_rank for record in RECORDS],
         [record.device for record in RECORDS],
         [toolkit.command for toolkit in toolkits.TOOLKITS.values()],
         [library.name for own in toolkits.BACKEND_LIBRARIES.values() for library in own],
     ):
         assert len(set(values)) == len(values)
-    assert backends.CPU.preference == max(record.preference for record in RECORDS)
+    assert backends.CPU.preference_rank == max(record.preference_rank for record in RECORDS)
 
 
 def test_every_backend_can_have_a_release_and_is_offered():

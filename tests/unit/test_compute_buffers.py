@@ -28,7 +28,7 @@ MLA = {"kv_heads": 1, "key_dimension": 576, "value_dimension": 512, "keys": LATE
 
 
 def bound(summary, **settings):
-    return compute_buffers.compute_bound(summary, kv_cache.CacheSettings(**{"context": 16384, **settings})) // MIB
+    return compute_buffers.buffer_bound(summary, kv_cache.CacheSettings(**{"context": 16384, **settings})) // MIB
 
 
 def test_the_bound_follows_the_settings():
@@ -108,7 +108,7 @@ def test_ik_llama_makes_whole_heads_of_its_compressed_cache_in_pieces():
 def summary_of(folder, shape):
     path = folder / "shape.gguf"
     shapes.write(path, shapes.SHAPES[shape], "q8_0", filled=False)
-    return header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
+    return header_summary.parse(header_summary.summarize(gguf.read_local_headers(str(path))))
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def summary_of(folder, shape):
 def test_the_bound_is_above_what_llama_cpp_reserves_and_not_far_above(tmp_path, shape, setting, seen):
     """The larger of two devices, by tests/benchmarks/compute_bounds.py on two H200; with q8_0 of one."""
     settings = compute_bounds.settings_of(compute_bounds.Setting(*setting))
-    found = compute_buffers.compute_bound(summary_of(tmp_path, shape), settings) / MIB
+    found = compute_buffers.buffer_bound(summary_of(tmp_path, shape), settings) / MIB
     assert seen <= found <= 2 * seen
 
 

@@ -29,9 +29,9 @@ def rate(pair, device, accelerators=(), model="test"):
 
 def test_a_rate_comes_from_the_table_and_a_processor_has_one_of_its_own(pair):
     given = rate(pair, "Vulkan0", [STRIX])
-    assert given.source == rates.TABLE
+    assert given.source == rates.TABLE_SOURCE
     assert given.gb_per_s == pytest.approx(256 * rates.FAMILIES["strix"].generation_share, abs=0.1)
-    assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == rates.TABLE
+    assert rate(pair, "CPU", [STRIX], "AMD EPYC 7713 64-Core Processor").source == rates.TABLE_SOURCE
 
 
 @pytest.mark.parametrize("unified, kind", [(True, "unified"), (False, "discrete")])
@@ -60,11 +60,11 @@ def test_a_card_of_nvidia_that_no_table_knows_is_as_those_of_its_capability(pair
     assert given.source == rates.ASSUMED_SOURCE
     assert least < given.gb_per_s / known.generation_share < most
     assert given.node_us == known.node_us
-    rows = [row for row in rates.NVIDIA if row.family == family]
+    rows = [row for row in rates.NVIDIA_ROWS if row.family == family]
     ratios = (row.gb_per_s * known.generation_share / given.gb_per_s for row in rows)
-    assert statistics.mean(1 / given.factor <= ratio <= given.factor for ratio in ratios) >= 0.8
+    assert statistics.mean(1 / given.uncertainty <= ratio <= given.uncertainty for ratio in ratios) >= 0.8
     ratios = (1000 * row.tflops * known.prompt_share / given.prompt_gflops for row in rows)
-    factor = given.factor**cost_model.PROMPT_POWER
+    factor = given.uncertainty**cost_model.PROMPT_POWER
     assert statistics.mean(1 / factor <= ratio <= factor for ratio in ratios) >= 0.77, "seven of nine"
     assert rate(pair, "CUDA0", [{**card, "architecture": ""}]).gb_per_s == pytest.approx(400 * 0.7)
 
@@ -96,7 +96,7 @@ def test_four_of_five_figures_that_no_fit_used_are_in_their_range():
 
 
 def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
-    rate = rates.Rate(100, 1e9, rates.TABLE, node_us=1)
+    rate = rates.Rate(100, 1e9, rates.TABLE_SOURCE, node_us=1)
     work = cost_model.ModelPart("a", "", rate, read_bytes=1e9, weights=8e9, multiplied_weights=0, nodes=1000)
     assert [cost_model.device_ms(work, users) for users in (1, 8)] == [11, 11]
     cached = work._replace(cache=1e8)
@@ -111,7 +111,7 @@ def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
     assert growth[2] - growth[1] == pytest.approx(growth[1] - growth[0]) == pytest.approx(2)
     slowest = slow._replace(rate=rate._replace(prompt_gflops=1))
     assert cost_model.device_ms(slowest, 3) == 33, "no more than so many steps"
-    limited = work._replace(rate=rate._replace(weights_per_s=50), dense_weights=1e9)
+    limited = work._replace(rate=rate._replace(gweights_per_s=50), dense_weights=1e9)
     assert cost_model.device_ms(limited) == 21, "kernels for single tokens are the limit"
     link = ETHERNET._replace(gbit=8.0)
     lent = work._replace(link=link, network_bytes=1e6, output=1e6)
@@ -122,7 +122,7 @@ def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
 def test_matrices_that_open_a_compressed_cache_are_slow_to_read(tmp_path):
     path = tmp_path / "shape.gguf"
     shapes.write(path, shapes.SHAPES["DeepSeek R1"], "q8_0", filled=False)
-    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(path))))
+    summary = header_summary.parse(header_summary.summarize(gguf.read_local_headers(str(path))))
     load = device_load.Load(summary, kv_cache.CacheSettings(512), 11063)
     read = {part.name: cost.read_bytes / part.bytes for part, cost in zip(load.parts, cost_model.part_costs(load))}
     assert read["blk.1.attn_k_b.weight"] == read["blk.1.attn_v_b.weight"] == cost_model.LATENT_COST
@@ -184,7 +184,7 @@ def test_memory_tells_jetsons_of_one_name_apart(pair, name, memory_mib, gb_per_s
 
 
 def test_every_row_has_a_family_and_figures():
-    for row in (*rates.ACCELERATORS, *rates.PROCESSORS):
+    for row in (*rates.ACCELERATOR_ROWS, *rates.PROCESSOR_ROWS):
         assert row.family in rates.FAMILIES, row
         assert min(row.gb_per_s, row.tflops) > 0, row
 
@@ -202,7 +202,7 @@ def test_of_a_mixture_a_token_reads_the_chosen_experts_alone():
     dense = cost_model.bytes_read_by_unit(load_of(summary))
     mixed = cost_model.bytes_read_by_unit(load_of(summary._replace(tensors=(*summary.tensors, named))))
     assert [after - before for before, after in zip(dense, mixed)] == [2000, 2000, 0]
-    assert summary._replace(keys=EXPERTS[:1]).active_share == 1, "of experts that nobody counted, all"
+    assert summary._replace(keys=EXPERTS[:1]).active_expert_share == 1, "of experts that nobody counted, all"
     load = load_of(models.nameless(summary)._replace(expert_bytes=(0, 20000)))
     assert cost_model.bytes_read_by_unit(load) == [load.weights[0], load.weights[1] - 15000, load.weights[2]]
 
@@ -218,7 +218,7 @@ ETHERNET = cost_model.ASSUMED_LINKS["ethernet"]
 
 
 def test_what_a_worker_costs_depends_on_its_host_and_on_the_round_trip():
-    card = rates.Rate(800, 1000, rates.TABLE)
+    card = rates.Rate(800, 1000, rates.TABLE_SOURCE)
     here, there = (cost_model.worker_ms(cost_model.ASSUMED_LINKS[kind], card) for kind in ("loopback", "ethernet"))
     assert here < there < 2
     assert cost_model.worker_ms(ETHERNET, card._replace(wake_ms=1.8)) == pytest.approx(there + 1.8)
@@ -266,7 +266,7 @@ def test_weights_of_a_tensor_follow_from_its_size_and_shape():
 
 
 def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
-    rate = rates.Rate(100, 1000, rates.TABLE)
+    rate = rates.Rate(100, 1000, rates.TABLE_SOURCE)
     work = cost_model.ModelPart("a", "", rate, 1e9, 8e9, 2e9, 310)
     costs = cost_model.prompt_costs(work)
     computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_NODE_FACTOR)
@@ -276,9 +276,8 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     costs = cost_model.prompt_costs(work._replace(**lent))
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
     factors = [cost_model.prompt_factor([work._replace(attention_weights=share * 1e9)]) for share in (0, 1, 100)]
-    assert (
-        factors[0] < factors[1] < factors[2] <= work.rate.factor**cost_model.PROMPT_POWER * cost_model.ATTENTION_FACTOR
-    )
+    limit = work.rate.uncertainty**cost_model.PROMPT_POWER * cost_model.ATTENTION_FACTOR
+    assert factors[0] < factors[1] < factors[2] <= limit
     works = [work, work._replace(link=link)]
     assert cost_model.load_s(predicted_speed.release_of(11063), works) == pytest.approx(
         8 / cost_model.DISK_GB_PER_S + 8 / 0.125
@@ -289,8 +288,8 @@ def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     pair.hosts["worker1"]["facts"]["cpu"] = {"model": "AMD EPYC 7713", "cores": 2, "features_id": "f"}
     facts = cluster_inputs.read_cluster("test", pair.hosts).hosts["worker1"].facts
     few = site.processor_rate(facts)
-    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, rates.ASSUMED_SOURCE)
-    assert site.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=64))).source == rates.TABLE
+    assert (few.gb_per_s, few.source) == (2 * rates.THREAD_GB_PER_S, rates.ASSUMED_SOURCE)
+    assert site.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=64))).source == rates.TABLE_SOURCE
 
 
 def test_prompts_on_h200_are_predicted_as_they_were_measured(pair):

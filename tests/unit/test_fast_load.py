@@ -89,7 +89,7 @@ def test_loads_are_predicted_as_they_were_measured():
     """8.93 GB to a worker on loopback, beside 1.2 s alone; 0.94 GB over 1 Gbit/s in 8.3 s (docs/performance.md)."""
     request = release_request.request_of(RELEASE)
     plain, fast = (releases.release_of(request._replace(fast_load=value), {}) for value in (False, True))
-    rate = device_rates.Rate(100, 1000, device_rates.TABLE)
+    rate = device_rates.Rate(100, 1000, device_rates.TABLE_SOURCE)
     local = cost_model.ModelPart("a", "", rate, 1e9, 8.93e9, 2e9, 310)
     loopback = local._replace(link=cost_model.Link("loopback", 0.05, 100, False))
     assert cost_model.load_s(plain, [loopback]) == pytest.approx(29.0 - 1.2, rel=0.1)

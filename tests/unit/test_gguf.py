@@ -43,7 +43,7 @@ def refused(data, match):
 
 def agrees(path):
     """Holds everything that is read against the gguf package."""
-    found, said = gguf.read_path(str(path)), gguf_package.GGUFReader(path)
+    found, said = gguf.read_local_headers(str(path)), gguf_package.GGUFReader(path)
     metadata = {name: field for name, field in said.fields.items() if not name.startswith("GGUF.")}
     assert found.metadata.keys() == metadata.keys()
     for name, field in metadata.items():
@@ -111,9 +111,9 @@ def test_agrees_on_every_type(tmp_path):
     writer.add_array("test.many", [f"token {number}" for number in range(5000)])
     for kind, stored in MAINLINE_TYPES.items():
         if stored.name not in ("Q2_0", "F8_E4M3"):
-            raw = numpy.zeros((2, 3, stored.bytes), numpy.uint8)
+            raw = numpy.zeros((2, 3, stored.block_bytes), numpy.uint8)
             writer.add_tensor(
-                f"{stored.name}.{stored.elements}", raw, raw_dtype=gguf_package.GGMLQuantizationType(kind)
+                f"{stored.name}.{stored.block_elements}", raw, raw_dtype=gguf_package.GGMLQuantizationType(kind)
             )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -195,7 +195,7 @@ def test_tensors_in_few_rows_and_the_quantisation_of_most_bytes_without_a_known_
 def test_split_models_that_are_not_whole(tmp_path):
     def refusal(path, match):
         with pytest.raises(gguf.GGUFError, match=match):
-            gguf.read_path(str(path))
+            gguf.read_local_headers(str(path))
 
     first, second = files.write_parts(tmp_path)
     refusal(second, "is one of 2 parts: use the first part, whose name ends in -00001-of-00002.gguf")
@@ -241,7 +241,7 @@ def test_what_is_not_a_file_is_not_read(tmp_path):
     os.mkfifo(tmp_path / "model.gguf")
     for path in (tmp_path, tmp_path / "model.gguf"):
         with pytest.raises(gguf.GGUFError, match="is not a file"):
-            gguf.read_path(str(path))
+            gguf.read_local_headers(str(path))
 
 
 def test_cut_at_every_byte():

@@ -43,7 +43,7 @@ def test_the_summary_for_planning_is_that_of_the_written_file(tmp_path, layers, 
         "files": [{"name": "model.gguf", "bytes": size}],
         "bytes": size,
     }
-    assert header_summary.summarize(gguf.read_path(str(path))) == told
+    assert header_summary.summarize(gguf.read_local_headers(str(path))) == told
     assert known_answer_file.file_bytes(layers, width, kind) == size
 
 
@@ -60,11 +60,11 @@ def test_the_written_file_holds_what_it_should(tmp_path, width, kind):
     assert [*tensors] == [name for name, _shape in known_answer.tensor_shapes(2, width)]
     diagonal = {(index, index): 1 for index in range(width)}
     expected = {
-        "token_embd.weight": known_answer.embedding(),
+        "token_embd.weight": known_answer.embedding_matrix(),
         "blk.1.ffn_gate.weight": diagonal,
         "blk.1.ffn_up.weight": diagonal,
-        "blk.1.ffn_down.weight": known_answer.ffn_down(1, width),
-        "output.weight": known_answer.output(2),
+        "blk.1.ffn_down.weight": known_answer.ffn_down_matrix(1, width),
+        "output.weight": known_answer.output_matrix(2),
     }
     for name, entries in expected.items():
         matrix = numpy.zeros_like(tensors[name])
@@ -109,7 +109,7 @@ def test_a_model_is_written_where_it_is_missing_or_was_changed(call, tmp_path, m
         if content:
             path.write_bytes(content)
         assert call(path=str(path), known_answer=size)["changed"]
-        assert header_summary.summarize(gguf.read_path(str(path)))["layers"] == 2
+        assert header_summary.summarize(gguf.read_local_headers(str(path)))["layers"] == 2
     before = path.stat()
     assert not call(path=str(path), known_answer=size)["changed"]
     assert path.stat() == before, "what is there is not written anew"

@@ -99,7 +99,7 @@ WITHOUT_A_SIZE = {"xoxoxo": "gemma2", "oooooo": "laguna smallthinker exaone4", "
     ],
 )
 def test_which_layers_have_a_window(architecture, keys, windows):
-    found = kv_cache.windowed_layers(model(architecture, **keys))
+    found = kv_cache.windowed_flags(model(architecture, **keys))
     assert "".join("x" if window else "o" for window in found) == windows
 
 
@@ -112,10 +112,10 @@ def test_a_build_that_nobody_measured_is_a_bound():
 def test_models_for_embeddings_have_no_cache(architecture):
     summary = model(architecture)
     assert sizes(summary, context=65536) == ([0] * 6, True)
-    assert not any(kv_cache.checkpointed_layers(summary, kv_cache.CacheSettings(4096)))
+    assert not any(kv_cache.checkpointed_flags(summary, kv_cache.CacheSettings(4096)))
     assert all(sizes(summary, build=4840, fork="ik_llama.cpp")[0])
     long = kv_cache.CacheSettings(65536, every_output=True)
-    bounds = [compute_buffers.compute_bound(summary, one) for one in (long, long._replace(context=4096))]
+    bounds = [compute_buffers.buffer_bound(summary, one) for one in (long, long._replace(context=4096))]
     assert bounds[0] == bounds[1]
 
 
@@ -204,6 +204,6 @@ def test_hybrids_keep_one_or_the_other_or_both():
 def test_every_key_that_tells_a_cache_is_kept_of_the_header():
     """A key that summarize drops is never there, and its default would be planned with without a word."""
     text = Path(kv_cache.__file__).read_text()
-    read = set(re.findall(r'(?:number|layer_values|values_by_layer)\("([a-z0-9_.]+)"', text))
+    read = set(re.findall(r'(?:number|listed_values|values_by_layer)\("([a-z0-9_.]+)"', text))
     assert read > {"attention.sliding_window", "wkv.head_size"}
     assert not read - set(header_summary.CACHE_KEYS)

@@ -61,7 +61,7 @@ def test_a_model_on_hugging_face_is_all_its_files_at_a_commit(server, repo, keys
         url = f"{server.url}/{REPO}/resolve/{commit}/{file.name}"
         digest = hashlib.sha256(content).hexdigest()
         assert file == ModelFilePlan(file.name, "model", "", url, len(content), digest, commit)
-    assert found.summary == header_summary.summarize(gguf.read_path(str(repo / files[0])))
+    assert found.summary == header_summary.summarize(gguf.read_local_headers(str(repo / files[0])))
 
 
 def test_a_repository_with_one_model_needs_no_quantisation(server):

@@ -165,7 +165,7 @@ def test_a_model_of_the_operator_and_its_projector(tmp_path, call, open_files):
 
     found, action = run(call, given, PREFIX)
     assert action.ran == [resolver.MODULE_NAME]
-    assert found["summary"] == header_summary.summarize(gguf.read_path(str(path)))
+    assert found["summary"] == header_summary.summarize(gguf.read_local_headers(str(path)))
     assert [(file["role"], file["path"], file["bytes"]) for file in found["files"]] == [
         ("model", str(path), path.stat().st_size),
         ("mmproj", str(projector), projector.stat().st_size),

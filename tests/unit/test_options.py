@@ -47,13 +47,13 @@ def test_each_option_that_the_plan_writes_has_a_word_in_each_fork(fork, lacking)
 def test_no_word_stands_for_two_options():
     for program in PROGRAMS:
         words = [word for option in options.TABLE if option.program == program for word in option.words()]
-        words += options.ALIASES.replace(",", " ").split() if program == options.SERVER else []
+        words += options.SYNONYM_GROUPS.replace(",", " ").split() if program == options.SERVER else []
         assert len(words) == len(set(words))
 
 
 def test_options_that_one_preset_may_have_beside_each_other():
     words = ["--lora", "--lora-scaled", "--cpu-moe-draft", "-ncmoed", "-otd", "--seed", "--mmproj-auto", "--mmproj"]
-    assert len({options.identity(word) for word in words}) == len(words)
+    assert len({options.identifier_of(word) for word in words}) == len(words)
 
 
 def test_each_variable_of_the_table_exists():

@@ -309,7 +309,7 @@ def test_bounds_of_compute_buffers_are_kept_free_as_far_as_there_is_room(pair, m
     """What is kept free where it can be, and less where the model would not fit."""
     monkeypatch.setattr(device_load, "load_of", device_load.load_of.__wrapped__)
     monkeypatch.setattr(
-        compute_buffers, "compute_bound", lambda *_arguments: (1000 if known else 9000) * device_load.MIB
+        compute_buffers, "buffer_bound", lambda *_arguments: (1000 if known else 9000) * device_load.MIB
     )
     plan = serve(with_cards(pair, head=[GPU], worker1=[SLOW], worker2=[SLOW]), 60)
     assert not plan["refused"]

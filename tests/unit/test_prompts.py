@@ -187,7 +187,7 @@ def free_visits(monkeypatch):
 def works(seconds, links):
     """Stages of a pipeline that compute so many seconds for 256 tokens."""
     link = cost_model.ASSUMED_LINKS["loopback"]._replace(gbit=1e6)
-    rate = device_rates.Rate(1e9, 1.0, device_rates.TABLE)
+    rate = device_rates.Rate(1e9, 1.0, device_rates.TABLE_SOURCE)
     return [
         cost_model.ModelPart("h", str(index), rate, 0, 0, time * 1e9 / 512, 0, link=link if lent else None)
         for index, (time, lent) in enumerate(zip(seconds, links))

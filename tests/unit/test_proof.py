@@ -76,7 +76,7 @@ TENSORS = (
 def noise(path):
     """Gives each byte of the tensors a value."""
     data = bytearray(path.read_bytes())
-    for place in gguf.tensor_locations(str(path)).values():
+    for place in gguf.locate_tensors(str(path)).values():
         data[place.offset : place.offset + place.bytes] = os.urandom(place.bytes)
     path.write_bytes(data)
 
@@ -84,7 +84,7 @@ def noise(path):
 def bytes_of(path):
     return {
         name: Path(place.path).read_bytes()[place.offset : place.offset + place.bytes]
-        for name, place in gguf.tensor_locations(str(path)).items()
+        for name, place in gguf.locate_tensors(str(path)).items()
     }
 
 
@@ -99,7 +99,7 @@ def test_layers_of_an_unheard_of_architecture(tmp_path, alignment, layers, dense
     whole.write_bytes(gguf_files.model(keys=keys, tensors=TENSORS, alignment=alignment))
     noise(whole)
     layer_sample.write_sample(str(whole), cut, layers)
-    before, after = gguf.read_path(str(whole)), gguf.read_path(str(cut))
+    before, after = gguf.read_local_headers(str(whole)), gguf.read_local_headers(str(cut))
     renamed = {f"blk.{layer}.attn_q.weight": f"blk.{place}.attn_q.weight" for place, layer in enumerate(layers)}
     renamed.update({name: name for name in ("token_embd.weight", "output_norm.weight")})
     data = bytes_of(whole)
@@ -121,7 +121,7 @@ def test_layers_of_a_model_in_parts_are_one_file(tmp_path):
     for part in (first, *others):
         part.write_bytes(part.read_bytes()[:-64] + os.urandom(64))
     layer_sample.write_sample(str(first), tmp_path / "cut.gguf", (0, 1))
-    assert "split.count" not in gguf.read_path(str(tmp_path / "cut.gguf")).metadata
+    assert "split.count" not in gguf.read_local_headers(str(tmp_path / "cut.gguf")).metadata
     assert bytes_of(tmp_path / "cut.gguf") == bytes_of(first)
 
 
@@ -137,7 +137,7 @@ def test_a_file_without_these_layers(tmp_path):
 def summary_of(groups, layers=8, architecture="llama", **keys):
     """:param groups: name → layers in which a tensor of 100 bytes is."""
     summary = header_summary.parse(known_answer.summary(layers, 128, "f32"))
-    outside = tuple(group for group in summary.named_tensors if group.layers is None)
+    outside = tuple(group for group in summary.tensor_groups if group.layers is None)
     rows = tuple(outside[0]._replace(name=name, bytes=100, layers=tuple(of)) for name, of in groups.items())
     keys = (*summary.keys, *((key.replace("__", "."), value) for key, value in keys.items()))
     summary = summary._replace(tensors=(*outside, *rows), layer_bytes=(100,) * layers, keys=keys)

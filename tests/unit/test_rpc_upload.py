@@ -77,7 +77,7 @@ def fingerprint(data, before=b""):
 def test_a_tensor_is_known_again_wherever_it_lies_and_whatever_is_missing_of_it():
     data = content(LARGE)
     assert fingerprint(data) == fingerprint(data, b"header")
-    for place in (0, rpc_upload.FIRST_SAMPLE - 1, LARGE // 7 - 1, LARGE // 7 * 3 - 5, LARGE - 1):
+    for place in (0, rpc_upload.FIRST_SLICE_BYTES - 1, LARGE // 7 - 1, LARGE // 7 * 3 - 5, LARGE - 1):
         assert fingerprint(data) != fingerprint(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
     assert fingerprint(data) != fingerprint(data[:-4096])
     with pytest.raises(EOFError):

@@ -23,7 +23,7 @@ def test_only_the_header_is_read(server, tmp_path):
     server.files["/m.gguf"] = data
     (tmp_path / "m.gguf").write_bytes(data)
     found = web.read_header(server.url + "/m.gguf")
-    assert found == gguf.read_path(str(tmp_path / "m.gguf"))
+    assert found == gguf.read_local_headers(str(tmp_path / "m.gguf"))
     assert found.files == [{"name": "m.gguf", "bytes": len(data)}]
     assert server.sent == gguf.FIRST_CHUNK_BYTES
 

@@ -79,7 +79,7 @@ def test_headers_are_those_of_known_files(file, name, within):
 def test_gemma_4_has_fewer_and_longer_heads_in_layers_without_a_window():
     own = OFFERS["gemma 4 31B"].quantisations()
     _name, header = next(own)
-    cached = {layer.is_windowed: layer.key for layer in kv_cache.layer_caches(header, True)}
+    cached = {layer.is_windowed: layer.keys for layer in kv_cache.layer_caches(header, True)}
     assert cached == {True: 16 * 256, False: 4 * 512}
 
 

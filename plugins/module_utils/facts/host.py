@@ -52,7 +52,7 @@ VERSION_ARGUMENTS = {
     "ninja": ["--version"],
     "c++": ["-dumpfullversion", "-dumpversion"],
     "ccache": ["--version"],
-    **{tool: ["--version"] for tool in toolkits.DECLARED_TOOLS},
+    **{tool: ["--version"] for tool in toolkits.DECLARED_VERSIONS},
     "patch": ["--version"],
 }
 

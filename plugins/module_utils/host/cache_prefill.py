@@ -47,7 +47,7 @@ class WorkerCache(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        return Path(rpc_upload.cache_of(self.environment))
+        return Path(rpc_upload.cache_path(self.environment))
 
 
 def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
@@ -75,7 +75,7 @@ def missing_tensors(worker: WorkerCache) -> list[gguf.TensorLocation]:
     for path in dict.fromkeys(tensor.model for tensor in worker.prefill.tensors if os.path.exists(tensor.model)):
         sizes = tensor_sizes(tensor for tensor in worker.prefill.tensors if tensor.model == path)
         with _refuse_errors(path):
-            for name, tensor in gguf.tensor_locations(path).items():
+            for name, tensor in gguf.locate_tensors(path).items():
                 if sizes.get(name) == tensor.bytes:
                     with reading.open_file(tensor.path, follows_links=True) as stream:
                         tensors[rpc_upload.fingerprint(stream, tensor.offset, tensor.bytes)] = tensor
@@ -162,5 +162,5 @@ def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             raise Refusal(f"the worker program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
-    if str(answer.protocol).partition(".")[0] not in rpc_upload.PROTOCOLS:
+    if str(answer.protocol).partition(".")[0] not in rpc_upload.PROTOCOL_MAJORS:
         raise Refusal(f"the worker program on port {port} uses protocol {answer.protocol}, which is unknown")

@@ -40,7 +40,7 @@ processor takes longest to compile, so a build contains only the kernels that th
 
 RDMA_OPTION = "GGML_RPC_RDMA"
 """Option that makes RPC switch from TCP to RDMA after the handshake (#20590)."""
-RDMA_DEVICES = ("char-infiniband_verbs",)
+RDMA_DEVICE_FILES = ("char-infiniband_verbs",)
 """Devices that a service opens for RDMA, for systemd's DeviceAllow. Every account may open them."""
 TLS_OPTIONS = {words.MAINLINE: ("LLAMA_OPENSSL",), words.IK_LLAMA: ("LLAMA_OPENSSL", "LLAMA_SERVER_SSL")}
 """Fork → options that enable TLS in llama-server. ik_llama.cpp of January to March 2026 needs both (its #1451)."""
@@ -55,7 +55,7 @@ TERNARY_TYPES = frozenset({"TQ1_0", "TQ2_0"})
 MATRIX_ROW_PADDING = 512
 """Some backends pad the last row of a quantised tensor to a multiple of this number of elements."""
 
-NO_AMX = "-U__AMX_INT8__"
+NO_AMX_FLAG = "-U__AMX_INT8__"
 """Compiler flag that excludes AMX from a build. -march=native defines this macro whatever the GGML_AMX_… options are. Compilers before GCC 11 and
 Clang 11, and compilers for GPUs, reject -mno-amx-int8."""
 UNIFIED_HEAP = "radv_enable_unified_heap_on_apu"
@@ -72,44 +72,43 @@ class ArchitectureFormat(NamedTuple):
     """Readable name."""
     remedy: str
     """Remedy for an unknown architecture."""
-    option: str
-    """Name of the cmake option."""
+    cmake_option: str
     format_target: Callable[[str], str]
     """Function that formats the architecture for that option."""
     oldest_toolkits: Mapping[str, str]
     """Architecture → oldest toolkit that compiles for it."""
-    dropped_targets: tuple[tuple[str, str], ...]
+    oldest_architectures: tuple[tuple[str, str], ...]
     """Toolkit version, and the oldest architecture that this and newer versions compile for."""
 
 
 class VisibilityVariable(NamedTuple):
     """The environment variable that hides devices from a program."""
 
-    variable: str
-    devices: str
+    name: str
+    value_template: str
     """Value of the variable, with a placeholder for the comma-separated numbers of devices."""
-    no_device: str | None
+    hide_all_value: str | None
     """Value of the variable that hides all devices; None if unknown."""
-    hides_devices: bool
+    may_hide: bool
     """Whether the plan may use it to hide devices from llama-server. Programs allocate memory on visible devices that they do not use (518 MiB each with
     CUDA), and number devices as the plan does."""
 
 
 class Backend(NamedTuple):
     name: str
-    preference: int
+    preference_rank: int
     """Rank for ``auto``, which chooses the lowest possible rank."""
     device: str
     """Name of a worker's devices for ``-d``, with a placeholder for their number."""
     alignment: int = 32
     """Alignment of tensors in a buffer in bytes."""
-    in_ik_llama: bool = True
+    works_in_ik_llama: bool = True
     """Whether ik_llama.cpp can link the backend statically."""
     options: Mapping[str, str] = {}
     """cmake options of every build for it."""
     disabled_options: tuple[str, ...] = ()
     """Further options that are off, because their default depends on an installed library that another host may lack, or makes cmake fetch a git tag."""
-    disabled_in_ik_llama: tuple[str, ...] = ()
+    disabled_ik_llama_options: tuple[str, ...] = ()
     quants_option: str = ""
     """Option that compiles flash attention for every pair of KV cache types; empty without such an option."""
     architecture: ArchitectureFormat | None = None
@@ -123,7 +122,7 @@ class Backend(NamedTuple):
     kernel_driver: str = ""
     """Kernel driver whose parameters limit the memory of its devices; empty if there are several."""
     visibility_variable: VisibilityVariable | None = None
-    bus_order: tuple[str, str] | None = None
+    bus_order_setting: tuple[str, str] | None = None
     """Variable and value that make the backend number devices in bus order, as the plan does."""
     environment: Mapping[str, str] = {}
     """Environment of services that use it."""
@@ -140,7 +139,7 @@ class Backend(NamedTuple):
     @property
     def hiding_variable(self) -> VisibilityVariable | None:
         """Return the variable that hides devices of this backend from llama-server; None if hiding is unnecessary."""
-        return self.visibility_variable if self.visibility_variable and self.visibility_variable.hides_devices else None
+        return self.visibility_variable if self.visibility_variable and self.visibility_variable.may_hide else None
 
 
 def cuda_architecture(capability: str) -> str:
@@ -148,11 +147,11 @@ def cuda_architecture(capability: str) -> str:
     return capability.replace(".", "") + ("a" if capability.startswith("12.") else "") + "-real"
 
 
-CPU = Backend(name="cpu", preference=9, device="CPU")
+CPU = Backend(name="cpu", preference_rank=9, device="CPU")
 
 VULKAN = Backend(
     name="vulkan",
-    preference=5,
+    preference_rank=5,
     options={"GGML_VULKAN": "ON"},
     device="Vulkan{}",
     is_vendor_neutral=True,
@@ -165,8 +164,8 @@ VULKAN = Backend(
 HIP = Backend(
     name="hip",
     aliases=("amd", "rocm"),
-    preference=2,
-    in_ik_llama=False,
+    preference_rank=2,
+    works_in_ik_llama=False,
     options={"GGML_HIP": "ON"},
     quants_option="GGML_CUDA_FA_ALL_QUANTS",
     architecture=ArchitectureFormat(
@@ -174,10 +173,10 @@ HIP = Backend(
         example="gfx1151",
         title="architecture",
         remedy="load the kernel driver amdgpu on that host",
-        option="GPU_TARGETS",
+        cmake_option="GPU_TARGETS",
         format_target=str,
         oldest_toolkits={},
-        dropped_targets=(),
+        oldest_architectures=(),
     ),
     device="ROCm{}",
     device_files=("char-drm", "/dev/kfd"),
@@ -191,17 +190,17 @@ HIP = Backend(
 CUDA = Backend(
     name="cuda",
     aliases=("nvidia",),
-    preference=1,
+    preference_rank=1,
     options={"GGML_CUDA": "ON"},
     disabled_options=("GGML_CUDA_NCCL", "GGML_CUDA_CCCL_VERSION"),
-    disabled_in_ik_llama=("GGML_NCCL",),
+    disabled_ik_llama_options=("GGML_NCCL",),
     quants_option="GGML_CUDA_FA_ALL_QUANTS",
     architecture=ArchitectureFormat(
         pattern=r"\d+\.\d",
         example="8.6",
         title="compute capability",
         remedy="install the driver's nvidia-smi on that host",
-        option="CMAKE_CUDA_ARCHITECTURES",
+        cmake_option="CMAKE_CUDA_ARCHITECTURES",
         format_target=cuda_architecture,
         oldest_toolkits={
             "8.0": "11.0",
@@ -215,14 +214,14 @@ CUDA = Backend(
             "12.0": "12.8",
             "12.1": "12.9",
         },
-        dropped_targets=(("13.0", "7.5"), ("12.0", "5.0")),
+        oldest_architectures=(("13.0", "7.5"), ("12.0", "5.0")),
     ),
     device="CUDA{}",
     device_files=("char-nvidia*",),
     kernel_driver="nvidia",
     visibility_variable=VisibilityVariable("CUDA_VISIBLE_DEVICES", "{}", "-1", True),
     unsupported_types=TERNARY_TYPES | NEW_TYPES,
-    bus_order=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
+    bus_order_setting=("CUDA_DEVICE_ORDER", "PCI_BUS_ID"),
     alignment=128,
     pads_rows=True,
 )
@@ -230,7 +229,7 @@ CUDA = Backend(
 METAL = Backend(
     name="metal",
     aliases=("apple",),
-    preference=3,
+    preference_rank=3,
     options={"GGML_METAL": "ON"},
     device="MTL{}",
     unsupported_types=frozenset({"TQ1_0", "NVFP4"}) | NEW_TYPES,
@@ -240,8 +239,8 @@ METAL = Backend(
 SYCL = Backend(
     name="sycl",
     aliases=("intel", "oneapi"),
-    preference=4,
-    in_ik_llama=False,
+    preference_rank=4,
+    works_in_ik_llama=False,
     options={"GGML_SYCL": "ON"},
     disabled_options=("GGML_SYCL_SUPPORT_LEVEL_ZERO_API",),
     device="SYCL{}",
@@ -256,12 +255,12 @@ SYCL = Backend(
 """Backend for Intel GPUs over Level Zero. It follows the sources of build 11063 and was never tested."""
 
 BY_NAME: Mapping[str, Backend] = {backend.name: backend for backend in (CPU, VULKAN, HIP, CUDA, METAL, SYCL)}
-PREFERRED_ORDER = tuple(sorted({*words.BACKENDS} - {CPU.name}, key=lambda name: BY_NAME[name].preference))
+PREFERRED_ORDER = tuple(sorted({*words.BACKENDS} - {CPU.name}, key=lambda name: BY_NAME[name].preference_rank))
 """Backends with devices, in the order of ``auto``."""
 UNIVERSAL = next(backend for backend in BY_NAME.values() if backend.is_vendor_neutral)
 """Backend that supports cards of every vendor."""
 NAMES_BY_ALIAS = {name: backend.name for backend in BY_NAME.values() for name in backend.aliases}
-IK_LLAMA_BACKENDS = tuple(backend.name for backend in BY_NAME.values() if backend.in_ik_llama)
+IK_LLAMA_BACKENDS = tuple(backend.name for backend in BY_NAME.values() if backend.works_in_ik_llama)
 
 
 def device_name(backend: str, index: int) -> str:
@@ -306,7 +305,7 @@ def exclusion_options(unusable_features: Collection[str], cmake_options: Mapping
     """
     if "amx" not in unusable_features or "GGML_AMX_INT8" in cmake_options:
         return {}
-    return {name: f"{NO_AMX} {cmake_options.get(name, '')}".strip() for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
+    return {key: f"{NO_AMX_FLAG} {cmake_options.get(key, '')}".strip() for key in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS")}
 
 
 def cmake_options(
@@ -321,14 +320,14 @@ def cmake_options(
     record = BY_NAME[backend]
     if fork == words.IK_LLAMA:
         options = {**IK_LLAMA_OPTIONS, "GGML_IQK_FA_ALL_QUANTS": "ON" if all_quants else "OFF"}
-        options.update(dict.fromkeys(record.disabled_in_ik_llama, "OFF"))
+        options.update(dict.fromkeys(record.disabled_ik_llama_options, "OFF"))
     else:
         options = {**COMMON_OPTIONS, **dict.fromkeys((*DISABLED_OPTIONS, *record.disabled_options), "OFF")}
     options.update(record.options)
     options.update(dict.fromkeys(TLS_OPTIONS[fork] if tls else (), "ON"))
     architecture_format = record.architecture
     if architecture_format:
-        options[architecture_format.option] = ";".join(map(architecture_format.format_target, architectures))
+        options[architecture_format.cmake_option] = ";".join(map(architecture_format.format_target, architectures))
     if all_quants and record.quants_option:
         options[record.quants_option] = "ON"
     return options

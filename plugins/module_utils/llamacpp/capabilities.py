@@ -39,7 +39,7 @@ ggml-backend.cpp and in ik_llama.cpp)."""
 MAX_DEVICES = MAX_BACKENDS - 1
 """Maximum number of devices besides the processor. ``--tensor-split`` also requires fewer shares than llama_max_devices (arg.cpp), 16 (#13293)."""
 
-BUFFER_NAME = "RPC0[{endpoint}]"
+BUFFER_TEMPLATE = "RPC0[{endpoint}]"
 """Name of a worker's buffers in the log."""
 
 _ARCHITECTURES = """
@@ -96,8 +96,8 @@ def support_of(architecture: str, fork: str) -> ArchitectureSupport | None:
     return ArchitectureSupport(REVIEWED_BUILDS[fork], None)
 
 
-WORKER_BINARY = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
-DEVICE_NAME = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER_NAME}
+WORKER_BINARIES = {MAINLINE: "ggml-rpc-server", IK_LLAMA: "rpc-server"}
+DEVICE_TEMPLATES = {MAINLINE: "RPC{index}", IK_LLAMA: BUFFER_TEMPLATE}
 """Name of a worker's device for ``--device``."""
 
 
@@ -107,8 +107,8 @@ def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
     return next((protocol for first_build, protocol in reversed(PROTOCOLS) if first_build <= build), None)
 
 
-WORD = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
-OPTION_HEADING = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
+WORD_FORM = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
+OPTION_HEADING_FORM = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
 """Pattern for an option in a help text: its names and value. Descriptions are further to the right."""
 REMOVED_TEXT = "argument has been removed"
 
@@ -117,9 +117,9 @@ def parse_help(text: str) -> dict[str, bool]:
     """Return the options in a program's help text, and whether each takes a value."""
     help_options: dict[str, bool] = {}
     for entry in re.split(r"\n(?= {0,16}--?[A-Za-z])", "\n" + text):
-        heading = OPTION_HEADING.match(entry)
-        if heading and REMOVED_TEXT not in " ".join(entry.split()):
-            help_options.update(dict.fromkeys(WORD.findall(heading[1]), bool(re.search(r"[\w.-] [^\s-]", heading[1]))))
+        match = OPTION_HEADING_FORM.match(entry)
+        if match and REMOVED_TEXT not in " ".join(entry.split()):
+            help_options.update(dict.fromkeys(WORD_FORM.findall(match[1]), bool(re.search(r"[\w.-] [^\s-]", match[1]))))
     return help_options
 
 
@@ -133,7 +133,7 @@ def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str
     rejected_options, switch = [], ""
     arguments = iter(argv)
     for argument in arguments:
-        if not WORD.match(argument):
+        if not WORD_FORM.match(argument):
             rejected_options += [f"{switch} {argument}"] if switch else []
             continue
         word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument

@@ -25,9 +25,9 @@ class Family(NamedTuple):
     prompt_share: float
     """Share of the 16-bit rate that prompts reach."""
     source: str
-    factor: float = 1.5
+    uncertainty: float = 1.5
     """Uncertainty factor of the speed. Four in five measurements that were not used in a fit lie within it."""
-    weights_per_s: float = math.inf
+    gweights_per_s: float = math.inf
     """Weights (1e9) that kernels for single tokens multiply per second, where that is a limit besides the bandwidth."""
     wake_ms: float = 0.0
     """Milliseconds that a worker with this device takes to wake up for a token."""
@@ -41,38 +41,38 @@ FAMILIES = {
     "turing": Family(0.82, 2.0, 0.8, "one 2070 SUPER; 13B on a 2080 Ti (geerlingguy/ai-benchmarks#46)", 1.55),
     "nvidia-vulkan": Family(0.86, 1.4, 0.7, FITTED_SOURCE),
     "datacenter": Family(
-        0.82, 1.65, 0.17, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", weights_per_s=3600
+        0.82, 1.65, 0.17, "docs/hardware.md: H200; 7B on A100 (ggml-org/llama.cpp#6017)", gweights_per_s=3600
     ),
-    "volta": Family(0.72, 2.0, 0.5, "one V100", factor=2.05),
-    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", factor=1.55),
+    "volta": Family(0.72, 2.0, 0.5, "one V100", uncertainty=2.05),
+    "pascal": Family(0.78, 2.0, 0.8, "7B and 27B on a P40 (ggml-org/llama.cpp#4766)", uncertainty=1.55),
     "spark": Family(0.83, 1.6, 0.75, FITTED_SOURCE + ": GB10", wake_ms=1.8),
-    "jetson": Family(0.75, 6.0, 0.5, "assumed", factor=2.0, wake_ms=1.8),
+    "jetson": Family(0.75, 6.0, 0.5, "assumed", uncertainty=2.0, wake_ms=1.8),
     "rdna": Family(0.82, 1.1, 0.42, FITTED_SOURCE + ": cards with matrix units"),
     "rdna-hip": Family(0.62, 2.3, 0.4, FITTED_SOURCE),
-    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", factor=2.05),
-    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", factor=2.05),
-    "gcn": Family(0.62, 1.8, 0.33, FITTED_SOURCE + ": BC-250, RX 580", factor=2.05),
-    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED_SOURCE + ": MI50", factor=2.05),
-    "cdna": Family(0.6, 2.5, 0.2, "assumed", factor=2.0),
+    "rdna2": Family(0.7, 2.0, 0.35, "one 6700 XT", uncertainty=2.05),
+    "rdna2-hip": Family(0.7, 2.4, 0.55, "one 6700 XT", uncertainty=2.05),
+    "gcn": Family(0.62, 1.8, 0.33, FITTED_SOURCE + ": BC-250, RX 580", uncertainty=2.05),
+    "gcn-hip": Family(0.58, 2.5, 0.45, FITTED_SOURCE + ": MI50", uncertainty=2.05),
+    "cdna": Family(0.6, 2.5, 0.2, "assumed", uncertainty=2.0),
     "strix": Family(0.86, 1.1, 0.3, FITTED_SOURCE, wake_ms=1.8),
     "strix-hip": Family(0.88, 2.1, 0.32, FITTED_SOURCE, wake_ms=1.8),
     "strix deepseek4": Family(0.6, 1.1, 0.2, FITTED_SOURCE, wake_ms=1.8),
-    "strix-hip deepseek4": Family(0.6, 2.1, 0.12, "two hosts (ggml-org/llama.cpp#26746)", factor=2.0, wake_ms=1.8),
-    "igpu": Family(0.8, 2.5, 0.24, FITTED_SOURCE + ": 780M", factor=1.55, wake_ms=1.8),
-    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED_SOURCE + ": 780M", factor=1.55, wake_ms=1.8),
-    "intel": Family(0.45, 4.5, 0.062, FITTED_SOURCE + ": A770", factor=1.8),
-    "processor": Family(0.7, 1.5, 0.74, FITTED_SOURCE, factor=1.55),
-    "server": Family(0.42, 2.0, 0.74, FITTED_SOURCE, factor=1.8),
+    "strix-hip deepseek4": Family(0.6, 2.1, 0.12, "two hosts (ggml-org/llama.cpp#26746)", uncertainty=2.0, wake_ms=1.8),
+    "igpu": Family(0.8, 2.5, 0.24, FITTED_SOURCE + ": 780M", uncertainty=1.55, wake_ms=1.8),
+    "igpu-hip": Family(0.8, 3.0, 0.2, FITTED_SOURCE + ": 780M", uncertainty=1.55, wake_ms=1.8),
+    "intel": Family(0.45, 4.5, 0.062, FITTED_SOURCE + ": A770", uncertainty=1.8),
+    "processor": Family(0.7, 1.5, 0.74, FITTED_SOURCE, uncertainty=1.55),
+    "server": Family(0.42, 2.0, 0.74, FITTED_SOURCE, uncertainty=1.8),
     "apple-processor": Family(0.33, 1.0, 0.5, "field notes: M4 Max, processor only"),
-    "board": Family(0.72, 8.0, 1.0, FITTED_SOURCE + ": Raspberry Pi 5", factor=1.55),
+    "board": Family(0.72, 8.0, 1.0, FITTED_SOURCE + ": Raspberry Pi 5", uncertainty=1.55),
 }
 """Performance by family. Keys with a backend or the architecture of a model take precedence."""
 
 
-def family_of(name: str, backend: str, architecture: str = "") -> str:
+def family_of(name: str, backend: str, model_architecture: str = "") -> str:
     """Return the most specific key in FAMILIES for a family, a backend and the architecture of a model."""
-    names = (f"{name}-{backend} {architecture}", f"{name} {architecture}", f"{name}-{backend}")
-    return next((key for key in names if key in FAMILIES), name)
+    keys = (f"{name}-{backend} {model_architecture}", f"{name} {model_architecture}", f"{name}-{backend}")
+    return next((key for key in keys if key in FAMILIES), name)
 
 
 class TypeCost(NamedTuple):
@@ -107,11 +107,11 @@ class RateRow(NamedTuple):
     family: str
     min_mib: int = 0
     """Minimum memory of the device, if boards of one name differ."""
-    min_factor: float = 1.0
+    min_uncertainty: float = 1.0
     """Minimum uncertainty factor of the speed."""
 
 
-AMD = (
+AMD_ROWS = (
     RateRow(r"gfx1151|80[56]0S|Strix Halo", 256, 59, "strix"),
     RateRow(r"gfx115[023]|8[89]0M", 120, 24, "igpu"),
     RateRow(r"gfx1103|7[48]0M", 90, 17, "igpu"),
@@ -142,7 +142,7 @@ AMD = (
     RateRow(r"gfx1010|5700", 448, 20, "gcn"),
     RateRow(r"RX 5[78]0|gfx803", 256, 6, "gcn"),
 )
-NVIDIA = (
+NVIDIA_ROWS = (
     RateRow(r"GB10", 273, 62, "spark"),
     RateRow(r"GH200", 4000, 989, "datacenter"),
     RateRow(r"G?B[23]00", 8000, 2250, "datacenter"),
@@ -242,7 +242,7 @@ NVIDIA = (
     RateRow(r"Xavier", 60, 7, "jetson"),
     RateRow(r"Tegra X1|Jetson Nano", 25.6, 0.5, "jetson"),
 )
-APPLE = (
+APPLE_ROWS = (
     RateRow(r"M1 Ultra", 800, 21, "apple"),
     RateRow(r"M1 Max", 400, 10.6, "apple"),
     RateRow(r"M1 Pro", 200, 5.3, "apple"),
@@ -262,7 +262,7 @@ APPLE = (
     RateRow(r"M5 Pro", 307, 28, "apple"),
     RateRow(r"M5", 153, 14, "apple"),
 )
-INTEL = (
+INTEL_ROWS = (
     RateRow(r"A770|8086:56a0", 560, 138, "intel"),
     RateRow(r"A750|8086:56a1", 512, 120, "intel"),
     RateRow(r"A380|8086:56a5", 186, 32, "intel"),
@@ -271,11 +271,11 @@ INTEL = (
     RateRow(r"B60|8086:e211", 456, 98, "intel"),
     RateRow(r"B50|8086:e212", 224, 71, "intel"),
 )
-ACCELERATORS = (*AMD, *NVIDIA, *APPLE, *INTEL)
+ACCELERATOR_ROWS = (*AMD_ROWS, *NVIDIA_ROWS, *APPLE_ROWS, *INTEL_ROWS)
 """The first matching row counts, so longer names come before shorter ones."""
 
-PROCESSORS = (
-    *(row._replace(tflops=3.0, family="apple-processor") for row in APPLE),
+PROCESSOR_ROWS = (
+    *(row._replace(tflops=3.0, family="apple-processor") for row in APPLE_ROWS),
     RateRow(r"RYZEN AI MAX|Strix Halo", 128, 2.0, "processor"),
     RateRow(r"Ryzen AI", 120, 1.0, "processor"),
     RateRow(r"Ryzen Threadripper PRO [35]9\d5WX", 205, 3.0, "processor"),
@@ -306,7 +306,7 @@ PROCESSORS = (
     RateRow(r"RK3588|Orange Pi 5|ROCK 5", 30, 0.15, "board"),
     RateRow(r"Cortex-X925", 200, 2.0, "processor"),
     RateRow(r"Raspberry Pi (?:5|Compute Module 5)|Cortex-A76$", 17, 0.1, "board"),
-    RateRow(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 3.6, 0.012, "board", min_factor=1.8),
+    RateRow(r"Raspberry Pi (?:4|Compute Module 4)|Cortex-A72$", 3.6, 0.012, "board", min_uncertainty=1.8),
     RateRow(r"Cortex-A720|Oryon", 50, 1.0, "processor"),
 )
 """Processors with known memory channels. All channels are assumed to have the fastest memory that the vendor specifies."""
@@ -316,11 +316,11 @@ ASSUMED_RATES = {
     "unified": RateRow("", 80, 8, "igpu"),
     "processor": RateRow("", 50, 0.8, "processor"),
     "board": RateRow("", 17, 0.1, "board"),
-    "nvidia": RateRow("", 566, 61.5, "nvidia", min_factor=2.6),
-    "turing": RateRow("", 465, 37.4, "turing", min_factor=1.8),
-    "volta": RateRow("", 767, 111, "volta", min_factor=1.5),
-    "pascal": RateRow("", 281, 7.2, "pascal", min_factor=2.2),
-    "datacenter": RateRow("", 3084, 580, "datacenter", min_factor=2.9),
+    "nvidia": RateRow("", 566, 61.5, "nvidia", min_uncertainty=2.6),
+    "turing": RateRow("", 465, 37.4, "turing", min_uncertainty=1.8),
+    "volta": RateRow("", 767, 111, "volta", min_uncertainty=1.5),
+    "pascal": RateRow("", 281, 7.2, "pascal", min_uncertainty=2.2),
+    "datacenter": RateRow("", 3084, 580, "datacenter", min_uncertainty=2.9),
 }
 """Kind of an unlisted device, or family of an unlisted NVIDIA card → assumed rates. For a family these are the mean and the spread of its rows."""
 
@@ -337,7 +337,7 @@ def assumed_card_row(architecture: str) -> RateRow:
     return ASSUMED_RATES["datacenter" if architecture in HBM_CAPABILITIES else family]
 
 
-CORE_GB_PER_S = 5.0
+THREAD_GB_PER_S = 5.0
 """Bandwidth of one hardware thread: 4 to 6 GB/s on processors with 4 to 24 cores."""
 CORE_GFLOPS = {True: 110.0, False: 48.0, None: 37.0}
 """Whether a processor has AVX-512 (None for ARM) → GFLOPS of one core in prompts. Measurements on 2 cores of EPYCs gave 153 and 64 with f16
@@ -350,26 +350,26 @@ MAX_BOARD_MIB = 17 * 1024
 def accelerator_row(architecture: str, name: str, memory_mib: int = 0) -> RateRow | None:
     """Return the row of a device by its name, which identifies the memory best, or else by its architecture."""
     for text in (name, architecture):
-        for row in ACCELERATORS:
+        for row in ACCELERATOR_ROWS:
             if memory_mib >= row.min_mib and re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
                 return row
     return None
 
 
 @functools.lru_cache(maxsize=256)
-def processor_row(model: str) -> RateRow | None:
-    return next((row for row in PROCESSORS if re.search(row.pattern, model, re.IGNORECASE)), None)
+def processor_row(name: str) -> RateRow | None:
+    return next((row for row in PROCESSOR_ROWS if re.search(row.pattern, name, re.IGNORECASE)), None)
 
 
-def is_board(system: str, architecture: str, memory_mib: int, model: str) -> bool:
+def is_board(system: str, architecture: str, memory_mib: int, processor_name: str) -> bool:
     """Return whether a host counts as a small board, on which a worker's overhead is larger."""
-    row = processor_row(model)
+    row = processor_row(processor_name)
     if row:
         return row.family == "board"
     return system == "Linux" and architecture in ("aarch64", "armv7l") and memory_mib <= MAX_BOARD_MIB
 
 
-TABLE, ASSUMED_SOURCE = "table", "assumed"
+TABLE_SOURCE, ASSUMED_SOURCE = "table", "assumed"
 """Sources of a rate, the most reliable first."""
 
 
@@ -379,36 +379,36 @@ class Rate(NamedTuple):
     prompt_gflops: float
     """GFLOPS that prompts reach."""
     source: str
-    """TABLE or ASSUMED_SOURCE."""
+    """TABLE_SOURCE or ASSUMED_SOURCE."""
     node_us: float = 2.0
     """Microseconds that each node of the graph takes besides reading."""
-    factor: float = 1.3
+    uncertainty: float = 1.3
     """Factor by which generation may be faster or slower; see Family."""
-    weights_per_s: float = math.inf
+    gweights_per_s: float = math.inf
     """Weights (1e9) that its kernels for single tokens multiply per second; see Family."""
     wake_ms: float = 0.0
     """Milliseconds that a worker with this device takes to wake up for a token."""
 
 
-UNKNOWN_FACTOR = 2.0
+UNLISTED_UNCERTAINTY = 2.0
 """Uncertainty factor of a device that no table lists."""
 
 
-def rate_of_row(row: RateRow, source: str, backend: str = "cpu", architecture: str = "") -> Rate:
+def rate_of_row(row: RateRow, source: str, backend: str = "cpu", model_architecture: str = "") -> Rate:
     """Return the rate that llama.cpp reaches on a device with these figures."""
-    family = FAMILIES[family_of(row.family, backend, architecture)]
-    factor = max(UNKNOWN_FACTOR if source == ASSUMED_SOURCE else family.factor, row.min_factor)
-    gb_per_s, prompt_gflops = (
-        round(row.gb_per_s * family.generation_share, 1),
-        round(1000 * row.tflops * family.prompt_share, 1),
+    family = FAMILIES[family_of(row.family, backend, model_architecture)]
+    uncertainty = max(UNLISTED_UNCERTAINTY if source == ASSUMED_SOURCE else family.uncertainty, row.min_uncertainty)
+    gb_per_s = round(row.gb_per_s * family.generation_share, 1)
+    prompt_gflops = round(1000 * row.tflops * family.prompt_share, 1)
+    return Rate(
+        gb_per_s, prompt_gflops, source, round(family.node_us, 2), uncertainty, family.gweights_per_s, family.wake_ms
     )
-    return Rate(gb_per_s, prompt_gflops, source, round(family.node_us, 2), factor, family.weights_per_s, family.wake_ms)
 
 
 def accelerator_rate(
-    backend: str, name: str, architecture: str, memory_mib: int, unified: bool, model_architecture: str
+    backend: str, name: str, architecture: str, memory_mib: int, has_unified_memory: bool, model_architecture: str
 ) -> Rate:
     """Return the rate of an accelerator by its name or architecture, or the assumed rate of its kind."""
     row = accelerator_row(architecture, name, memory_mib or 0)
-    assumed_row = ASSUMED_RATES["unified"] if unified else assumed_card_row(architecture)
-    return rate_of_row(row or assumed_row, TABLE if row else ASSUMED_SOURCE, backend, model_architecture)
+    assumed_row = ASSUMED_RATES["unified"] if has_unified_memory else assumed_card_row(architecture)
+    return rate_of_row(row or assumed_row, TABLE_SOURCE if row else ASSUMED_SOURCE, backend, model_architecture)

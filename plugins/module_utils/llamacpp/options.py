@@ -27,7 +27,6 @@ SPECULATION = "speculation"
 DRAFT_TEXT = "speculation (a draft model, or layers for multi-token prediction)"
 
 BENCH = "llama-bench"
-"""Benchmark program of llama.cpp."""
 
 
 class Spelling(NamedTuple):
@@ -58,9 +57,9 @@ class Option(NamedTuple):
     """An option of one program.
 
     :param variable: variable that sets it; None if the plan decides.
-    :param memory: field of kv_cache.CacheSettings that it changes, EXTRA_MEMORY, or empty.
+    :param effect: field of kv_cache.CacheSettings that it changes, EXTRA_MEMORY, or empty.
     :param omitted_values: values that are never written.
-    :param implied: values that are left out if no spelling can express them.
+    :param implied_values: values that are left out if no spelling can express them.
     :param remedy: alternative to the option, if no variable sets it.
     :param adds: unplanned data that it adds to devices.
     :param is_secret: whether its value is a secret, which neither a command line nor a definition may contain.
@@ -71,9 +70,9 @@ class Option(NamedTuple):
     name: str
     spellings: tuple[Spelling, ...]
     variable: str | None = None
-    memory: str = ""
+    effect: str = ""
     omitted_values: tuple[str, ...] = ()
-    implied: tuple[str, ...] = ()
+    implied_values: tuple[str, ...] = ()
     remedy: str = ""
     program: str = SERVER
     is_secret: bool = False
@@ -121,7 +120,7 @@ def _split(words: str) -> tuple[str, ...]:
 
 
 _llama, _ik = functools.partial(_spell, MAINLINE), functools.partial(_spell, IK_LLAMA)
-PRESETS = """
+PRESET_WORDS = """
 --embd-gemma-default --fim-qwen-1.5b-default --fim-qwen-3b-default --fim-qwen-7b-default --fim-qwen-7b-spec --fim-qwen-14b-spec
 --fim-qwen-30b-default --gpt-oss-20b-default --gpt-oss-120b-default --vision-gemma-4b-default --vision-gemma-12b-default
 """
@@ -144,7 +143,7 @@ TABLE: tuple[Option, ...] = (
     ),
     Option(
         "model-registry",
-        (_llama("--docker-repo -dr", is_written=False), _llama(PRESETS, form=SWITCH, is_written=False)),
+        (_llama("--docker-repo -dr", is_written=False), _llama(PRESET_WORDS, form=SWITCH, is_written=False)),
         "llama_model_path",
     ),
     Option("host", _shared("--host"), "llama_server_host"),
@@ -172,11 +171,15 @@ TABLE: tuple[Option, ...] = (
         "flash-attention",
         (*_shared("--flash-attn -fa"), _ik("--no-flash-attn -no-fa", form=SWITCH, value="off")),
         "llama_server_flash_attention",
-        implied=("auto", "on", "off"),
+        implied_values=("auto", "on", "off"),
     ),
     Option("threads", _shared("--threads -t"), "llama_server_threads", optional_min=0),
     Option(
-        "prompt-cache", _shared("--cache-ram -cram"), "llama_server_prompt_cache_mib", implied=("0",), optional_min=4096
+        "prompt-cache",
+        _shared("--cache-ram -cram"),
+        "llama_server_prompt_cache_mib",
+        implied_values=("0",),
+        optional_min=4096,
     ),
     Option("conversations", _shared("--slot-save-path"), "llama_server_keep_conversations"),
     Option("sleep", (_llama("--sleep-idle-seconds"),), "llama_server_idle_seconds"),
@@ -194,7 +197,7 @@ TABLE: tuple[Option, ...] = (
             _ik("--mlock", form=SWITCH, value="mmap+mlock"),
         ),
         "llama_server_load_mode",
-        implied=("mmap", "auto"),
+        implied_values=("mmap", "auto"),
     ),
     Option("api-key-file", _shared("--api-key-file"), "llama_server_api_key_file"),
     Option("api-key", _shared("--api-key", is_written=False), "llama_server_api_key_file", is_secret=True),
@@ -221,7 +224,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "fit",
         (_llama("--fit -fit"), _ik("--fit", form=SWITCH, is_written=False)),
-        implied=("off",),
+        implied_values=("off",),
         remedy="remove it, because llama-server would move layers that the plan has placed",
         optional_min=0,
     ),
@@ -246,7 +249,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "log-verbosity",
         (_llama("--log-verbosity -lv --verbosity"), _ik("--verbosity", is_written=False)),
-        implied=("4",),
+        implied_values=("4",),
         remedy="remove it, or use --verbose instead, because verify reads buffer sizes from the log",
         optional_min=0,
     ),
@@ -256,7 +259,7 @@ TABLE: tuple[Option, ...] = (
             _llama("--no-repack -nr", form=SWITCH, value="off"),
             _llama("--repack", form=SWITCH, value="on", is_written=False),
         ),
-        implied=("off",),
+        implied_values=("off",),
     ),
     Option(
         "log-disable",
@@ -264,17 +267,17 @@ TABLE: tuple[Option, ...] = (
         remedy="remove it, because verify reads buffer sizes from the log",
     ),
     Option("metrics", _shared("--metrics", form=SWITCH), optional_min=0),
-    Option("override-kv", _shared("--override-kv"), memory=EXTRA_MEMORY),
-    Option("embeddings", _shared("--embedding --embeddings", form=SWITCH), memory="every_output"),
-    Option("reranking", (*_shared("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), memory="every_output"),
-    Option("full-window", (_llama("--swa-full", form=SWITCH),), memory="full_window"),
+    Option("override-kv", _shared("--override-kv"), effect=EXTRA_MEMORY),
+    Option("embeddings", _shared("--embedding --embeddings", form=SWITCH), effect="every_output"),
+    Option("reranking", (*_shared("--reranking", form=SWITCH), _llama("--rerank", form=SWITCH)), effect="every_output"),
+    Option("full-window", (_llama("--swa-full", form=SWITCH),), effect="full_window"),
     Option(
         "unified",
         (
             _llama("--kv-unified -kvu", form=SWITCH, value="on"),
             _llama("--no-kv-unified -no-kvu", form=SWITCH, value="off"),
         ),
-        memory="unified",
+        effect="unified",
     ),
     Option("micro-batch", _shared("--ubatch-size -ub"), "llama_server_micro_batch", omitted_values=("512",)),
     Option("batch", _shared("--batch-size -b"), "llama_server_batch", omitted_values=("2048",)),
@@ -293,36 +296,36 @@ TABLE: tuple[Option, ...] = (
     Option(
         "kv-offload",
         (_llama("--no-kv-offload -nkvo --kv-offload -kvo", form=SWITCH), _ik("--no-kv-offload -nkvo", form=SWITCH)),
-        memory=EXTRA_MEMORY,
+        effect=EXTRA_MEMORY,
     ),
-    Option("cache-per-slot", (_llama("--kv-unified-per-slot"),), memory=EXTRA_MEMORY),
+    Option("cache-per-slot", (_llama("--kv-unified-per-slot"),), effect=EXTRA_MEMORY),
     Option(
         "experts-cache",
         (_llama("--moe-cache-mib", is_written=False)._replace(first_build=11549),),
         remedy="remove it, because llama-server would copy experts from the head's memory to device memory that the plan does not reserve",
     ),
-    Option("lazy-mode", (_llama("--lazy-mode -lzm"),), memory=EXTRA_MEMORY),
-    Option("adapter", (*_shared("--lora"), *_shared("--lora-scaled")), memory=EXTRA_MEMORY, adds="adapters"),
+    Option("lazy-mode", (_llama("--lazy-mode -lzm"),), effect=EXTRA_MEMORY),
+    Option("adapter", (*_shared("--lora"), *_shared("--lora-scaled")), effect=EXTRA_MEMORY, adds="adapters"),
     Option(
         "draft",
         (
             _llama("--model-draft -md --hf-repo-draft -hfd -hfrd --spec-draft-model --spec-draft-hf"),
             _ik("--model-draft -md"),
         ),
-        memory=EXTRA_MEMORY,
+        effect=EXTRA_MEMORY,
         adds=DRAFT_TEXT,
     ),
     Option(
-        SPECULATION, (_llama("--spec-type"), _ik("--spec-type", is_written=False)), memory=EXTRA_MEMORY, adds=DRAFT_TEXT
+        SPECULATION, (_llama("--spec-type"), _ik("--spec-type", is_written=False)), effect=EXTRA_MEMORY, adds=DRAFT_TEXT
     ),
     Option(
         "projector",
         (_llama("--mmproj --mmproj-url -mm -mmu"), _ik("--mmproj --mmproj-url")),
-        memory=EXTRA_MEMORY,
+        effect=EXTRA_MEMORY,
         adds="the projector",
     ),
     Option("draft-sampling", (_llama("--spec-draft-sampling")._replace(first_build=11434),)),
-    Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(first_build=11669),), memory=EXTRA_MEMORY),
+    Option("draft-micro-batch", (_llama("--spec-draft-n-ubatch")._replace(first_build=11669),), effect=EXTRA_MEMORY),
     Option("draft-device", (*_shared("--device-draft -devd"), _llama("--spec-draft-device", is_written=False))),
     Option(
         "draft-layers",
@@ -356,8 +359,8 @@ TABLE: tuple[Option, ...] = (
         ),
     ),
     Option("projector-device", (_llama("--mmproj-device -mmdev", is_written=False),)),
-    Option("latent-attention", (_ik("--mla-use -mla"),), memory="latent_attention"),
-    Option("attention-batch", (_ik("--attention-max-batch -amb"),), memory="attention_batch"),
+    Option("latent-attention", (_ik("--mla-use -mla"),), effect="latent_attention"),
+    Option("attention-batch", (_ik("--attention-max-batch -amb"),), effect="attention_batch"),
     Option(
         "address", (*_shared("-H --host"), _ik("--Host", is_written=False)), "llama_worker_endpoints", program=WORKER
     ),
@@ -372,14 +375,14 @@ TABLE: tuple[Option, ...] = (
         "processor",
         (_ik("-cpu", form=SWITCH, value="CPU"),),
         "llama_worker_endpoints",
-        implied=("CPU",),
+        implied_values=("CPU",),
         program=WORKER,
     ),
     Option("worker-threads", _shared("-t --threads"), "llama_worker_endpoints", program=WORKER),
     Option("tensor-cache", _shared("-c --cache", form=SWITCH, value="on"), "llama_worker_endpoints", program=WORKER),
 )
 
-ALIASES = """
+SYNONYM_GROUPS = """
 -tb --threads-batch, -C --cpu-mask, -Cr --cpu-range, -Cb --cpu-mask-batch, -Crb --cpu-range-batch, -lcs --lookup-cache-static,
 -lcd --lookup-cache-dynamic, -n --predict --n-predict, -cms --checkpoint-min-step, -e --escape, -r --reverse-prompt, -sp --special, -s --seed,
 --sampler-seq --sampling-seq, --temp --temperature, --top-nsigma --top-n-sigma, --typical --typical-p, -l --logit-bias, -j --json-schema,
@@ -393,13 +396,13 @@ ALIASES = """
 """
 """Groups of synonyms of llama.cpp's llama-server (arg.cpp of 0.3.36) that the table lacks. ``--no-x`` belongs to ``--x``."""
 
-_OPTIONS = {option.name: option for option in TABLE}
-_ALIASES = {word: group.split()[0] for group in ALIASES.split(",") for word in group.split()}
-_WORDS = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
-PROJECTOR_DEVICE = "MTMD_BACKEND_DEVICE"
+_OPTIONS_BY_NAME = {option.name: option for option in TABLE}
+_FIRST_SYNONYMS = {word: group.split()[0] for group in SYNONYM_GROUPS.split(",") for word in group.split()}
+_OPTIONS_BY_WORD = {word: option for option in TABLE if option.program == SERVER for word in option.words()}
+PROJECTOR_DEVICE_VARIABLE = "MTMD_BACKEND_DEVICE"
 """Environment variable of llama-server for the device of a projector."""
-_OPTION_VARIABLE = re.compile(
-    rf"{PROJECTOR_DEVICE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI_)).*"
+_OPTION_VARIABLE_PATTERN = re.compile(
+    rf"{PROJECTOR_DEVICE_VARIABLE}|LLAMA_LOG_.*|LLAMA_ARG_(?!(NO_)?(API_PREFIX|CORS_|REUSE_PORT|STATIC_PATH|THREADS_HTTP|TIMEOUT|(WEB)?UI_)).*"
 )
 """Pattern for variables that set options, except for client settings."""
 COMPLETE_HELP_FORKS = {MAINLINE}
@@ -413,12 +416,12 @@ def normalize(word: str) -> str:
 
 
 def by_name(name: str) -> Option:
-    return _OPTIONS[name]
+    return _OPTIONS_BY_NAME[name]
 
 
 def by_word(word: str) -> Option | None:
     """Return the option of llama-server in an argument, for either fork."""
-    return _WORDS.get(normalize(word))
+    return _OPTIONS_BY_WORD.get(normalize(word))
 
 
 def name_of(word: str) -> str:
@@ -427,14 +430,14 @@ def name_of(word: str) -> str:
     return option.name if option else normalize(word)
 
 
-def identity(word: str) -> str:
+def identifier_of(word: str) -> str:
     """Return an identifier that all words of an option of llama.cpp's llama-server share, including its negations."""
     name, option = normalize(word), by_word(word)
     for spelling in option.spellings_of(MAINLINE) if option else ():
         if name in spelling.words:
             return option.name if option and spelling.value else spelling.words[0]
     positive_name = re.sub("^--no-", "--", name)
-    return _ALIASES.get(name) or _ALIASES.get(positive_name, positive_name)
+    return _FIRST_SYNONYMS.get(name) or _FIRST_SYNONYMS.get(positive_name, positive_name)
 
 
 def exclusive_option(program: str, word: str) -> Option | None:
@@ -451,12 +454,12 @@ def exclusive_option(program: str, word: str) -> Option | None:
 
 def is_known(word: str) -> bool:
     """Return whether the table or the synonyms have this word."""
-    return word in _WORDS or word in _ALIASES
+    return word in _OPTIONS_BY_WORD or word in _FIRST_SYNONYMS
 
 
 def is_option_variable(name: str) -> bool:
     """Return whether an environment variable of llama-server sets an option that matters to the plan."""
-    return bool(_OPTION_VARIABLE.fullmatch(name))
+    return bool(_OPTION_VARIABLE_PATTERN.fullmatch(name))
 
 
 def group_words(arguments: Iterable[str]) -> list[list[str]]:
@@ -482,7 +485,7 @@ def render_option(name: str, value: str | Iterable[str] | None, fork: str = MAIN
 
     :raises UnsupportedValue: this fork cannot express this value.
     """
-    option = _OPTIONS[name]
+    option = _OPTIONS_BY_NAME[name]
     text = value if value is None or isinstance(value, str) else ",".join(value)
     if not text or text in option.omitted_values:
         return []
@@ -493,26 +496,27 @@ def render_option(name: str, value: str | Iterable[str] | None, fork: str = MAIN
     for spelling in spellings:
         if spelling.value == text:
             return [spelling.words[0]]
-    if text in option.implied:
+    if text in option.implied_values:
         return []
     raise UnsupportedValue(f"{name} {text}")
 
 
 def supported_values(name: str, fork: str) -> list[str]:
     """Return the values of an option that a fork can express with switches, the usual ones first."""
-    option = _OPTIONS[name]
+    option = _OPTIONS_BY_NAME[name]
     values = dict.fromkeys(
         spelling.value for spelling in option.spellings_of(fork) if spelling.is_written and spelling.value
     )
-    return [*option.implied[:1], *(value for value in values if value not in option.implied), *option.implied[1:]]
+    implied_values = option.implied_values
+    return [*implied_values[:1], *(value for value in values if value not in implied_values), *implied_values[1:]]
 
 
-def render_listed(name: str, value: str, listed_words: Collection[str]) -> list[str]:
+def render_listed_option(name: str, value: str, listed_words: Collection[str]) -> list[str]:
     """Return an option and its value for a program whose help is known; empty if the help lacks the option.
 
     :param listed_words: words in the help; if empty, the first word of the option is used.
     """
-    words = [word for spelling in _OPTIONS[name].spellings for word in spelling.words]
+    words = [word for spelling in _OPTIONS_BY_NAME[name].spellings for word in spelling.words]
     word = next((word for word in words if word in listed_words), "" if listed_words else words[0])
     return [word, value] if word else []
 
@@ -530,7 +534,7 @@ def replacement_words(help_options: Mapping[str, bool], fork: str) -> dict[str, 
             if (
                 option.program == SERVER
                 and spelling.is_written
-                and option.memory != EXTRA_MEMORY
+                and option.effect != EXTRA_MEMORY
                 and word not in help_options
             ):
                 synonyms = [synonym for synonym in spelling.words if help_options.get(synonym) == takes_value]

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 REPOSITORY = "ggml-org/llama.cpp"
-URL = f"https://github.com/{REPOSITORY}/releases/download"
+BASE_URL = f"https://github.com/{REPOSITORY}/releases/download"
 FIRST_BUILD = 11081
 """First build whose archives have these names. 11070 had other names for CUDA 13 (13.3), and builds before 10995 lack CUDA on Linux."""
 AUTO_BUILD = 11669
@@ -30,7 +30,7 @@ class Asset(NamedTuple):
     system: str
     architectures: tuple[str, ...]
     backends: tuple[str, ...]
-    name: str
+    platform: str
     """Part of the file name between ``llama-bN-bin-`` and the extension."""
     oldest_system: str
     """Oldest supported version of glibc, or of Darwin (22.4 is macOS 13.3)."""

@@ -30,10 +30,10 @@ def first_certificate(text: str) -> bytes:
 
     :raises ValueError: the file contains no certificate.
     """
-    block = re.search(f"{ssl.PEM_HEADER}.*?{ssl.PEM_FOOTER}", text, re.DOTALL)
-    if not block:
+    pem_match = re.search(f"{ssl.PEM_HEADER}.*?{ssl.PEM_FOOTER}", text, re.DOTALL)
+    if not pem_match:
         raise ValueError("the file contains no certificate in PEM format")
-    return ssl.PEM_cert_to_DER_cert(block[0])
+    return ssl.PEM_cert_to_DER_cert(pem_match[0])
 
 
 POOLING_PATHS = {
@@ -121,8 +121,8 @@ def ask(
             return Reply(reply.status, text)
         raise socket.timeout("timed out")
     except (OSError, http.client.HTTPException, ValueError) as error:
-        timed_out = isinstance(error, socket.timeout) or time.monotonic() >= deadline
-        return Reply(0, f"{TIMEOUT_TEXT} {seconds:g} s" if timed_out else printable(error))
+        has_timed_out = isinstance(error, socket.timeout) or time.monotonic() >= deadline
+        return Reply(0, f"{TIMEOUT_TEXT} {seconds:g} s" if has_timed_out else printable(error))
     finally:
         if timer:
             timer.cancel()

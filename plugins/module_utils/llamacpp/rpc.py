@@ -13,13 +13,13 @@ import time
 from typing import NamedTuple, Optional, Union
 
 HELLO = 14
-DEVICE_COUNT = 15
+GET_DEVICE_COUNT = 15
 GET_DEVICE_MEMORY = 11
 
 HELLO_PLAIN_TCP = bytes(24)
 """Connection capabilities, which only llama.cpp sends; zeros request plain TCP."""
 
-MAX_DEVICES = 64
+MAX_WORKER_DEVICES = 64
 MIB = 1024 * 1024
 
 
@@ -69,17 +69,17 @@ class Connection:
         self.socket.close()
 
     def _receive(self, size: int) -> bytes:
-        received = b""
-        while len(received) < size:
+        data = b""
+        while len(data) < size:
             self.socket.settimeout(self._remaining_seconds())
             try:
-                chunk = self.socket.recv(size - len(received))
+                chunk = self.socket.recv(size - len(data))
             except ConnectionError as error:
                 raise ConnectionClosed from error
             if not chunk:
                 raise ConnectionClosed
-            received += chunk
-        return received
+            data += chunk
+        return data
 
     def send(self, data: Union[bytes, memoryview]) -> None:
         self.socket.settimeout(self._remaining_seconds())
@@ -91,17 +91,17 @@ class Connection:
     def ask(self, command: int, payload: bytes, reply_sizes: tuple[int, ...]) -> bytes:
         """Send a command and return its reply, which must have one of these sizes."""
         self.send(struct.pack("<BQ", command, len(payload)) + payload)
-        start = self._receive(8)
-        (size,) = struct.unpack("<Q", start)
+        header = self._receive(8)
+        (size,) = struct.unpack("<Q", header)
         if size not in reply_sizes:
-            raise InvalidReply(f"its reply to command {command} starts with {start!r}, unlike replies of RPC workers")
+            raise InvalidReply(f"its reply to command {command} starts with {header!r}, unlike replies of RPC workers")
         return self._receive(size)
 
 
 def _request_devices(connection: Connection) -> tuple[WorkerDevice, ...]:
-    (count,) = struct.unpack("<I", connection.ask(DEVICE_COUNT, b"", (4,)))
-    if count > MAX_DEVICES:
-        raise InvalidReply(f"it reports {count} devices, more than {MAX_DEVICES}")
+    (count,) = struct.unpack("<I", connection.ask(GET_DEVICE_COUNT, b"", (4,)))
+    if count > MAX_WORKER_DEVICES:
+        raise InvalidReply(f"it reports {count} devices, more than {MAX_WORKER_DEVICES}")
     devices = []
     for index in range(count):
         free, total = struct.unpack("<QQ", connection.ask(GET_DEVICE_MEMORY, struct.pack("<I", index), (16,)))
@@ -109,9 +109,9 @@ def _request_devices(connection: Connection) -> tuple[WorkerDevice, ...]:
     return tuple(devices)
 
 
-def _exchange(address: str, port: int, deadline: float, hello: bytes) -> Handshake:
+def _shake_hands(address: str, port: int, deadline: float, hello_payload: bytes) -> Handshake:
     with Connection(address, port, deadline) as connection:
-        reply = connection.ask(HELLO, hello, (3, 28))
+        reply = connection.ask(HELLO, hello_payload, (3, 28))
         version = tuple(reply[:3])
         try:
             devices = _request_devices(connection)
@@ -120,11 +120,11 @@ def _exchange(address: str, port: int, deadline: float, hello: bytes) -> Handsha
     return Handshake("ok", "", ".".join(map(str, version)), devices)
 
 
-def is_compatible(client: str, server: str) -> bool:
-    """Return whether a head with protocol ``client`` accepts a worker with protocol ``server`` (ggml-rpc.cpp, check_server_version)."""
-    client_major, client_minor = (int(part) for part in client.split(".")[:2])
-    server_major, server_minor = (int(part) for part in server.split(".")[:2])
-    return client_major == server_major and server_minor <= client_minor
+def is_compatible(head_protocol: str, worker_protocol: str) -> bool:
+    """Return whether a head accepts a worker with these protocols (ggml-rpc.cpp, check_server_version)."""
+    head_major, head_minor = (int(part) for part in head_protocol.split(".")[:2])
+    worker_major, worker_minor = (int(part) for part in worker_protocol.split(".")[:2])
+    return head_major == worker_major and worker_minor <= head_minor
 
 
 def parse_endpoint(endpoint: str) -> tuple[str, int]:
@@ -157,21 +157,21 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
     """
     parse_endpoint(f"{address}:{port}")
     deadline = time.monotonic() + timeout
-    connected = False
+    was_connected = False
     try:
         # A worker of ik_llama.cpp (protocol 3) closes the connection after a HELLO with a payload, a worker of llama.cpp after one without.
-        for hello in (HELLO_PLAIN_TCP, b""):
+        for hello_payload in (HELLO_PLAIN_TCP, b""):
             try:
-                reply = _exchange(address, port, deadline, hello)
+                handshake = _shake_hands(address, port, deadline, hello_payload)
                 break
             except ConnectionClosed:
-                connected = True
+                was_connected = True
         else:
             return Handshake("not_rpc", "it closed the connection after every known handshake")
     except InvalidReply as error:
         return Handshake("not_rpc", str(error))
     except ConnectionRefusedError:
-        if connected:
+        if was_connected:
             return Handshake("not_rpc", "it closed the connection after the handshake, and now refuses connections")
         return Handshake("refused", "no program listens on this port")
     except socket.timeout:
@@ -181,9 +181,9 @@ def probe(address: str, port: int, timeout: float = 5.0, protocol: Optional[str]
         )
     except OSError as error:
         return Handshake("unreachable", f"the connection failed or was lost: {error.strerror or error}")
-    if protocol and reply.protocol and not is_compatible(protocol, reply.protocol):
-        detail = f"it uses protocol {reply.protocol}, but the head uses {protocol}"
-        return reply._replace(state="protocol_mismatch", detail=detail)
-    if not reply.devices:
-        return reply._replace(state="no_device", detail="the worker has no device")
-    return reply
+    if protocol and handshake.protocol and not is_compatible(protocol, handshake.protocol):
+        detail = f"it uses protocol {handshake.protocol}, but the head uses {protocol}"
+        return handshake._replace(state="protocol_mismatch", detail=detail)
+    if not handshake.devices:
+        return handshake._replace(state="no_device", detail="the worker has no device")
+    return handshake

@@ -3,7 +3,7 @@
 """Upload tensors to an RPC worker, which writes them into its cache, and recognise cached tensors.
 
 The wire format is that of ggml-rpc.cpp in llama-cpp-python 0.3.36 and b11549.
-A worker names each cache file after a hash of the whole tensor, which is too slow to compute in Python. Tensors and files are therefore compared by samples.
+A worker names each cache file after a hash of the whole tensor, which is too slow to compute in Python. Tensors and files are therefore compared by slices.
 A wrong guess is harmless: the head asks the worker for each hash, and sends the tensors that are missing.
 """
 
@@ -28,17 +28,17 @@ I8_TYPE = 24
 """GGML_TYPE_I8: a tensor of bytes."""
 CHUNK_BYTES = 4 * rpc.MIB
 
-FIRST_SAMPLE = 256 * 1024
-"""Bytes of the first sample: tensors of the known-answer model differ only in their first rows."""
-SAMPLE_COUNT, SAMPLE_BYTES = 7, 4096
-"""Number of further samples, and their size in bytes; the last one is the end of the tensor."""
+FIRST_SLICE_BYTES = 256 * 1024
+"""Bytes of the first slice: tensors of the known-answer model differ only in their first rows."""
+SLICE_COUNT, SLICE_BYTES = 7, 4096
+"""Number of further slices, and their size in bytes; the last one is the end of the tensor."""
 
 
 class TransferError(Exception):
     """Failure of an upload to a worker; the message is the end of a sentence that names the worker."""
 
 
-PROTOCOLS = ("7", "8")
+PROTOCOL_MAJORS = ("7", "8")
 """Major versions of llama.cpp's protocol with these messages. Other versions were not reviewed."""
 MAX_SOURCES = 10
 """GGML_MAX_SRC."""
@@ -46,7 +46,7 @@ CACHE_FLAG = b"\1"
 """Flag that makes the worker cache a tensor."""
 
 
-def cache_of(environment: Mapping[str, str]) -> str:
+def cache_path(environment: Mapping[str, str]) -> str:
     """Return the folder in which a worker with this environment caches tensors."""
     return f"{environment['LLAMA_CACHE']}/rpc"
 
@@ -58,10 +58,10 @@ def count_rows(size: int) -> int:
 
 def _pack_tensor(buffer: int, base: int, size: int) -> bytes:
     """Return struct rpc_tensor for ``size`` bytes at the start of a buffer."""
-    count = count_rows(size)
-    row = -(-size // count)
-    shape = struct.pack("<4I", row, count, 1, 1)
-    strides = struct.pack("<4I", 1, row, *(min(size, (1 << 32) - 1),) * 2)
+    row_count = count_rows(size)
+    row_bytes = -(-size // row_count)
+    shape = struct.pack("<4I", row_bytes, row_count, 1, 1)
+    strides = struct.pack("<4I", 1, row_bytes, *(min(size, (1 << 32) - 1),) * 2)
     operation = bytes(4 + 64 + 4)
     return (
         struct.pack("<QIQ", 1, I8_TYPE, buffer)
@@ -145,14 +145,14 @@ def _connection_errors() -> Iterator[None]:
 
 
 def fingerprint(stream: IO[bytes], offset: int, size: int) -> str:
-    """Return a fingerprint of ``size`` bytes at ``offset`` of a file: a hash of their number and of samples.
+    """Return a fingerprint of ``size`` bytes at ``offset`` of a file: a hash of their number and of slices.
 
     :raises EOFError: the file is shorter.
     """
-    ends = [size * (index + 1) // SAMPLE_COUNT for index in range(SAMPLE_COUNT)]
-    samples = [(0, min(size, FIRST_SAMPLE)), *((max(end - SAMPLE_BYTES, 0), min(SAMPLE_BYTES, end)) for end in ends)]
+    ends = [size * (index + 1) // SLICE_COUNT for index in range(SLICE_COUNT)]
+    slices = [(0, min(size, FIRST_SLICE_BYTES)), *((max(end - SLICE_BYTES, 0), min(SLICE_BYTES, end)) for end in ends)]
     digest = hashlib.sha256(str(size).encode())
-    for start, count in samples:
+    for start, count in slices:
         stream.seek(offset + start)
         data = stream.read(count)
         if len(data) != count:

@@ -10,7 +10,6 @@ from typing import NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import CUDA, HIP, MAINLINE, SYCL, VULKAN
 
 BUILD_TOOLS = ["cmake", "ninja", "c++"]
-"""Commands that every build needs."""
 OPTIONAL_TOOLS = ["ccache"]
 """Commands that make builds faster."""
 
@@ -62,9 +61,9 @@ class Toolkit(NamedTuple):
     """Variables of ``environment`` that programs also need at run time."""
 
 
-_AMD = "AMD's ROCm repository"
-_NVIDIA = "NVIDIA's CUDA repository"
-_INTEL = "Intel's oneAPI repository"
+_AMD_REPO = "AMD's ROCm repository"
+_NVIDIA_REPO = "NVIDIA's CUDA repository"
+_INTEL_REPO = "Intel's oneAPI repository"
 
 TOOLKITS: Mapping[str, Toolkit] = {
     VULKAN: Toolkit(title="glslc", command="glslc", declared_version="2025.2"),
@@ -72,7 +71,7 @@ TOOLKITS: Mapping[str, Toolkit] = {
         title="ROCm",
         command="hipconfig",
         declared_version="7.2",
-        repository=_AMD,
+        repository=_AMD_REPO,
         command_patterns=("opt/rocm*/bin/hipconfig", "opt/rocm/core-*/bin/hipconfig", "usr/bin/hipconfig"),
         version_file=".info/version",
         compilers=("llvm/bin/clang", "lib/llvm/bin/clang"),
@@ -87,7 +86,7 @@ TOOLKITS: Mapping[str, Toolkit] = {
         title="CUDA",
         command="nvcc",
         declared_version="12.9",
-        repository=_NVIDIA,
+        repository=_NVIDIA_REPO,
         command_patterns=("usr/local/cuda*/bin/nvcc", "opt/cuda*/bin/nvcc", "usr/bin/nvcc"),
         compilers=("bin/nvcc",),
         # C++17, and cuda_bf16.h, which ggml-cuda includes (ggml-org/llama.cpp#21968).
@@ -99,7 +98,7 @@ TOOLKITS: Mapping[str, Toolkit] = {
         title="oneAPI",
         command="icx",
         declared_version="2025.3",
-        repository=_INTEL,
+        repository=_INTEL_REPO,
         command_patterns=("opt/intel/oneapi/compiler/*/bin/icx",),
         compilers=("bin/icx",),
         components={"mkl": True, "dnnl": True, "tbb": False, "umf": False, "tcm": False},
@@ -115,7 +114,6 @@ TOOLKITS: Mapping[str, Toolkit] = {
         runtime_variables=("LD_LIBRARY_PATH",),
     ),
 }
-"""Toolkit of each backend."""
 SIDE_BY_SIDE = {backend: toolkit for backend, toolkit in TOOLKITS.items() if toolkit.command_patterns}
 """Toolkits that a host may have in several versions, under different prefixes."""
 BACKEND_LIBRARIES: Mapping[str, tuple[Library, ...]] = {
@@ -134,14 +132,14 @@ BACKEND_LIBRARIES: Mapping[str, tuple[Library, ...]] = {
         ),
     ),
     HIP: (
-        Library("hip-headers", "hip/hip_runtime.h", repository=_AMD),
-        Library("hipblas", "hipblas/hipblas.h", repository=_AMD),
-        Library("rocblas", "rocblas/rocblas.h", repository=_AMD),
+        Library("hip-headers", "hip/hip_runtime.h", repository=_AMD_REPO),
+        Library("hipblas", "hipblas/hipblas.h", repository=_AMD_REPO),
+        Library("rocblas", "rocblas/rocblas.h", repository=_AMD_REPO),
     ),
-    CUDA: (Library("cublas", "cublas_v2.h", repository=_NVIDIA),),
+    CUDA: (Library("cublas", "cublas_v2.h", repository=_NVIDIA_REPO),),
     SYCL: (
-        Library("mkl", "oneapi/mkl.hpp", repository=_INTEL),
-        Library("dnnl", "dnnl.hpp", repository=_INTEL),
+        Library("mkl", "oneapi/mkl.hpp", repository=_INTEL_REPO),
+        Library("dnnl", "dnnl.hpp", repository=_INTEL_REPO),
         Library(
             "level-zero-driver",
             "",
@@ -150,7 +148,6 @@ BACKEND_LIBRARIES: Mapping[str, tuple[Library, ...]] = {
         ),
     ),
 }
-"""Libraries for the builds of each backend."""
 OPENSSL = Library(
     "openssl",
     "",
@@ -178,8 +175,8 @@ LIBRARIES = {
     IBVERBS.name: IBVERBS,
     **{name: Library(name, files=files) for name, files in _RUNTIME_FILES.items()},
 }
-DECLARED_TOOLS = {toolkit.command: toolkit.declared_version for toolkit in TOOLKITS.values()}
-"""Version of each toolkit's command that declared hosts are assumed to have."""
+DECLARED_VERSIONS = {toolkit.command: toolkit.declared_version for toolkit in TOOLKITS.values()}
+"""Version that declared hosts are assumed to have, by command."""
 
 
 def command_of(backend: str) -> str:

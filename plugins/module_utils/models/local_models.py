@@ -50,7 +50,7 @@ def _facts(path: str, account: str | None) -> dict[str, Any]:
     """Return a file's ``bytes``, ``summary`` and ``unreadable_path``, or ``error``, the end of a sentence that begins with the path."""
     try:
         unreadable_path = find_unreadable_path(account, path) if account else None
-        model = gguf.read_path(path)
+        model = gguf.read_local_headers(path)
         summary = projector.summarize(model) if projector.is_projector(model) else header_summary.summarize(model)
         return {"bytes": summary["bytes"], "unreadable_path": unreadable_path, "summary": summary}
     except gguf.GGUFError as error:

@@ -34,7 +34,7 @@ DEFAULT_FACTS: dict[str, Any] = {
     "cpu": {"model": "declared", "cores": 8, "features_id": "declared"},
     "memory_mib": 0,
     "accelerators": [],
-    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", **toolkits.DECLARED_TOOLS, "patch": "2.7"},
+    "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", **toolkits.DECLARED_VERSIONS, "patch": "2.7"},
     "toolchains": None,
     "scope": "system",
     "python": "/usr/bin/python3",

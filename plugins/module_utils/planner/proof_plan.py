@@ -117,11 +117,11 @@ def _compute_s(
     tokens = questions.count_tokens(prompts)
     output_parameters = summary.width * summary.vocabulary
     dense_parameters, expert_parameters = 0.0, 0.0
-    for row in summary.named_tensors:
+    for row in summary.tensor_groups:
         if row.layers is not None:
             parameters = math.prod(row.shape) * row.tensor_count * layer_share
             if cost_model.EXPERT_TENSORS.search(row.name):
-                expert_parameters += parameters * summary.active_share
+                expert_parameters += parameters * summary.active_expert_share
             else:
                 dense_parameters += parameters
     attention_operations = (
@@ -269,5 +269,5 @@ def _proof_argv(plan: types.Plan, entry: types.DevicePlacement | None) -> tuple[
 
 def _device_name(fork: str, entry: types.DevicePlacement) -> str:
     """Return the name by which --device selects a single device."""
-    template = capabilities.DEVICE_NAME[fork]
+    template = capabilities.DEVICE_TEMPLATES[fork]
     return template.format(index=0, endpoint=entry.endpoint) if entry.endpoint else entry.device

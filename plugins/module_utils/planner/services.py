@@ -54,9 +54,9 @@ def _worker_launcher(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str
         return [*launcher, *tunnel, "--"] if tunnel else []
     launcher += ["--port", str(names.port_of(worker.listens)), *tunnel]
     if worker.cache:
-        folder = rpc_upload.cache_of(worker.environment)
+        folder = rpc_upload.cache_path(worker.environment)
         sharing_endpoints = {
-            peer.endpoint for peer in host.workers if peer.cache and rpc_upload.cache_of(peer.environment) == folder
+            peer.endpoint for peer in host.workers if peer.cache and rpc_upload.cache_path(peer.environment) == folder
         }
         needed_mib = sum(
             max(
@@ -195,7 +195,7 @@ def _worker_service(plan: Plan, host: HostPlan, worker: WorkerPlan) -> ServicePl
         homes=(),
         after=(),
         credentials={},
-        devices=(*backends.device_files(worker.backend), *(backends.RDMA_DEVICES if worker.rdma else ())),
+        devices=(*backends.device_files(worker.backend), *(backends.RDMA_DEVICE_FILES if worker.rdma else ())),
         # The sources of the rules for a worker do not include the clients of a server on the same host.
         allow=tuple(sorted({"localhost", address, *sources})),
     )
@@ -225,7 +225,7 @@ def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
         ),
         homes=None if homes is None else tuple(homes),
         after=tuple(worker_services),
-        devices=tuple(sorted(devices.union(backends.RDMA_DEVICES if uses_rdma else ()))),
+        devices=tuple(sorted(devices.union(backends.RDMA_DEVICE_FILES if uses_rdma else ()))),
         credentials=credentials,
         allow=tuple(_head_peers(plan)),
     )

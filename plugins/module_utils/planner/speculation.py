@@ -63,7 +63,7 @@ def _has_mtp_layers(model: Model) -> bool:
 
 
 def _has_prediction_tensors(model: Model) -> bool:
-    return any(row.name.endswith(".nextn.eh_proj.weight") for row in (model.draft.named_tensors if model.draft else ()))
+    return any(row.name.endswith(".nextn.eh_proj.weight") for row in (model.draft.tensor_groups if model.draft else ()))
 
 
 def with_prediction_layers(model: Model, server: Server) -> Model:
@@ -85,7 +85,7 @@ def spec_type(model: Model, server: Server, release: ReleasePlan) -> str:
         return SPEC_TYPES[server.speculation]
     if not release.mainline or not model.path_of(host_types.DRAFT):
         return ""
-    tensors = {row.name for row in model.draft.named_tensors} if model.draft else set()
+    tensors = {row.name for row in model.draft.tensor_groups} if model.draft else set()
     methods = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
     if _has_prediction_tensors(model):
         return DRAFT_MTP

@@ -190,9 +190,9 @@ def _fit_quantisation(
     cluster: types.Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: types.Catalogue, context: int
 ) -> FitResult:
     expert_parameters = sum(
-        row.tensor_count * math.prod(row.shape) for row in summary.named_tensors if EXPERT_TENSORS.search(row.name)
+        row.tensor_count * math.prod(row.shape) for row in summary.tensor_groups if EXPERT_TENSORS.search(row.name)
     )
-    active_parameters = (summary.parameters or 0) - int(expert_parameters * (1 - summary.active_share))
+    active_parameters = (summary.parameters or 0) - int(expert_parameters * (1 - summary.active_expert_share))
     result = FitResult(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
     plan = _plan_model(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:

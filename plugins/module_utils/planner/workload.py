@@ -174,8 +174,8 @@ def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
     words = {}
     for word, next_word in zip(arguments, [*arguments[1:], ""]):
         option = options.by_word(word)
-        if option and option.memory:
-            words[option.memory] = (word, next_word)
+        if option and option.effect:
+            words[option.effect] = (word, next_word)
     return words
 
 
@@ -215,7 +215,7 @@ def unplanned_options(server: Server, counts_draft: bool) -> list[options.Option
     :param counts_draft: whether a draft model is counted: then its options change nothing.
     """
     present_options = [option for word in server.extra_args if (option := options.by_word(word))]
-    memory_options = [option for option in present_options if option.memory == options.EXTRA_MEMORY]
+    memory_options = [option for option in present_options if option.effect == options.EXTRA_MEMORY]
     return [option for option in memory_options if not (counts_draft and option.name == options.SPECULATION)]
 
 

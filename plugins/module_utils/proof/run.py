@@ -186,7 +186,7 @@ def _compute_reference(work: types.ProofWork, folder: Path, owns_port: OwnsPort)
 
     :raises ProofError: the processor computes no probabilities to compare.
     """
-    summary = header_summary.parse(header_summary.summarize(gguf.read_path(str(_sample_path(work, folder)))))
+    summary = header_summary.parse(header_summary.summarize(gguf.read_local_headers(str(_sample_path(work, folder)))))
     prompts = questions.list_questions(work.context)
     name = f"{work.processor.name} with a {len(work.layers)}-layer model"
     try:

@@ -110,7 +110,7 @@ def _look_up_copy(query: Query) -> ResolvedSource:
     source, path = query.source, query.local_path
     location = f"{path} on the controller"
     try:
-        files, summary = _read_headers(query, lambda: gguf.read_path(str(path)), location)
+        files, summary = _read_headers(query, lambda: gguf.read_local_headers(str(path)), location)
     except OSError as error:
         raise Refusal(
             f"{source.variable} is {location}, which cannot be read ({error.strerror}): correct the path, or put the file there"

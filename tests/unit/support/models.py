@@ -41,7 +41,7 @@ def as_json(model):
         "expert_bytes": list(model.expert_bytes),
         "tensors": [
             {**row._asdict(), "shape": list(row.shape), "layers": None if row.layers is None else list(row.layers)}
-            for row in model.named_tensors
+            for row in model.tensor_groups
         ],
         "files": [{"name": name, "bytes": size} for name, size in model.files],
     }

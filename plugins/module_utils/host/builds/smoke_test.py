@@ -29,9 +29,9 @@ MAX_PROGRAM_SECONDS = 60
 POLL_SECONDS = 0.05
 TAIL_LINES, TAIL_BYTES = 8, 4096
 HIDING_VARIABLES = {
-    backend.visibility_variable.variable: backend.visibility_variable.no_device
+    backend.visibility_variable.name: backend.visibility_variable.hide_all_value
     for backend in backends.BY_NAME.values()
-    if backend.visibility_variable and backend.visibility_variable.no_device is not None
+    if backend.visibility_variable and backend.visibility_variable.hide_all_value is not None
 }
 """Variables that hide all accelerators from programs."""
 SIGILL_REMEDY = (
@@ -97,7 +97,7 @@ def test_programs(folder: Path, help_by_program: Mapping[str, Collection[str]], 
     for name, help_options in help_by_program.items():
         if name == options.SERVER:
             has_page = _check_server(folder / name, help_options, trial)
-        elif name != options.BENCH and options.render_listed("worker-device", "CPU", help_options):
+        elif name != options.BENCH and options.render_listed_option("worker-device", "CPU", help_options):
             _check_worker(folder / name, help_options, trial)
     return has_page
 
@@ -109,7 +109,7 @@ def _check_server(program: Path, help_options: Collection[str], trial: TrialSett
     port = replies.find_free_port()
     settings = {"model": str(model_path), "host": LOOPBACK, "port": str(port), "gpu-layers": "0", "context": "128"}
     settings.update(parallel="1", threads="2")
-    arguments = [word for setting in settings.items() for word in options.render_listed(*setting, help_options)]
+    arguments = [word for setting in settings.items() for word in options.render_listed_option(*setting, help_options)]
     with _start([str(program), *arguments], trial) as server:
         _wait_for_answer(server, port, "/health")
         reply = _wait_for_answer(
@@ -124,8 +124,8 @@ def _check_server(program: Path, help_options: Collection[str], trial: TrialSett
 def _check_worker(program: Path, help_options: Collection[str], trial: TrialSettings) -> None:
     port = replies.find_free_port()
     settings = {"address": LOOPBACK, "worker-port": str(port), "worker-device": "CPU"}
-    arguments = [word for setting in settings.items() for word in options.render_listed(*setting, help_options)]
-    processor_option = options.render_listed("processor", "", help_options)[:1] if help_options else []
+    arguments = [word for setting in settings.items() for word in options.render_listed_option(*setting, help_options)]
+    processor_option = options.render_listed_option("processor", "", help_options)[:1] if help_options else []
     with _start([str(program), *arguments, *processor_option], trial) as worker:
         while True:
             answer = rpc.probe(LOOPBACK, port, worker.seconds_left())
@@ -173,7 +173,7 @@ def _wait_for_answer(server: _Program, port: int, path: str, body: dict[str, Any
 
 
 def question_tokens() -> list[int]:
-    return [1, *range(known_answer.first_piece(), known_answer.first_piece() + QUESTION_LENGTH)]
+    return [1, *range(known_answer.first_piece_token(), known_answer.first_piece_token() + QUESTION_LENGTH)]
 
 
 def expected_answer() -> str:

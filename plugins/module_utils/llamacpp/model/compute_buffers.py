@@ -15,22 +15,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA
 
-F32, F16 = 4, 2
+F32_BYTES, F16_BYTES = 4, 2
 
 PIPELINE_COPIES = 4
 """Number of copies of each mask and of a device's input, one for each stage of the pipeline (GGML_SCHED_MAX_COPIES)."""
 STATE_VECTORS, RECURRENT_VECTORS = 8, 16
 """Number of vectors for each token: of the model's width, including four copies, and of a recurrent layer's inner width."""
-LIVE_OUTPUTS = 2
+LIVE_OUTPUTS_FACTOR = 2
 """Factor for the outputs of a layer's matrices that exist at once; 1.5 was observed."""
 SLOT_OUTPUTS = 17
 """Tokens of a slot with logits, including drafted tokens."""
-IK_MASKS, IK_FLASH_MASK_FACTOR = 15, 6
+IK_MASK_FACTOR, IK_FLASH_MASK_FACTOR = 15, 6
 """Size of the masks of ik_llama.cpp, including windows, as a multiple of one head's scores."""
-UNNAMED_STATES, UNNAMED_HEADS = 32, 2
+UNNAMED_STATE_VECTORS, UNNAMED_HEAD_VECTORS = 32, 2
 """Number of vectors for ik_llama.cpp and for tensors without names: of the width, and of the queries and values of all heads; 22 of the width were
 observed (Qwen3 480B with b6110)."""
-LATENT_COPIES = 2
+EXPANDED_HEADS_FACTOR = 2
 """Factor for the full heads that ik_llama.cpp expands from its compressed cache: 32-bit floats, and 16-bit keys and values."""
 MASK_PADDING = 64
 """Masks are padded to a multiple of this number of tokens: GGML_KQ_MASK_PAD."""
@@ -50,20 +50,20 @@ def uses_flash(summary: ModelSummary, settings: kv_cache.CacheSettings) -> bool:
         return settings.uses_flash_attention()
     if summary.architecture in NO_FLASH_ARCHITECTURES or settings.flash_attention == "off":
         return False
-    sizes = summary.key_dimension, summary.value_dimension
-    is_supported = (sizes[0] == sizes[1] and sizes[0] in FLASH_HEAD_SIZES) or (
-        sizes in GROUPED_FLASH_HEAD_SIZES and summary.heads > summary.kv_heads
+    head_sizes = summary.key_dimension, summary.value_dimension
+    is_supported = (head_sizes[0] == head_sizes[1] and head_sizes[0] in FLASH_HEAD_SIZES) or (
+        head_sizes in GROUPED_FLASH_HEAD_SIZES and summary.heads > summary.kv_heads
     )
     return settings.flash_attention == "on" or (is_supported and settings.type_k == settings.type_v)
 
 
 def _heads_at_once(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
     """Return the number of heads whose scores exist at once, which ``-amb`` of ik_llama.cpp limits."""
-    heads, limit = summary.heads, (settings.attention_batch or 0) * MIB
-    scores = F32 * heads * context * settings.tokens
-    if settings.fork != IK_LLAMA or not limit or scores <= limit:
+    heads, limit_bytes = summary.heads, (settings.attention_batch or 0) * MIB
+    score_bytes = F32_BYTES * heads * context * settings.tokens
+    if settings.fork != IK_LLAMA or not limit_bytes or score_bytes <= limit_bytes:
         return heads
-    return -(-heads // min(heads, -(-scores // limit)))
+    return -(-heads // min(heads, -(-score_bytes // limit_bytes)))
 
 
 def _expanded_head_bytes(summary: ModelSummary, settings: kv_cache.CacheSettings, context: int) -> int:
@@ -73,53 +73,53 @@ def _expanded_head_bytes(summary: ModelSummary, settings: kv_cache.CacheSettings
     if kv_cache.latent_mode(settings) < 2 or not uses_flash(summary, settings):
         return 0
     heads = summary.heads
-    key = summary.number("attention.key_length_mla") or summary.key_dimension
-    value = summary.number("attention.value_length_mla") or summary.value_dimension
-    limit = (settings.attention_batch or 0) * MIB
-    size = F32 * heads * (key + value) * context
-    while limit and size > limit and heads % 2 == 0:
+    key_size = summary.number("attention.key_length_mla") or summary.key_dimension
+    value_size = summary.number("attention.value_length_mla") or summary.value_dimension
+    limit_bytes = (settings.attention_batch or 0) * MIB
+    size = F32_BYTES * heads * (key_size + value_size) * context
+    while limit_bytes and size > limit_bytes and heads % 2 == 0:
         heads, size = heads // 2, size // 2
-    return LATENT_COPIES * size
+    return EXPANDED_HEADS_FACTOR * size
 
 
 def _largest_layer_outputs(summary: ModelSummary) -> int:
     """Return the number of values that the matrices of the largest layer compute for a token."""
-    active_experts, layers = summary.number("expert_used_count") or 1, [0] * summary.layers
-    for row in summary.named_tensors:
-        outputs = math.prod(row.shape[1:-1]) * active_experts if "exps" in row.name else math.prod(row.shape[1:])
-        for layer in row.layers or ():
-            layers[layer] += outputs if len(row.shape) > 1 else 0
-    return max(layers)
+    active_experts, layer_outputs = summary.number("expert_used_count") or 1, [0] * summary.layers
+    for group in summary.tensor_groups:
+        outputs = math.prod(group.shape[1:-1]) * active_experts if "exps" in group.name else math.prod(group.shape[1:])
+        for layer in group.layers or ():
+            layer_outputs[layer] += outputs if len(group.shape) > 1 else 0
+    return max(layer_outputs)
 
 
 def _f16_cache_bytes(summary: ModelSummary, settings: kv_cache.CacheSettings, cells: int) -> int:
     """Return the bytes of a layer's keys and values in 16 bits, to which flash attention converts other types."""
     sizes = ((settings.type_k, summary.key_dimension), (settings.type_v, summary.value_dimension))
     heads = max(summary.layer_kv_heads)
-    return F16 * cells * heads * sum(size for kind, size in sizes if kind != "f16")
+    return F16_BYTES * cells * heads * sum(size for cache_type, size in sizes if cache_type != "f16")
 
 
-def compute_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
+def buffer_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
     """Return an upper bound on a device's compute buffer in bytes: scores or masks, states, and logits."""
     tokens, width = kv_cache.pad(settings.tokens, MASK_PADDING), summary.width
-    cells, window_cells = kv_cache.cells(summary, settings)
+    cells, window_cells = kv_cache.cell_counts(summary, settings)
     mask_cells = cells + (window_cells if kv_cache.window_size(summary) else 0)
-    is_recurrent = all(kv_cache.recurrent_layers(summary))
-    flash, is_mainline = uses_flash(summary, settings), settings.fork != IK_LLAMA
-    heads = 0 if flash else _heads_at_once(summary, settings, cells)
-    outputs = tokens if settings.every_output or not is_mainline else min(tokens, SLOT_OUTPUTS * settings.parallel)
-    values = RECURRENT_VECTORS * (summary.number("ssm.inner_size") or 0)
+    is_flash, is_mainline = uses_flash(summary, settings), settings.fork != IK_LLAMA
+    scores = 0 if is_flash else cells * _heads_at_once(summary, settings, cells)
+    output_rows = tokens if settings.every_output or not is_mainline else min(tokens, SLOT_OUTPUTS * settings.parallel)
+    values_per_token = RECURRENT_VECTORS * (summary.number("ssm.inner_size") or 0)
     if is_mainline and summary.tensors:
-        values += STATE_VECTORS * width + LIVE_OUTPUTS * _largest_layer_outputs(summary)
+        values_per_token += STATE_VECTORS * width + LIVE_OUTPUTS_FACTOR * _largest_layer_outputs(summary)
     else:
-        values += UNNAMED_STATES * width + UNNAMED_HEADS * summary.heads * (
+        values_per_token += UNNAMED_STATE_VECTORS * width + UNNAMED_HEAD_VECTORS * summary.heads * (
             summary.key_dimension + summary.value_dimension
         )
-    size = F32 * (tokens * values + outputs * summary.vocabulary)
-    if is_recurrent:
+    size = F32_BYTES * (tokens * values_per_token + output_rows * summary.vocabulary)
+    if all(kv_cache.recurrent_flags(summary)):
         return size
     if not is_mainline:
-        masks = (IK_FLASH_MASK_FACTOR if flash else IK_MASKS) * cells
-        return size + F32 * tokens * (heads * cells + masks) + _expanded_head_bytes(summary, settings, cells)
-    masks = PIPELINE_COPIES * mask_cells * (F16 if flash else F32)
-    return size + tokens * (F32 * heads * cells + masks) + (_f16_cache_bytes(summary, settings, cells) if flash else 0)
+        mask_values = (IK_FLASH_MASK_FACTOR if is_flash else IK_MASK_FACTOR) * cells
+        return size + F32_BYTES * tokens * (scores + mask_values) + _expanded_head_bytes(summary, settings, cells)
+    mask_bytes = PIPELINE_COPIES * mask_cells * (F16_BYTES if is_flash else F32_BYTES)
+    f16_cache_bytes = _f16_cache_bytes(summary, settings, cells) if is_flash else 0
+    return size + tokens * (F32_BYTES * scores + mask_bytes) + f16_cache_bytes

@@ -36,20 +36,20 @@ MAX_ARRAY_LENGTH = 4096
 MAX_STRING_BYTES = 65536
 """Maximum length of a stored string; longer strings are truncated."""
 
-_WEB_PAGE = (
+_WEB_PAGE_MESSAGE = (
     "is a web page, not a GGUF file: use the address of the file itself (on Hugging Face, /resolve/ instead of /blob/)"
 )
-_ERROR_PAGE = (
+_ERROR_PAGE_MESSAGE = (
     "is a server's error message, not a GGUF file: correct the address or the token, and download the file again"
 )
 FOREIGN_FORMATS = {
-    b"entry not found": _ERROR_PAGE,
-    b'{"error"': _ERROR_PAGE,
-    b"access to model": _ERROR_PAGE,
-    b"<?xml": _ERROR_PAGE,
+    b"entry not found": _ERROR_PAGE_MESSAGE,
+    b'{"error"': _ERROR_PAGE_MESSAGE,
+    b"access to model": _ERROR_PAGE_MESSAGE,
+    b"<?xml": _ERROR_PAGE_MESSAGE,
     **dict.fromkeys((b"pk\x03\x04", b"\x1f\x8b"), "is an archive: unpack it and use the GGUF file inside"),
-    b"<!doctype html": _WEB_PAGE,
-    b"<html": _WEB_PAGE,
+    b"<!doctype html": _WEB_PAGE_MESSAGE,
+    b"<html": _WEB_PAGE_MESSAGE,
     b"version https://git-lfs": "is a Git LFS pointer, not a GGUF file: download the file with git lfs pull",
 }
 """Beginning of a file in lower case → error message, for files that are often mistaken for a model."""
@@ -57,8 +57,8 @@ FOREIGN_FORMATS = {
 TRUNCATION_REMEDY = "download the whole file, or if it was split, join all parts with cat"
 RAW_PART_MESSAGE = "is a part of a split file: join all parts in order with cat and use the joined file"
 
-STRING, ARRAY = 8, 9
-SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING_TYPE, ARRAY_TYPE = 8, 9
+SCALAR_FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """Type of a metadata value → its format character for struct."""
 U32, U64 = struct.Struct("<I"), struct.Struct("<Q")
 
@@ -131,43 +131,43 @@ class _Reader:
     def open_part(self, source: Any) -> None:
         """Start the next part."""
         self.source = source
-        self.limit = min(source.size, MAX_HEADER_BYTES - self.header_bytes)
-        self.window, self.start, self.offset_in_window = b"", 0, 0
-        self.chunk = FIRST_CHUNK_BYTES
+        self.max_position = min(source.size, MAX_HEADER_BYTES - self.header_bytes)
+        self.window, self.window_start, self.offset_in_window = b"", 0, 0
+        self.chunk_bytes = FIRST_CHUNK_BYTES
 
     @property
     def position(self) -> int:
         """Offset in this part."""
-        return self.start + self.offset_in_window
+        return self.window_start + self.offset_in_window
 
     def check_remaining(self, count: int) -> None:
         """Check that ``count`` more bytes fit into the header."""
-        if count <= self.limit - self.position:
+        if count <= self.max_position - self.position:
             return
-        if self.limit < self.source.size:
+        if self.max_position < self.source.size:
             raise GGUFError(f"is refused: its header is longer than {MAX_HEADER_BYTES // MIB} MiB")
         raise GGUFError(f"is truncated: its header exceeds the file's {self.source.size} bytes: {TRUNCATION_REMEDY}")
 
-    def require(self, count: int) -> None:
+    def load(self, count: int) -> None:
         """Load the next ``count`` bytes into the window."""
         if self.offset_in_window + count <= len(self.window):
             return
         self.check_remaining(count)
         unread_bytes = self.window[self.offset_in_window :]
-        self.start, self.offset_in_window = self.position, 0
-        start = self.start + len(unread_bytes)
-        length = min(max(count - len(unread_bytes), self.chunk), self.limit - start)
+        self.window_start, self.offset_in_window = self.position, 0
+        start = self.window_start + len(unread_bytes)
+        length = min(max(count - len(unread_bytes), self.chunk_bytes), self.max_position - start)
         self.window = unread_bytes + self.source.read(start, length)
-        self.chunk = min(2 * self.chunk, MAX_CHUNK_BYTES)
+        self.chunk_bytes = min(2 * self.chunk_bytes, MAX_CHUNK_BYTES)
 
     def skip(self, count: int) -> None:
         self.check_remaining(count)
         self.offset_in_window += count
 
-    def parse_number(self, form: struct.Struct) -> Any:
-        self.require(form.size)
-        (value,) = form.unpack_from(self.window, self.offset_in_window)
-        self.offset_in_window += form.size
+    def parse_number(self, number_format: struct.Struct) -> Any:
+        self.load(number_format.size)
+        (value,) = number_format.unpack_from(self.window, self.offset_in_window)
+        self.offset_in_window += number_format.size
         return value
 
     def read_metadata(self, count: int, value_count: int = 0) -> bytes:
@@ -177,7 +177,7 @@ class _Reader:
             raise GGUFError(
                 f"is refused: it has more than {MAX_METADATA_BYTES // MIB} MiB of metadata besides its vocabulary"
             )
-        self.require(count)
+        self.load(count)
         self.offset_in_window += count
         return self.window[self.offset_in_window - count : self.offset_in_window]
 
@@ -193,26 +193,26 @@ class _Reader:
         return printable(self.parse_text(), None)
 
     def parse_value(self, key: str) -> Any:
-        kind = self.parse_number(U32)
-        if kind == STRING:
+        type_number = self.parse_number(U32)
+        if type_number == STRING_TYPE:
             return self.parse_text()
         count = None
-        if kind == ARRAY:
-            kind, count = self.parse_number(U32), self.parse_number(U64)
-            if kind == STRING:
+        if type_number == ARRAY_TYPE:
+            type_number, count = self.parse_number(U32), self.parse_number(U64)
+            if type_number == STRING_TYPE:
                 return self.parse_texts(count)
-        if kind not in SCALARS:
-            raise GGUFError(f"is refused: its metadata key {quote(key)} has the unknown type {kind}")
-        return self.parse_scalars(SCALARS[kind], count)
+        if type_number not in SCALAR_FORMATS:
+            raise GGUFError(f"is refused: its metadata key {quote(key)} has the unknown type {type_number}")
+        return self.parse_scalars(SCALAR_FORMATS[type_number], count)
 
-    def parse_scalars(self, form: str, count: int | None) -> Any:
-        scalar_format = struct.Struct("<" + form)
+    def parse_scalars(self, element_format: str, count: int | None) -> Any:
+        scalar_format = struct.Struct("<" + element_format)
         if count is None:
             return scalar_format.unpack(self.read_metadata(scalar_format.size))[0]
         if count > MAX_ARRAY_LENGTH:
             self.skip(count * scalar_format.size)
             return count
-        return list(struct.unpack(f"<{count}{form}", self.read_metadata(count * scalar_format.size)))
+        return list(struct.unpack(f"<{count}{element_format}", self.read_metadata(count * scalar_format.size)))
 
     def parse_texts(self, count: int) -> list[str] | int:
         self.check_remaining(count * U64.size)
@@ -224,7 +224,7 @@ class _Reader:
         return count
 
 
-def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str, Tensor]]:
+def _read_tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and description of each tensor of a file. Between tensors there is only padding to ``alignment``."""
     end, entries = 0, []
     for _index in range(count):
@@ -239,20 +239,20 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
         entries.append((name, shape, elements, reader.parse_number(U32), reader.parse_number(U64)))
     start = -(-reader.position // alignment) * alignment
     end_offsets = [*(offset for *_entry, offset in entries[1:]), reader.source.size - start]
-    for (name, shape, elements, kind, offset), next_offset in zip(entries, end_offsets):
-        form, row = tensor_types.ALL_TYPES.get(kind), shape[0] if shape else 1
-        size = form.size(row, elements // row) if form else next_offset - offset
-        if not form and (kind not in tensor_types.FUTURE_NUMBERS or size <= 0):
-            raise GGUFError(f"is refused: tensor {quote(name)} has the unknown type {kind}")
+    for (name, shape, elements, type_number, offset), next_offset in zip(entries, end_offsets):
+        kind, row_elements = tensor_types.ALL_TYPES.get(type_number), shape[0] if shape else 1
+        size = kind.size(row_elements, elements // row_elements) if kind else next_offset - offset
+        if not kind and (type_number not in tensor_types.FUTURE_NUMBERS or size <= 0):
+            raise GGUFError(f"is refused: tensor {quote(name)} has the unknown type {type_number}")
         end = -(-end // alignment) * alignment + size
-        yield (name, Tensor(form.name if form else f"{tensor_types.FUTURE_PREFIX}{kind}", shape, elements, size))
+        yield (name, Tensor(kind.name if kind else f"{tensor_types.FUTURE_PREFIX}{type_number}", shape, elements, size))
     reader.sections.append((start, alignment, count))
     if count and start + end > reader.source.size:
         raise GGUFError(
             f"is truncated: it has {reader.source.size} bytes, but its tensors end at {start + end}: {TRUNCATION_REMEDY}"
         )
-    next_file = start + -(-end // alignment) * alignment
-    if reader.source.size >= next_file + 4 and reader.source.read(next_file, 4) == b"GGUF":
+    next_file_offset = start + -(-end // alignment) * alignment
+    if reader.source.size >= next_file_offset + 4 and reader.source.read(next_file_offset, 4) == b"GGUF":
         raise GGUFError(
             "consists of concatenated parts: join the original parts with llama-gguf-split --merge, or use the first part"
         )
@@ -261,41 +261,41 @@ def _tensors(reader: _Reader, count: int, alignment: int) -> Iterator[tuple[str,
 def _read_file(reader: _Reader, source: Any, tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, range]]:
     """Add the tensors of a file, and return the values of its metadata and their ranges."""
     reader.open_part(source)
-    reader.require(min(source.size, 24))
+    reader.load(min(source.size, 24))
     if reader.window[:4] != b"GGUF" or source.size < 24:
-        begin = reader.window.lstrip().lower()
+        opening = reader.window.lstrip().lower()
         raise GGUFError(
-            next((text for start, text in FOREIGN_FORMATS.items() if begin.startswith(start)), "is not a GGUF file")
+            next((text for prefix, text in FOREIGN_FORMATS.items() if opening.startswith(prefix)), "is not a GGUF file")
         )
     reader.skip(4)
-    version, count, keys = reader.parse_number(U32), reader.parse_number(U64), reader.parse_number(U64)
+    version, tensor_count, key_count = reader.parse_number(U32), reader.parse_number(U64), reader.parse_number(U64)
     if version not in (2, 3):
         raise GGUFError(f"is refused: GGUF version {version} is unknown; only versions 2 and 3 are supported")
-    for number, size, limit, label in ((keys, 12, MAX_KEYS, "keys"), (count, 24, MAX_TENSORS, "tensors")):
+    for number, size, limit, label in ((key_count, 12, MAX_KEYS, "keys"), (tensor_count, 24, MAX_TENSORS, "tensors")):
         reader.check_remaining(number * size)
         if number > limit:
             raise GGUFError(f"is refused: it has {number} {label}, and the limit is {limit}")
     metadata: dict[str, Any] = {}
-    ranges: dict[str, range] = {}
-    for _index in range(keys):
+    key_ranges: dict[str, range] = {}
+    for _index in range(key_count):
         start = reader.position
         key = reader.parse_name()
         metadata[key] = reader.parse_value(key)
-        ranges[key] = range(start, reader.position)
+        key_ranges[key] = range(start, reader.position)
     alignment = metadata.get("general.alignment", 32)
     if not is_integer(alignment) or alignment < 1 or alignment & (alignment - 1):
         raise GGUFError(f"is refused: its alignment is {quote(alignment)}, which is not a power of 2")
-    tensors.update(_tensors(reader, count, alignment))
+    tensors.update(_read_tensors(reader, tensor_count, alignment))
     reader.header_bytes += reader.position
-    return metadata, ranges
+    return metadata, key_ranges
 
 
-def _other_parts(name: str, metadata: dict[str, Any]) -> list[str]:
+def _other_part_names(name: str, metadata: dict[str, Any]) -> list[str]:
     """Return the names of the other parts of a split model whose first part is ``name``."""
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         return []
-    match = split_files.FIRST_PART_NAME.fullmatch(name)
+    match = split_files.FIRST_PART_FORM.fullmatch(name)
     if not is_integer(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {quote(count)} parts: use the first part, whose name ends in -00001-of-{quote(count):0>5}.gguf"
@@ -317,12 +317,12 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
     tensors: dict[str, Tensor] = {}
     with closing(open_file(name)) as source:
         try:
-            metadata, ranges = _read_file(reader, source, tensors)
+            metadata, key_ranges = _read_file(reader, source, tensors)
         except GGUFError as error:
-            is_raw_part = type(error) is GGUFError and split_files.RAW_PART_NAME.fullmatch(name)
+            is_raw_part = type(error) is GGUFError and split_files.RAW_PART_FORM.fullmatch(name)
             raise GGUFError(RAW_PART_MESSAGE) if is_raw_part else error from None
         files = [{"name": printable(name), "bytes": source.size}]
-    for part in _other_parts(name, metadata):
+    for part in _other_part_names(name, metadata):
         try:
             with closing(open_file(part)) as source:
                 _read_file(reader, source, tensors)
@@ -331,10 +331,10 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
             raise GGUFError(f"is incomplete: its part {printable(part)} is missing") from None
         except GGUFError as error:
             raise type(error)(f"has the part {printable(part)}, which {error}") from None
-    return ModelHeader(metadata, tensors, files, reader.sections, ranges)
+    return ModelHeader(metadata, tensors, files, reader.sections, key_ranges)
 
 
-def read_path(path: str) -> ModelHeader:
+def read_local_headers(path: str) -> ModelHeader:
     """Read the headers of the model at ``path`` on this host, like :func:`read_headers`."""
     folder = Path(path).parent
     return read_headers(Path(path).name, lambda name: LocalFile(folder / name))
@@ -346,11 +346,11 @@ class TensorLocation(NamedTuple):
     bytes: int
 
 
-def tensor_locations(path: str) -> dict[str, TensorLocation]:
+def locate_tensors(path: str) -> dict[str, TensorLocation]:
     """Return the locations of a model's tensors by name. Raises the errors of :func:`read_headers`."""
-    model = read_path(path)
-    tensors, result = iter(model.tensors.items()), {}
-    for file, (start, alignment, count) in zip(model.files, model.sections):
+    header = read_local_headers(path)
+    tensors, result = iter(header.tensors.items()), {}
+    for file, (start, alignment, count) in zip(header.files, header.sections):
         offset = 0
         for name, tensor in itertools.islice(tensors, count):
             result[name] = TensorLocation(str(Path(path).parent / file["name"]), start + offset, tensor.bytes)

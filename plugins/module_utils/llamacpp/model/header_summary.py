@@ -19,7 +19,6 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 )
 
 MAX_NAME_LENGTH = 255
-"""Maximum length of a name."""
 FILE_TYPES = {
     **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
     **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
@@ -35,10 +34,10 @@ REFUSED_KINDS = {
 }
 """Error message for each ``general.type`` of other files."""
 
-KEYS_BY_LAYER = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
+PER_LAYER_KEYS = ("attention.head_count", "attention.head_count_kv", "feed_forward_length")
 """Keys that may have a value per layer."""
 CACHE_KEYS = (
-    *KEYS_BY_LAYER,
+    *PER_LAYER_KEYS,
     *(f"attention.{name}_length_{kind}" for name in ("key", "value") for kind in ("mla", "swa")),
     *(
         f"attention.{name}"
@@ -78,13 +77,13 @@ def group_tensors(tensors: dict[str, gguf.Tensor]) -> list[dict[str, Any]]:
 
 def _quantisation(metadata: dict[str, Any], tensors: dict[str, gguf.Tensor]) -> str | None:
     """Return the quantisation in the metadata, or else the tensor type with the most bytes."""
-    number = metadata.get("general.file_type")
-    if gguf.is_integer(number) and number in FILE_TYPES:
-        return FILE_TYPES[number]
-    sizes: dict[str, int] = {}
+    file_type = metadata.get("general.file_type")
+    if gguf.is_integer(file_type) and file_type in FILE_TYPES:
+        return FILE_TYPES[file_type]
+    type_bytes: dict[str, int] = {}
     for tensor in tensors.values():
-        sizes[tensor.type] = sizes.get(tensor.type, 0) + tensor.bytes
-    return max(sizes, key=lambda kind: sizes[kind], default=None)
+        type_bytes[tensor.type] = type_bytes.get(tensor.type, 0) + tensor.bytes
+    return max(type_bytes, key=lambda kind: type_bytes[kind], default=None)
 
 
 def _parse_integer(value: Any, label: str) -> int:
@@ -96,14 +95,14 @@ def _parse_integer(value: Any, label: str) -> int:
     return int(value)
 
 
-def _cache_keys(model: gguf.ModelHeader, architecture: str, layers: int) -> dict[str, int | list[int]]:
-    """Return CACHE_KEYS without the architecture in their names; KEYS_BY_LAYER only if they differ between layers."""
+def _cache_keys(header: gguf.ModelHeader, architecture: str, layers: int) -> dict[str, int | list[int]]:
+    """Return CACHE_KEYS without the architecture in their names; PER_LAYER_KEYS only if they differ between layers."""
     keys: dict[str, int | list[int]] = {}
     for key in CACHE_KEYS:
-        value = model.metadata.get(f"{architecture}.{key}")
+        value = header.metadata.get(f"{architecture}.{key}")
         if isinstance(value, list) and len(value) >= layers and all(isinstance(entry, int) for entry in value):
             keys[key] = [int(entry) for entry in value[:layers]]
-        elif isinstance(value, int) and key not in KEYS_BY_LAYER:
+        elif isinstance(value, int) and key not in PER_LAYER_KEYS:
             keys[key] = int(value)
     for key, value in keys.items():
         if not all(0 <= entry <= gguf.MAX_INT32 for entry in (value if isinstance(value, list) else [value])):
@@ -114,30 +113,30 @@ def _cache_keys(model: gguf.ModelHeader, architecture: str, layers: int) -> dict
     return keys
 
 
-def _counts(model: gguf.ModelHeader, architecture: str) -> dict[str, int]:
+def _counts(header: gguf.ModelHeader, architecture: str) -> dict[str, int]:
     """Return the counts in the metadata that describe the model's size."""
 
-    def count(key: str, label: str, default: int | None = None) -> int:
-        return _parse_integer(model.metadata.get(f"{architecture}.{key}", default), label)
+    def read_count(key: str, label: str, default: int | None = None) -> int:
+        return _parse_integer(header.metadata.get(f"{architecture}.{key}", default), label)
 
-    layers, width = count("block_count", "number of layers"), count("embedding_length", "width")
+    layers, width = read_count("block_count", "number of layers"), read_count("embedding_length", "width")
     if layers > MAX_LAYERS:
         raise gguf.GGUFError(f"is refused: it has {layers} layers, and llama.cpp loads at most {MAX_LAYERS}")
     heads = kv_heads = 1
     if architecture not in kv_cache.RECURRENT_ARCHITECTURES:
-        heads = count("attention.head_count", "number of heads")
-        kv_heads = count("attention.head_count_kv", "number of KV heads", heads)
-    tokens = model.metadata.get("tokenizer.ggml.tokens")
+        heads = read_count("attention.head_count", "number of heads")
+        kv_heads = read_count("attention.head_count_kv", "number of KV heads", heads)
+    tokens = header.metadata.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, (int, list)):
-        tokens = count("vocab_size", "vocabulary", 1)
+        tokens = read_count("vocab_size", "vocabulary", 1)
     return {
         "layers": layers,
         "width": width,
         "heads": heads,
         "kv_heads": kv_heads,
-        "key_dimension": count("attention.key_length", "key length", width // heads),
-        "value_dimension": count("attention.value_length", "value length", width // heads),
-        "context": count("context_length", "context length"),
+        "key_dimension": read_count("attention.key_length", "key length", width // heads),
+        "value_dimension": read_count("attention.value_length", "value length", width // heads),
+        "context": read_count("context_length", "context length"),
         "vocabulary": len(tokens) if isinstance(tokens, list) else tokens,
     }
 
@@ -162,7 +161,7 @@ def _sizes(tensors: Mapping[str, gguf.Tensor], layers: int) -> dict[str, Any]:
     return {"layer_bytes": layer_bytes, "input_bytes": input_bytes, "output_bytes": output_bytes}
 
 
-def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
+def summarize(header: gguf.ModelHeader) -> dict[str, Any]:
     """Return the summary of a model. A draft model of layers for multi-token prediction also counts the layers of its main model, although its file lacks
     them (--mtp in convert_hf_to_gguf.py of build 11063).
 
@@ -173,27 +172,27 @@ def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
         and ``bytes`` of all of them.
     :raises gguf.GGUFError: the model cannot be served; the message is the end of a sentence that begins with its path.
     """
-    metadata, tensors = model.metadata, model.tensors
+    metadata, tensors = header.metadata, header.tensors
     architecture = metadata.get("general.architecture")
     kind = "mmproj" if architecture == "clip" else metadata.get("general.type")
     if isinstance(kind, str) and kind in REFUSED_KINDS:
         raise gguf.GGUFError(REFUSED_KINDS[kind])
     if not isinstance(architecture, str):
         raise gguf.GGUFError("is refused: it has no architecture")
-    name, counts = metadata.get("general.name"), _counts(model, architecture)
+    name, counts = metadata.get("general.name"), _counts(header, architecture)
     summary = {
         "architecture": printable(architecture),
-        "name": printable((name if isinstance(name, str) else model.files[0]["name"])[:MAX_NAME_LENGTH]),
+        "name": printable((name if isinstance(name, str) else header.files[0]["name"])[:MAX_NAME_LENGTH]),
         "parameters": sum(tensor.elements for tensor in tensors.values()),
         "quantisation": _quantisation(metadata, tensors),
         **counts,
-        "keys": _cache_keys(model, architecture, counts["layers"]),
+        "keys": _cache_keys(header, architecture, counts["layers"]),
         **_sizes(tensors, counts["layers"]),
         "largest_tensor_bytes": max((tensor.bytes for tensor in tensors.values()), default=0),
         "tensors": group_tensors(tensors),
         "chat_template": "tokenizer.chat_template" in metadata,
-        "files": model.files,
-        "bytes": sum(file["bytes"] for file in model.files),
+        "files": header.files,
+        "bytes": sum(file["bytes"] for file in header.files),
     }
     try:
         parse(summary)
@@ -216,16 +215,16 @@ def parse(data: Any) -> ModelSummary:
     except Mismatch as error:
         raise Mismatch(error.reason, f".keys{error.path}") from None
     summary = summary._replace(keys=tuple(keys.items()))
-    layers, experts = summary.layers, summary.expert_bytes or summary.layer_bytes
+    layers, expert_bytes = summary.layers, summary.expert_bytes or summary.layer_bytes
     if len(summary.layer_bytes) != layers:
         raise Mismatch(f"has the sizes of {len(summary.layer_bytes)} layers, not {layers}", ".layer_bytes")
     if not any(summary.layer_bytes):
         raise Mismatch("has only layers without weights", ".layer_bytes")
     if summary.tensors == ():
         raise Mismatch("is empty, although the layers have weights", ".tensors")
-    if len(experts) != layers or any(expert > size for expert, size in zip(experts, summary.layer_bytes)):
+    if len(expert_bytes) != layers or any(experts > size for experts, size in zip(expert_bytes, summary.layer_bytes)):
         raise Mismatch(f"does not have the sizes of the experts in {layers} layers", ".expert_bytes")
-    if any(layer >= layers for row in summary.named_tensors for layer in row.layers or ()):
+    if any(layer >= layers for group in summary.tensor_groups for layer in group.layers or ()):
         raise Mismatch(f"contains a layer beyond the {layers} layers", ".tensors")
     if _has_experts(summary) and not keys.get("expert_count"):
         raise Mismatch("is missing, so all experts would count for each token", ".keys.expert_count")
@@ -234,5 +233,5 @@ def parse(data: Any) -> ModelSummary:
 
 def _has_experts(summary: ModelSummary) -> bool:
     """Return whether the architecture, the names of tensors, or the bytes of experts indicate experts."""
-    has_expert_tensors = any("_exps." in row.name for row in summary.named_tensors)
+    has_expert_tensors = any("_exps." in group.name for group in summary.tensor_groups)
     return has_expert_tensors or "moe" in summary.architecture or any(summary.expert_bytes)

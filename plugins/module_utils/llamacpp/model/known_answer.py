@@ -24,7 +24,7 @@ SENTENCE = (
     "every layer of this model lives on some worker of your cluster and each one must move the answer one word forward "
     "so if you can read this sentence then all of them computed it right"
 )
-CONTEXT = 4096
+CONTEXT_LENGTH = 4096
 EPSILON = 1e-9
 HEAD_DIMENSION = 64
 TYPE_BLOCKS = {"f32": (1, 4), "f16": (1, 2), "q8_0": (32, 34)}
@@ -61,23 +61,23 @@ def permutation(layer: int) -> list[int]:
     return [successors[state] for state in range(count_states())]
 
 
-def first_piece() -> int:
+def first_piece_token() -> int:
     """Return the token of the sentence's first piece; the other pieces follow it."""
     return len(CONTROL_TOKENS) + len(BYTE_TOKENS)
 
 
-def _states() -> dict[int, int]:
+def _states_by_token() -> dict[int, int]:
     """Return the state of each token that has a state; the beginning and the end of the text share a state."""
     end = count_states() - 1
-    return {1: end, 2: end, **{first_piece() + index: index for index in range(end)}}
+    return {1: end, 2: end, **{first_piece_token() + index: index for index in range(end)}}
 
 
-def embedding() -> dict[tuple[int, int], float]:
+def embedding_matrix() -> dict[tuple[int, int], float]:
     """Return the values of token_embd other than zero, by row and column."""
-    return dict.fromkeys(_states().items(), 1)
+    return dict.fromkeys(_states_by_token().items(), 1)
 
 
-def ffn_down(layer: int, width: int) -> dict[tuple[int, int], float]:
+def ffn_down_matrix(layer: int, width: int) -> dict[tuple[int, int], float]:
     """Return the values of a layer's ffn_down by row and column; it maps each state to its successor."""
     hidden_value = math.sqrt(width) / (1 + math.exp(-math.sqrt(width))) * math.sqrt(width)
     entries = {}
@@ -87,15 +87,15 @@ def ffn_down(layer: int, width: int) -> dict[tuple[int, int], float]:
     return entries
 
 
-def output(layers: int) -> dict[tuple[int, int], float]:
+def output_matrix(layers: int) -> dict[tuple[int, int], float]:
     """Return the values of output by row and column; it reverses all layers and advances by one word."""
     reached_states = list(range(count_states()))
     for layer in range(layers):
-        targets = permutation(layer)
-        reached_states = [targets[state] for state in reached_states]
+        successors = permutation(layer)
+        reached_states = [successors[state] for state in reached_states]
     return {
         (token, reached_states[(state - 1) % count_states()]): 1
-        for token, state in _states().items()
+        for token, state in _states_by_token().items()
         if token != CONTROL_TOKENS.index("<s>")
     }
 
@@ -116,41 +116,41 @@ def problem(layers: int, width: int, kind: str) -> str | None:
 
 
 def bytes_of(elements: int, kind: str) -> int:
-    per_block, size = TYPE_BLOCKS[kind]
-    return elements // per_block * size
+    block_elements, block_bytes = TYPE_BLOCKS[kind]
+    return elements // block_elements * block_bytes
 
 
-def shape_templates(width: int) -> list[tuple[str, tuple[int, ...]]]:
+def tensor_templates(width: int) -> list[tuple[str, tuple[int, ...]]]:
     """Return the name and shape of each tensor, with the length of a row last; ``*`` stands for the layer."""
-    tokens = (first_piece() + len(pieces()), width)
-    parts = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
-    layer_tensors = [(f"blk.*.{part}.weight", (width,) if part.endswith("norm") else (width, width)) for part in parts]
-    return [("token_embd.weight", tokens), *layer_tensors, ("output_norm.weight", (width,)), ("output.weight", tokens)]
+    shape = (first_piece_token() + len(pieces()), width)
+    stems = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm", "ffn_gate", "ffn_up", "ffn_down")
+    layer_tensors = [(f"blk.*.{stem}.weight", (width,) if stem.endswith("norm") else (width, width)) for stem in stems]
+    return [("token_embd.weight", shape), *layer_tensors, ("output_norm.weight", (width,)), ("output.weight", shape)]
 
 
-MODEL_NAME = "known answer, {} layers of {}, {}"
+MODEL_NAME_TEMPLATE = "known answer, {} layers of {}, {}"
 """Template for the name in the file, with layers, width and type."""
 
 
 def is_model_name(name: str) -> bool:
-    return bool(re.fullmatch(MODEL_NAME.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
+    return bool(re.fullmatch(MODEL_NAME_TEMPLATE.format(r"\d+", r"\d+", r"\w+"), name, re.ASCII))
 
 
 def tensor_shapes(layers: int, width: int) -> list[tuple[str, tuple[int, ...]]]:
     """Return name and shape of all tensors in the file's order."""
-    first_tensor, *layer_tensors, norm, last_tensor = shape_templates(width)
-    rows = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in layer_tensors]
-    return [first_tensor, *rows, norm, last_tensor]
+    first_tensor, *layer_tensors, norm, last_tensor = tensor_templates(width)
+    layer_shapes = [(name.replace("*", str(layer)), shape) for layer in range(layers) for name, shape in layer_tensors]
+    return [first_tensor, *layer_shapes, norm, last_tensor]
 
 
 def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
     """Return key, type and value of all metadata in the file's order. The type of an array is its element type in brackets."""
     heads, tokens = width // HEAD_DIMENSION, CONTROL_TOKENS + BYTE_TOKENS + pieces()
-    types = [2, 3, 3] + [6] * len(BYTE_TOKENS) + [1] * len(pieces())
+    token_types = [2, 3, 3] + [6] * len(BYTE_TOKENS) + [1] * len(pieces())
     return [
         ("general.architecture", "STRING", "llama"),
-        ("general.name", "STRING", MODEL_NAME.format(layers, width, kind)),
-        ("llama.context_length", "UINT32", CONTEXT),
+        ("general.name", "STRING", MODEL_NAME_TEMPLATE.format(layers, width, kind)),
+        ("llama.context_length", "UINT32", CONTEXT_LENGTH),
         ("llama.embedding_length", "UINT32", width),
         ("llama.block_count", "UINT32", layers),
         ("llama.feed_forward_length", "UINT32", width),
@@ -162,7 +162,7 @@ def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
         ("tokenizer.ggml.model", "STRING", "llama"),
         ("tokenizer.ggml.tokens", "[STRING]", tokens),
         ("tokenizer.ggml.scores", "[FLOAT32]", [0.0] * len(tokens)),
-        ("tokenizer.ggml.token_type", "[INT32]", types),
+        ("tokenizer.ggml.token_type", "[INT32]", token_types),
         ("tokenizer.ggml.unknown_token_id", "UINT32", 0),
         ("tokenizer.ggml.bos_token_id", "UINT32", 1),
         ("tokenizer.ggml.eos_token_id", "UINT32", 2),
@@ -173,13 +173,13 @@ def metadata(layers: int, width: int, kind: str) -> list[tuple[str, str, Any]]:
 
 def summary(layers: int, width: int, kind: str) -> dict[str, Any]:
     """Return the result of header_summary.summarize for the model, except for its files, without writing it."""
-    keys = {key: value for key, _type, value in metadata(layers, width, kind)}
+    metadata_values = {key: value for key, _type, value in metadata(layers, width, kind)}
     tensors = {}
     for name, shape in tensor_shapes(layers, width):
         stored_type, elements = kind if len(shape) == 2 else "f32", math.prod(shape)
         tensors[name] = gguf.Tensor(stored_type.upper(), shape[::-1], elements, bytes_of(elements, stored_type))
-    header = header_summary.summarize(gguf.ModelHeader(keys, tensors, [], []))
-    return {key: value for key, value in header.items() if key not in ("files", "bytes")}
+    full_summary = header_summary.summarize(gguf.ModelHeader(metadata_values, tensors, [], []))
+    return {key: value for key, value in full_summary.items() if key not in ("files", "bytes")}
 
 
 def file_name(layers: int, width: int, kind: str) -> str:

@@ -16,10 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import known_answer, kv_cache
 
 Buffer = Union[bytes, bytearray]
-GGUF_VERSION = 3
-"""Version of GGUF."""
-ALIGNMENT = 32
-"""Alignment of tensors in the file."""
+GGUF_VERSION, TENSOR_ALIGNMENT = 3, 32
 VALUE_TYPES = {"UINT32": (4, "I"), "INT32": (5, "i"), "FLOAT32": (6, "f"), "BOOL": (7, "?"), "STRING": (8, "")}
 """Number and struct format of each value type in GGUF."""
 ARRAY_TYPE = 9
@@ -40,46 +37,46 @@ def write_model(path: Path, layers: int, width: int, kind: str) -> None:
         stream.write(_header(layers, width, kind))
         for tensor in _tensor_data(layers, width, kind):
             stream.write(tensor)
-            stream.write(bytes(-len(tensor) % ALIGNMENT))
+            stream.write(bytes(-len(tensor) % TENSOR_ALIGNMENT))
     os.utime(path, (names.KNOWN_ANSWER_MTIME, names.KNOWN_ANSWER_MTIME))
 
 
 def file_bytes(layers: int, width: int, kind: str) -> int:
     """Return the size of the file without writing it."""
-    data = sum(_stored_bytes(shape, kind) for _name, shape in known_answer.tensor_shapes(layers, width))
-    return len(_header(layers, width, kind)) + data
+    data_bytes = sum(_stored_bytes(shape, kind) for _name, shape in known_answer.tensor_shapes(layers, width))
+    return len(_header(layers, width, kind)) + data_bytes
 
 
 def _stored_bytes(shape: tuple[int, ...], kind: str) -> int:
     """Return the bytes of a tensor with its padding."""
     size = known_answer.bytes_of(math.prod(shape), kind if len(shape) == 2 else "f32")
-    return kv_cache.pad(size, ALIGNMENT)
+    return kv_cache.pad(size, TENSOR_ALIGNMENT)
 
 
 def _header(layers: int, width: int, kind: str) -> bytes:
-    rows = [
+    tensors = [
         (name, shape, TENSOR_TYPE_NUMBERS[kind if len(shape) == 2 else "f32"], _stored_bytes(shape, kind))
         for name, shape in known_answer.tensor_shapes(layers, width)
     ]
-    return pack_header(known_answer.metadata(layers, width, kind), rows)
+    return pack_header(known_answer.metadata(layers, width, kind), tensors)
 
 
 def pack_header(
-    keys: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]
+    metadata: Sequence[tuple[str, str, Any]], tensors: Sequence[tuple[str, tuple[int, ...], int, int]]
 ) -> bytes:
     """Return the header of a GGUF file.
 
-    :param keys: key, type and value of all metadata.
+    :param metadata: key, type and value of all metadata.
     :param tensors: name, shape, number of the type, and bytes with padding.
     """
-    parts, offset = [b"GGUF" + struct.pack("<IQQ", GGUF_VERSION, len(tensors), len(keys))], 0
-    parts += [_pack_string(name) + _pack_typed(value_type, value) for name, value_type, value in keys]
+    chunks, offset = [b"GGUF" + struct.pack("<IQQ", GGUF_VERSION, len(tensors), len(metadata))], 0
+    chunks += [_pack_string(key) + _pack_typed_value(value_type, value) for key, value_type, value in metadata]
     for name, shape, type_number, size in tensors:
         dimensions = struct.pack(f"<I{len(shape)}Q", len(shape), *reversed(shape))
-        parts.append(_pack_string(name) + dimensions + struct.pack("<IQ", type_number, offset))
+        chunks.append(_pack_string(name) + dimensions + struct.pack("<IQ", type_number, offset))
         offset += size
-    header = b"".join(parts)
-    return header + bytes(-len(header) % ALIGNMENT)
+    header = b"".join(chunks)
+    return header + bytes(-len(header) % TENSOR_ALIGNMENT)
 
 
 def _pack_string(text: str) -> bytes:
@@ -87,7 +84,7 @@ def _pack_string(text: str) -> bytes:
     return struct.pack("<Q", len(encoded_text)) + encoded_text
 
 
-def _pack_typed(value_type: str, value: Any) -> bytes:
+def _pack_typed_value(value_type: str, value: Any) -> bytes:
     """Return the packed type and value of a key."""
     if value_type.startswith("["):
         elements = b"".join(_pack_value(value_type[1:-1], element) for element in value)
@@ -101,19 +98,19 @@ def _pack_value(value_type: str, value: Any) -> bytes:
 
 def _tensor_data(layers: int, width: int, kind: str) -> Iterator[Buffer]:
     """Yield the bytes of all tensors in the file's order."""
-    tokens = known_answer.first_piece() + len(known_answer.pieces())
+    token_count = known_answer.first_piece_token() + len(known_answer.pieces())
     norm = struct.pack(f"<{width}f", *[1.0] * width)
     identity = _pack_matrix(width, width, {(index, index): 1 for index in range(width)}, kind)
-    yield _pack_matrix(tokens, width, known_answer.embedding(), kind)
+    yield _pack_matrix(token_count, width, known_answer.embedding_matrix(), kind)
     for layer in range(layers):
         yield norm
         yield from _attention_matrices(layer, width, kind)
         yield norm
         yield identity
         yield identity
-        yield _pack_matrix(width, width, known_answer.ffn_down(layer, width), kind)
+        yield _pack_matrix(width, width, known_answer.ffn_down_matrix(layer, width), kind)
     yield norm
-    yield _pack_matrix(tokens, width, known_answer.output(layers), kind)
+    yield _pack_matrix(token_count, width, known_answer.output_matrix(layers), kind)
 
 
 def _pack_matrix(rows: int, width: int, entries: Mapping[tuple[int, int], float], kind: str) -> bytearray:
@@ -121,14 +118,14 @@ def _pack_matrix(rows: int, width: int, entries: Mapping[tuple[int, int], float]
 
     :param entries: row and column → value, without zeros.
     """
-    elements, size = known_answer.TYPE_BLOCKS[kind]
+    block_elements, block_bytes = known_answer.TYPE_BLOCKS[kind]
     blocks: dict[int, list[float]] = {}
     for (row, column), value in entries.items():
         index = row * width + column
-        blocks.setdefault(index // elements, [0.0] * elements)[index % elements] = value
+        blocks.setdefault(index // block_elements, [0.0] * block_elements)[index % block_elements] = value
     matrix = bytearray(known_answer.bytes_of(rows * width, kind))
     for block, values in blocks.items():
-        matrix[block * size : (block + 1) * size] = _pack_block(values, kind)
+        matrix[block * block_bytes : (block + 1) * block_bytes] = _pack_block(values, kind)
     return matrix
 
 
@@ -142,19 +139,19 @@ def _pack_block(values: list[float], kind: str) -> bytes:
 def _attention_matrices(layer: int, width: int, kind: str) -> Iterator[Buffer]:
     """Yield four matrices of noise. Operations on whole byte strings generate them as fast as a disk can write."""
     count = width * width
-    random = hashlib.shake_128(f"layer {layer}".encode()).digest(2 * count)
-    matrix, size = bytearray(known_answer.bytes_of(count, kind)), known_answer.TYPE_BLOCKS[kind][1]
+    random_bytes = hashlib.shake_128(f"layer {layer}".encode()).digest(2 * count)
+    matrix, block_bytes = bytearray(known_answer.bytes_of(count, kind)), known_answer.TYPE_BLOCKS[kind][1]
     if kind == "q8_0":
         scale = struct.pack("<e", ATTENTION_SPREAD / width * math.sqrt(3) / 127)
-        matrix[0::size], matrix[1::size] = (bytes([byte]) * (len(matrix) // size) for byte in scale)
-        elements = known_answer.TYPE_BLOCKS[kind][0]
-        for index in range(elements):
-            matrix[len(scale) + index :: size] = random[index:count:elements]
+        matrix[::block_bytes], matrix[1::block_bytes] = (bytes([byte]) * (len(matrix) // block_bytes) for byte in scale)
+        block_elements = known_answer.TYPE_BLOCKS[kind][0]
+        for index in range(block_elements):
+            matrix[len(scale) + index :: block_bytes] = random_bytes[index:count:block_elements]
     else:
-        matrix[size - 2 :: size] = random[:count]
-        matrix[size - 1 :: size] = random[count:].translate(_byte_table(width, kind))
+        matrix[block_bytes - 2 :: block_bytes] = random_bytes[:count]
+        matrix[block_bytes - 1 :: block_bytes] = random_bytes[count:].translate(_byte_table(width, kind))
     for rotation in range(ROTATIONS):
-        yield matrix[rotation * size :] + matrix[: rotation * size]
+        yield matrix[rotation * block_bytes :] + matrix[: rotation * block_bytes]
 
 
 def _byte_table(width: int, kind: str) -> bytes:
@@ -162,7 +159,7 @@ def _byte_table(width: int, kind: str) -> bytes:
     factor of at most four."""
     spread = ATTENTION_SPREAD / width
     if kind == "f32":  # seven of eight bits of the exponent: the next byte has the last one
-        base = struct.pack("<f", spread / 2.4)[3]
-        return bytes(byte & 0x80 | base for byte in range(256))
-    base = struct.pack("<e", spread / 1.6)[1] & 0xFC
-    return bytes(byte & 0x80 | base | byte & 0x03 for byte in range(256))
+        exponent_bits = struct.pack("<f", spread / 2.4)[3]
+        return bytes(byte & 0x80 | exponent_bits for byte in range(256))
+    exponent_bits = struct.pack("<e", spread / 1.6)[1] & 0xFC
+    return bytes(byte & 0x80 | exponent_bits | byte & 0x03 for byte in range(256))

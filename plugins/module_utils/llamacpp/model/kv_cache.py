@@ -30,7 +30,6 @@ CACHE_TYPES = {
 }
 """Bytes of an element for each type of the KV cache."""
 UNQUANTISED_TYPES = ("f32", "f16", "bf16")
-"""Types that are not quantised."""
 
 DEFAULT_BATCH, DEFAULT_MICRO_BATCH = 2048, 512
 """llama-server's defaults: tokens in a batch, and tokens that a device computes at once."""
@@ -51,7 +50,7 @@ class WindowPattern(NamedTuple):
 
     period: int | None
     """Number of layers in a group in which a single layer attends to everything; None if the file lists the layers."""
-    dense_first: bool = False
+    is_dense_first: bool = False
     """Whether that layer is the first of the group instead of the last."""
     size: int | None = None
     """Size of the window if the file lacks it."""
@@ -62,7 +61,7 @@ class WindowPattern(NamedTuple):
 WINDOWS = {
     "afmoe": WindowPattern(4),
     "cohere2": WindowPattern(4),
-    "cohere2moe": WindowPattern(4, dense_first=True),
+    "cohere2moe": WindowPattern(4, is_dense_first=True),
     "exaone-moe": WindowPattern(4, size=128),
     "exaone4": WindowPattern(4, size=4096),
     "gemma2": WindowPattern(2, size=4096),
@@ -71,7 +70,7 @@ WINDOWS = {
     "gemma4": WindowPattern(None),
     "gpt-oss": WindowPattern(2),
     "granite_swa": WindowPattern(None),
-    "laguna": WindowPattern(4, dense_first=True),
+    "laguna": WindowPattern(4, is_dense_first=True),
     "llama4": WindowPattern(4, size=8192, is_fixed=True),
     "maple": WindowPattern(None),
     "mellum": WindowPattern(4),
@@ -79,7 +78,7 @@ WINDOWS = {
     "muse-glimmer": WindowPattern(4),
     "olmo2": WindowPattern(4),
     "plamo3": WindowPattern(8),
-    "smallthinker": WindowPattern(4, dense_first=True, size=4096, is_fixed=True),
+    "smallthinker": WindowPattern(4, is_dense_first=True, size=4096, is_fixed=True),
     "spark2_5": WindowPattern(None),
     "step35": WindowPattern(None),
 }
@@ -109,14 +108,14 @@ HYBRID_ARCHITECTURES = HEADLESS_ARCHITECTURES | INTERVAL_ARCHITECTURES | CACHE_A
 
 LATENT_ARCHITECTURES = frozenset(("deepseek2", "kimi-linear", "mistral4"))
 """Architectures that cache one compressed vector per token (MLA) if the file has the size of the expanded heads."""
-IK_LLAMA_LATENT_MODE = 3
+DEFAULT_LATENT_MODE = 3
 """Default of ``-mla`` in ik_llama.cpp: gpt_params in common/common.h."""
 
 
 class LayerCache(NamedTuple):
-    key: int = 0
+    keys: int = 0
     """Elements of a token's keys."""
-    value: int = 0
+    values: int = 0
     is_windowed: bool = False
     state_bytes: int = 0
     """Bytes of the state for each parallel request."""
@@ -166,7 +165,7 @@ def pad(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def windowed_layers(summary: ModelSummary) -> list[bool]:
+def windowed_flags(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it attends only to a sliding window."""
     layers, architecture = summary.layers, summary.architecture
     if architecture in ("lfm2", "lfm2moe") and window_size(summary):
@@ -174,12 +173,12 @@ def windowed_layers(summary: ModelSummary) -> list[bool]:
     if not window_size(summary):
         return [False] * layers
     window, pattern = WINDOWS[architecture], "attention.sliding_window_pattern"
-    if summary.layer_values(pattern) is not None:
+    if summary.listed_values(pattern) is not None:
         return [bool(entry) for entry in summary.values_by_layer(pattern)]
     period, stored_pattern = window.period or 0, summary.number(pattern)
     period = period if stored_pattern is None else stored_pattern
     mtp_start = layers - count_mtp_layers(summary)
-    dense_index = 0 if window.dense_first else period - 1
+    dense_index = 0 if window.is_dense_first else period - 1
     return [index < mtp_start and (not period or index % period != dense_index) for index in range(layers)]
 
 
@@ -213,30 +212,30 @@ def _state_bytes(summary: ModelSummary) -> int:
     if size := summary.number("kda.head_dim"):
         heads = summary.layer_heads[0]
         return 4 * heads * size * (3 * (convolution - 1 if convolution else 3) + size)
-    inner_width, state, groups = (
+    inner_width, state_size, groups = (
         summary.number(f"ssm.{key}") or 0 for key in ("inner_size", "state_size", "group_count")
     )
-    return 4 * (max(0, convolution - 1) * (inner_width + 2 * groups * state) + state * inner_width)
+    return 4 * (max(0, convolution - 1) * (inner_width + 2 * groups * state_size) + state_size * inner_width)
 
 
-def recurrent_layers(summary: ModelSummary) -> list[bool]:
+def recurrent_flags(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it has a state; true for unknown architectures."""
     layers, architecture = summary.layers, summary.architecture
     if architecture in RECURRENT_ARCHITECTURES or architecture in CACHE_AND_STATE_ARCHITECTURES:
         return [True] * layers
     if architecture in HEADLESS_ARCHITECTURES:
-        feeds = summary.values_by_layer("feed_forward_length")
-        is_uncached = architecture.startswith("nemotron_h")
-        return [not heads and not (is_uncached and feed) for heads, feed in zip(summary.layer_kv_heads, feeds)]
+        ffn_sizes = summary.values_by_layer("feed_forward_length")
+        has_ffn_layers = architecture.startswith("nemotron_h")
+        return [not heads and not (has_ffn_layers and size) for heads, size in zip(summary.layer_kv_heads, ffn_sizes)]
     if architecture in INTERVAL_ARCHITECTURES:
-        if summary.layer_values("attention.recurrent_layers") is not None:
+        if summary.listed_values("attention.recurrent_layers") is not None:
             return [bool(entry) for entry in summary.values_by_layer("attention.recurrent_layers")]
         interval = summary.number("full_attention_interval") or 4
         return [(index + 1) % interval != 0 for index in range(layers)]
     return [not is_known_architecture(summary) and architecture not in NO_CACHE_ARCHITECTURES] * layers
 
 
-def _cached_layers(summary: ModelSummary) -> list[bool]:
+def _cached_flags(summary: ModelSummary) -> list[bool]:
     """Return for each layer whether it has its own keys and values."""
     layers, architecture = summary.layers, summary.architecture
     end = layers - count_mtp_layers(summary)
@@ -246,9 +245,9 @@ def _cached_layers(summary: ModelSummary) -> list[bool]:
         end -= summary.number("attention.shared_kv_layers") or 0
     if architecture in RECURRENT_ARCHITECTURES | NO_CACHE_ARCHITECTURES:
         return [False] * layers
-    is_uncached = architecture in HEADLESS_ARCHITECTURES or architecture in INTERVAL_ARCHITECTURES
+    is_exclusive = architecture in HEADLESS_ARCHITECTURES or architecture in INTERVAL_ARCHITECTURES
     return [
-        index < end and not (is_uncached and recurrent) for index, recurrent in enumerate(recurrent_layers(summary))
+        index < end and not (is_exclusive and has_state) for index, has_state in enumerate(recurrent_flags(summary))
     ]
 
 
@@ -257,47 +256,47 @@ def is_latent(summary: ModelSummary) -> bool:
     return summary.architecture in LATENT_ARCHITECTURES and bool(summary.number("attention.key_length_mla"))
 
 
-def layer_caches(summary: ModelSummary, flash: bool, latent_values: bool = False) -> list[LayerCache]:
+def layer_caches(summary: ModelSummary, uses_flash: bool, has_latent_values: bool = False) -> list[LayerCache]:
     """Return the cache of each layer.
 
-    :param flash: whether values are stored for flash attention.
-    :param latent_values: whether values are also cached if keys are compressed.
+    :param uses_flash: whether values are stored for flash attention.
+    :param has_latent_values: whether values are also cached if keys are compressed.
     """
-    heads, windows, recurrent = summary.layer_kv_heads, windowed_layers(summary), recurrent_layers(summary)
-    cached_layers, state = _cached_layers(summary), _state_bytes(summary)
+    heads, window_flags, state_flags = summary.layer_kv_heads, windowed_flags(summary), recurrent_flags(summary)
+    cache_flags, state_bytes = _cached_flags(summary), _state_bytes(summary)
     key, value = summary.key_dimension, summary.value_dimension
     lengths = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
     windowed_key, windowed_value = (
         default if length is None else length for length, default in zip(lengths, (key, value))
     )
     key_lengths, value_lengths = {False: key, True: windowed_key}, {False: value, True: windowed_value}
-    values = [value_lengths[window] * count for window, count in zip(windows, heads)]
-    if not flash:
-        values = [max(values)] * len(values)
-    if is_latent(summary) and not latent_values:
-        values = [0] * len(values)
+    value_sizes = [value_lengths[is_windowed] * count for is_windowed, count in zip(window_flags, heads)]
+    if not uses_flash:
+        value_sizes = [max(value_sizes)] * len(value_sizes)
+    if is_latent(summary) and not has_latent_values:
+        value_sizes = [0] * len(value_sizes)
     mtp_start = summary.layers - count_mtp_layers(summary)
     return [
         LayerCache(
-            key_lengths[windows[index]] * heads[index] if cached_layers[index] else 0,
-            values[index] if cached_layers[index] else 0,
-            windows[index],
-            state if recurrent[index] and index < mtp_start else 0,
+            key_lengths[window_flags[index]] * heads[index] if cache_flags[index] else 0,
+            value_sizes[index] if cache_flags[index] else 0,
+            window_flags[index],
+            state_bytes if state_flags[index] and index < mtp_start else 0,
         )
         for index in range(summary.layers)
     ]
 
 
-def checkpointed_layers(summary: ModelSummary, settings: CacheSettings) -> list[bool]:
+def checkpointed_flags(summary: ModelSummary, settings: CacheSettings) -> list[bool]:
     """Return for each layer whether context checkpoints contain its cache: windows and states cannot be truncated."""
-    layers = zip(windowed_layers(summary), recurrent_layers(summary))
-    return [(window and not settings.full_window) or recurrent for window, recurrent in layers]
+    layers = zip(windowed_flags(summary), recurrent_flags(summary))
+    return [(is_windowed and not settings.full_window) or is_recurrent for is_windowed, is_recurrent in layers]
 
 
 def checkpoint_sizes(summary: ModelSummary, settings: CacheSettings, build: int, tokens: int) -> list[int]:
     """Return the bytes of each layer in a checkpoint after this number of tokens; 0 for layers that checkpoints do not contain."""
-    checkpoint = settings._replace(context=min(tokens, window_size(summary) or 1), parallel=1)
-    layers = zip(sizes(summary, checkpoint, build)[0], checkpointed_layers(summary, settings))
+    checkpoint_settings = settings._replace(context=min(tokens, window_size(summary) or 1), parallel=1)
+    layers = zip(sizes(summary, checkpoint_settings, build)[0], checkpointed_flags(summary, settings))
     return [size if is_contained else 0 for size, is_contained in layers]
 
 
@@ -310,16 +309,16 @@ def attention_costs(
     :param depth: tokens before this token.
     """
     settings = settings._replace(context=depth, parallel=1)
-    full_cells, window_cells = cells(summary, settings)
+    full_cells, window_cells = cell_counts(summary, settings)
     head_size = summary.key_dimension + summary.value_dimension
-    layers = zip(sizes(summary, settings, build)[0], recurrent_layers(summary))
+    layers = zip(sizes(summary, settings, build)[0], recurrent_flags(summary))
     return [size * (1 + is_recurrent) for size, is_recurrent in layers], [
-        float(heads * head_size * (window_cells if layer.is_windowed else full_cells)) if layer.key else 0.0
+        float(heads * head_size * (window_cells if layer.is_windowed else full_cells)) if layer.keys else 0.0
         for heads, layer in zip(summary.layer_heads, layer_caches(summary, True))
     ]
 
 
-def cells(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
+def cell_counts(summary: ModelSummary, settings: CacheSettings) -> tuple[int, int]:
     """Return the capacity in tokens of the cache of a layer without and with a window; the size of a micro-batch if there is no cache."""
     context, parallel, streams = settings.context, settings.parallel, 1 if settings.unified else settings.parallel
     visible_tokens = window_size(summary) * (parallel if settings.unified else 1) + settings.tokens
@@ -335,37 +334,38 @@ def is_known_architecture(summary: ModelSummary) -> bool:
     return summary.architecture in UNIFORM_ARCHITECTURES | set(WINDOWS) | RECURRENT_ARCHITECTURES | HYBRID_ARCHITECTURES
 
 
-def _sizes(summary: ModelSummary, settings: CacheSettings, latent_values: bool = False) -> list[int]:
-    full_cells, window_cells = cells(summary, settings)
-    key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
+def _sizes(summary: ModelSummary, settings: CacheSettings, has_latent_values: bool = False) -> list[int]:
+    full_cells, window_cells = cell_counts(summary, settings)
+    key_bytes, value_bytes = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     return [
-        int((window_cells if layer.is_windowed else full_cells) * (layer.key * key + layer.value * value))
+        int((window_cells if layer.is_windowed else full_cells) * (layer.keys * key_bytes + layer.values * value_bytes))
         + layer.state_bytes * settings.parallel
-        for layer in layer_caches(summary, settings.uses_flash_attention(), latent_values)
+        for layer in layer_caches(summary, settings.uses_flash_attention(), has_latent_values)
     ]
 
 
 def last_tensor_bytes(summary: ModelSummary, settings: CacheSettings) -> int:
     """Return the bytes of the largest tensor at the end of a layer's cache: its values, or else its keys."""
-    full_cells, window_cells = cells(summary, settings)
-    key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
-    layers = layer_caches(summary, settings.uses_flash_attention())
+    full_cells, window_cells = cell_counts(summary, settings)
+    key_bytes, value_bytes = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     return max(
-        int((window_cells if layer.is_windowed else full_cells) * (layer.value * value or layer.key * key))
-        for layer in layers
+        int(
+            (window_cells if cache.is_windowed else full_cells) * (cache.values * value_bytes or cache.keys * key_bytes)
+        )
+        for cache in layer_caches(summary, settings.uses_flash_attention())
     )
 
 
 def is_cache_split(summary: ModelSummary, settings: CacheSettings, backend: str) -> bool:
     """Return whether llama-server crashes when it fetches the KV cache of a device: if a layer's last tensor is larger than a buffer, the views after it
     get no data (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
-    limit = backends.BY_NAME[backend].max_buffer_bytes
-    return settings.fork == MAINLINE and settings.offload and 0 < limit < last_tensor_bytes(summary, settings)
+    max_bytes = backends.BY_NAME[backend].max_buffer_bytes
+    return settings.fork == MAINLINE and settings.offload and 0 < max_bytes < last_tensor_bytes(summary, settings)
 
 
 def latent_mode(settings: CacheSettings) -> int:
     """Return ``-mla`` of ik_llama.cpp, or its default."""
-    return IK_LLAMA_LATENT_MODE if settings.latent_attention is None else settings.latent_attention
+    return DEFAULT_LATENT_MODE if settings.latent_attention is None else settings.latent_attention
 
 
 def _latent_token_bytes(summary: ModelSummary, settings: CacheSettings) -> tuple[float, float] | None:
@@ -378,19 +378,19 @@ def _latent_token_bytes(summary: ModelSummary, settings: CacheSettings) -> tuple
     is_compressed = is_latent(summary) and summary.kv_heads == 1
     if summary.architecture not in LATENT_ARCHITECTURES or not mode or not (is_compressed or (rank and rope_size)):
         return None
-    width, values = (summary.key_dimension, summary.value_dimension) if is_compressed else (rank + rope_size, rank)
-    key, value = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
+    keys, values = (summary.key_dimension, summary.value_dimension) if is_compressed else (rank + rope_size, rank)
+    key_bytes, value_bytes = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     if settings.uses_flash_attention():
-        return width * key, 0.0
-    has_kv_b = any(row.name == "blk.*.attn_kv_b.weight" for row in summary.named_tensors)
-    return width * max(key, value), 0.0 if mode > 1 and has_kv_b else values * value
+        return keys * key_bytes, 0.0
+    has_kv_b = any(group.name == "blk.*.attn_kv_b.weight" for group in summary.tensor_groups)
+    return keys * max(key_bytes, value_bytes), 0.0 if mode > 1 and has_kv_b else values * value_bytes
 
 
 def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]:
     """Return upper bounds: one cache serves all requests, and every layer, including those that predict further tokens, stores the whole context."""
-    one_stream, layers = settings._replace(unified=True, full_window=True), summary.layers
+    one_stream_settings, layers = settings._replace(unified=True, full_window=True), summary.layers
     summary = summary.without_key("attention.key_length_swa").without_key("attention.value_length_swa")
-    token = _latent_token_bytes(summary, settings)
+    token_bytes = _latent_token_bytes(summary, settings)
     if is_latent(summary) and summary.kv_heads == 1:
         key, value = (summary.number(f"attention.{name}_length_mla") or 0 for name in ("key", "value"))
         summary = summary._replace(key_dimension=key, value_dimension=value, kv_heads=summary.heads, keys=())
@@ -398,9 +398,9 @@ def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]
         summary = summary.without_key("nextn_predict_layers")
     if summary.architecture in NO_CACHE_ARCHITECTURES:
         summary = summary._replace(architecture="llama")
-    if token is None:
-        return _sizes(summary, one_stream, True)
-    return [int(cells(summary, one_stream)[0] * sum(token))] * layers
+    if token_bytes is None:
+        return _sizes(summary, one_stream_settings, True)
+    return [int(cell_counts(summary, one_stream_settings)[0] * sum(token_bytes))] * layers
 
 
 def sizes(summary: ModelSummary, settings: CacheSettings, build: int) -> tuple[list[int], bool]:

@@ -23,7 +23,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 LAYER_PATTERN = re.compile(r"blk\.(\d+)\.")
 MTP_KEY, SHARED_KEY, DENSE_KEY = ("nextn_predict_layers", "attention.shared_kv_layers", "leading_dense_block_count")
 """Keys: number of last layers that predict further tokens, of layers that use the cache of earlier layers, and of first layers without experts."""
-GLOBAL_ARRAYS = ("rope.dimension_sections",)
+GLOBAL_ARRAY_KEYS = ("rope.dimension_sections",)
 """Keys of arrays whose entries are not layers, even if there are as many."""
 SPLIT_KEY_PREFIX = "split."
 """Prefix of keys that describe the parts of a split model."""
@@ -61,19 +61,19 @@ def choose_layers(summary: ModelSummary, max_bytes: int, max_layers: int) -> Lay
     kinds = _layer_kinds(summary)
     sample_kinds = [*kinds]
     expert_layers = frozenset(
-        layer for group in summary.named_tensors if "_exps" in group.name for layer in group.layers or ()
+        layer for group in summary.tensor_groups if "_exps" in group.name for layer in group.layers or ()
     )
-    dense_layers = min(expert_layers, default=0)
-    if expert_layers.issuperset(range(dense_layers, len(kinds))):  # one of the leading dense layers is enough
-        del sample_kinds[1:dense_layers]
+    first_expert_layer = min(expert_layers, default=0)
+    if expert_layers.issuperset(range(first_expert_layer, len(kinds))):  # one of the leading dense layers is enough
+        del sample_kinds[1:first_expert_layer]
     outside_bytes = sum(group.bytes for group in summary.tensors if group.layers is None)
     needs_all_layers = summary.layers in FIXED_LAYER_COUNTS.get(summary.architecture, ())
     for count in range(min(max_layers, len(sample_kinds)), 0, -1):
         layers = _spread_layers(sample_kinds[:count], kinds)
         size = outside_bytes + sum(summary.layer_bytes[layer] for layer in layers)
         if size <= max_bytes and not (needs_all_layers and count < summary.layers):
-            every_kind = {kinds[layer] for layer in layers} == {*kinds}
-            return LayerSample(layers, size, every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
+            has_every_kind = {kinds[layer] for layer in layers} == {*kinds}
+            return LayerSample(layers, size, has_every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
     if needs_all_layers:
         return f"llama.cpp recognises this model by its number of layers, but not all {summary.layers} layers fit"
     smallest_bytes = outside_bytes + min(summary.layer_bytes[: len(kinds)])
@@ -83,9 +83,9 @@ def choose_layers(summary: ModelSummary, max_bytes: int, max_layers: int) -> Lay
 class LayerKind(NamedTuple):
     """Composition of a layer."""
 
-    rules: int
+    rules_id: int
     """number of a combination of tensor names and per-layer settings"""
-    tensors: tuple[bool, ...]
+    group_flags: tuple[bool, ...]
     """presence of each group of tensors of one type and shape"""
 
 
@@ -94,95 +94,98 @@ def _layer_kinds(summary: ModelSummary) -> list[LayerKind]:
     count = summary.layers - (summary.number(MTP_KEY) or 0)
     first_sharing_layer = summary.layers - (summary.number(SHARED_KEY) or 0)
     layer_values = [value for _key, value in summary.keys if isinstance(value, tuple)]
-    layer_values += [tuple(kv_cache.windowed_layers(summary)), tuple(kv_cache.recurrent_layers(summary))]
-    members = [
-        (group.name, frozenset(group.layers or ())) for group in summary.named_tensors if group.layers is not None
+    layer_values += [tuple(kv_cache.windowed_flags(summary)), tuple(kv_cache.recurrent_flags(summary))]
+    groups = [
+        (group.name, frozenset(group.layers or ())) for group in summary.tensor_groups if group.layers is not None
     ]
     ids: dict[object, int] = {}
     kinds = []
     for layer in range(count):
-        names = frozenset(name for name, layers in members if layer in layers)
+        names = frozenset(name for name, layers in groups if layer in layers)
         rules = (names, tuple(value[layer : layer + 1] for value in layer_values), layer >= first_sharing_layer)
-        kinds.append(LayerKind(ids.setdefault(rules, len(ids)), tuple(layer in layers for _name, layers in members)))
+        kinds.append(LayerKind(ids.setdefault(rules, len(ids)), tuple(layer in layers for _name, layers in groups)))
     return kinds
 
 
 def _spread_layers(sample_kinds: Sequence[LayerKind], kinds: Sequence[LayerKind]) -> tuple[int, ...]:
     """Return a layer for each sampled kind: of the layers with the same rules the first, the last and one of each kind; the rest are spread evenly."""
     queues = {}
-    for rules in {kind.rules for kind in sample_kinds}:
-        layers = [layer for layer, kind in enumerate(kinds) if kind.rules == rules]
-        count = sum(kind.rules == rules for kind in sample_kinds)
+    for rules_id in {kind.rules_id for kind in sample_kinds}:
+        layers = [layer for layer, kind in enumerate(kinds) if kind.rules_id == rules_id]
+        count = sum(kind.rules_id == rules_id for kind in sample_kinds)
         first_of_kind = {kinds[layer]: layer for layer in reversed(layers)}
         evenly_spaced = [layers[round(index * (len(layers) - 1) / max(1, count - 1))] for index in range(count)]
         order = dict.fromkeys([layers[0], layers[-1], *sorted(first_of_kind.values()), *evenly_spaced, *layers])
-        queues[rules] = iter(sorted([*order][:count]))
-    return tuple(next(queues[kind.rules]) for kind in sample_kinds)
+        queues[rules_id] = iter(sorted([*order][:count]))
+    return tuple(next(queues[kind.rules_id]) for kind in sample_kinds)
 
 
-def write_sample(source: str, target_path: Path, layers: Sequence[int]) -> None:
+def write_sample(source_path: str, target_path: Path, layers: Sequence[int]) -> None:
     """Write a model that consists of some layers of a source model, which may have several parts.
 
-    :param source: path of the source model, or of its first part.
+    :param source_path: path of the source model, or of its first part.
     :raises GGUFError: the source is not a model, or lacks a layer; the message is the end of a sentence that begins with its path.
     :raises OSError: the source cannot be read, or the target cannot be written.
     """
-    model, tensor_locations = gguf.read_path(source), gguf.tensor_locations(source)
-    architecture = str(model.metadata.get("general.architecture"))
-    total = model.metadata.get(f"{architecture}.block_count")
-    if not isinstance(total, int) or not layers or not 0 <= min(layers) <= max(layers) < total:
-        raise GGUFError(f"has {gguf.quote(total)} layers, which do not include all of {', '.join(map(str, layers))}")
-    alignment = model.sections[0][1]
+    header, locations = gguf.read_local_headers(source_path), gguf.locate_tensors(source_path)
+    architecture = str(header.metadata.get("general.architecture"))
+    count = header.metadata.get(f"{architecture}.block_count")
+    if not isinstance(count, int) or not layers or not 0 <= min(layers) <= max(layers) < count:
+        raise GGUFError(f"has {gguf.quote(count)} layers, which do not include all of {', '.join(map(str, layers))}")
+    alignment = header.sections[0][1]
     tensors = {}
-    for name, tensor in model.tensors.items():
+    for name, tensor in header.tensors.items():
         match = LAYER_PATTERN.match(name)
         if not match:
             tensors[name] = (name, tensor)
         elif int(match[1]) in layers:
             tensors[f"blk.{layers.index(int(match[1]))}.{name[match.end() :]}"] = (name, tensor)
-    keys = [key for key in model.key_ranges if not key.startswith(SPLIT_KEY_PREFIX)]
-    with closing(gguf.LocalFile(source)) as file, open(target_path, "xb") as stream:
+    keys = [key for key in header.key_ranges if not key.startswith(SPLIT_KEY_PREFIX)]
+    with closing(gguf.LocalFile(source_path)) as file, open(target_path, "xb") as stream:
         stream.write(b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys)))
         for key in keys:
-            entry = file.read(model.key_ranges[key].start, len(model.key_ranges[key]))
-            stream.write(_adapt_entry(model, architecture, key, entry, layers))
+            entry = file.read(header.key_ranges[key].start, len(header.key_ranges[key]))
+            stream.write(_adapt_entry(header, architecture, key, entry, layers))
         stream.write(b"".join(_tensor_infos({name: tensor for name, (_name, tensor) in tensors.items()}, alignment)))
         for old_name, _tensor in tensors.values():
             stream.write(bytes(-stream.tell() % alignment))
-            path, offset, size = tensor_locations[old_name]
+            path, offset, size = locations[old_name]
             with closing(gguf.LocalFile(path)) as part:
                 for start in range(0, size, CHUNK_BYTES):
                     stream.write(part.read(offset + start, min(CHUNK_BYTES, size - start)))
 
 
-def _adapt_entry(model: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
+def _adapt_entry(header: gguf.ModelHeader, architecture: str, key: str, entry: bytes, layers: Sequence[int]) -> bytes:
     """Return the entry of a key in the header, with its value adapted to a model with these layers."""
-    value, count = model.metadata[key], model.metadata[f"{architecture}.block_count"]
-    prediction_layers = model.metadata.get(f"{architecture}.{MTP_KEY}")
+    value, count = header.metadata[key], header.metadata[f"{architecture}.block_count"]
+    prediction_layers = header.metadata.get(f"{architecture}.{MTP_KEY}")
     computing_layers = count - (prediction_layers if gguf.is_integer(prediction_layers) else 0)
     name = key[len(architecture) + 1 :] if key.startswith(f"{architecture}.") else ""
     type_offset = gguf.U64.size + gguf.U64.unpack_from(entry)[0]
     value_offset = type_offset + gguf.U32.size
-    if isinstance(value, list) and len(value) in (count, computing_layers) and name and name not in GLOBAL_ARRAYS:
-        form, count_offset = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, value_offset)), value_offset + gguf.U32.size
-        size, start = struct.calcsize(form or ""), count_offset + gguf.U64.size
+    if isinstance(value, list) and len(value) in (count, computing_layers) and name and name not in GLOBAL_ARRAY_KEYS:
+        element_format = gguf.SCALAR_FORMATS.get(*gguf.U32.unpack_from(entry, value_offset))
+        count_offset = value_offset + gguf.U32.size
+        size, start = struct.calcsize(element_format or ""), count_offset + gguf.U64.size
         values = b"".join(entry[start + layer * size : start + (layer + 1) * size] for layer in layers)
-        return entry[:count_offset] + gguf.U64.pack(len(layers)) + values if form else entry
+        return entry[:count_offset] + gguf.U64.pack(len(layers)) + values if element_format else entry
     new_value = {"block_count": len(layers), MTP_KEY: 0}.get(name)
     if gguf.is_integer(value) and name in (SHARED_KEY, DENSE_KEY):
-        first_sharing = count - value
-        new_value = sum(layer >= first_sharing if name == SHARED_KEY else layer < value for layer in layers)
-    form = gguf.SCALARS.get(*gguf.U32.unpack_from(entry, type_offset))
-    return entry if new_value is None or not form else entry[:value_offset] + struct.pack(f"<{form}", new_value)
+        first_sharing_layer = count - value
+        new_value = sum(layer >= first_sharing_layer if name == SHARED_KEY else layer < value for layer in layers)
+    element_format = gguf.SCALAR_FORMATS.get(*gguf.U32.unpack_from(entry, type_offset))
+    if new_value is None or not element_format:
+        return entry
+    return entry[:value_offset] + struct.pack(f"<{element_format}", new_value)
 
 
 def _tensor_infos(tensors: Mapping[str, gguf.Tensor], alignment: int) -> Iterator[bytes]:
     """Yield the description of each tensor for the header."""
     offset = 0
     for name, tensor in tensors.items():
-        text = name.encode()
+        data = name.encode()
         yield (
-            gguf.U64.pack(len(text)) + text + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
+            gguf.U64.pack(len(data)) + data + struct.pack(f"<I{len(tensor.shape)}Q", len(tensor.shape), *tensor.shape)
         )
         yield struct.pack("<IQ", TYPE_NUMBERS[tensor.type], offset)
         offset += -(-tensor.bytes // alignment) * alignment

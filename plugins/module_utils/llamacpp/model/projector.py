@@ -17,20 +17,20 @@ COMPUTE_BYTES = 512 * MIB
 """Assumed size of its compute buffer: build 11063 logged 121 MiB for gemma3, and internvl computes four images at once."""
 
 
-def is_projector(model: gguf.ModelHeader) -> bool:
-    return model.metadata.get("general.architecture") == ARCHITECTURE
+def is_projector(header: gguf.ModelHeader) -> bool:
+    return header.metadata.get("general.architecture") == ARCHITECTURE
 
 
-def summarize(model: gguf.ModelHeader) -> dict[str, Any]:
+def summarize(header: gguf.ModelHeader) -> dict[str, Any]:
     """Return the summary of a projector: ``name``, ``tensors`` (their number), ``tensor_bytes``, ``files`` and ``bytes``."""
-    name = model.metadata.get("general.name")
+    name = header.metadata.get("general.name")
     return {
         "architecture": ARCHITECTURE,
-        "name": printable(name[: header_summary.MAX_NAME_LENGTH]) if isinstance(name, str) else model.files[0]["name"],
-        "tensors": len(model.tensors),
-        "tensor_bytes": sum(tensor.bytes for tensor in model.tensors.values()),
-        "files": model.files,
-        "bytes": sum(file["bytes"] for file in model.files),
+        "name": printable(name[: header_summary.MAX_NAME_LENGTH]) if isinstance(name, str) else header.files[0]["name"],
+        "tensors": len(header.tensors),
+        "tensor_bytes": sum(tensor.bytes for tensor in header.tensors.values()),
+        "files": header.files,
+        "bytes": sum(file["bytes"] for file in header.files),
     }
 
 

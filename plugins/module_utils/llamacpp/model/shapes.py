@@ -18,7 +18,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model im
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import MAX_LAYERS, ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.tensor_types import ALL_TYPES
 
-TYPES = {kind.name: kind for kind in ALL_TYPES.values()}
+TYPES_BY_NAME = {kind.name: kind for kind in ALL_TYPES.values()}
 STATE_SIZE, CONV_SIZE, LAYER_PERIOD = 128, 4, 4
 """Constants of models with recurrent layers: elements of a head, tokens of the convolution, and period of attention layers."""
 Count = Annotated[int, Number(1, 1 << 24)]
@@ -105,7 +105,7 @@ TYPE_MIXTURES: dict[str, dict[str, str]] = {
 """Quantisation → type of each kind of tensor, the largest first. The output defaults to Q6_K; ``more`` is for values and ffn_down in layers with more bits."""
 NARROW_TYPES = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 """Replacement for types whose blocks are longer than a row; for other types it is Q4_0."""
-UNQUANTISED = re.compile(r"norm|_inp$|conv1d")
+UNQUANTISED_PATTERN = re.compile(r"norm|_inp$|conv1d")
 """Pattern for names of tensors that stay F32."""
 VALUE_TENSORS = {"attn_v", "attn_qkv"}
 MIXED_KINDS = ("value", "ffn_down")
@@ -131,12 +131,12 @@ def _attention_shapes(shape: ModelShape, layer: int) -> TensorShapes:
         }
     if shape.recurrent and layer % LAYER_PERIOD != LAYER_PERIOD - 1:
         key_width, value_width = shape.recurrent.keys * STATE_SIZE, shape.recurrent.values * STATE_SIZE
-        gates = dict.fromkeys(("ssm_beta", "ssm_alpha"), (width, shape.recurrent.values))
-        rows = {
+        gate_shapes = dict.fromkeys(("ssm_beta", "ssm_alpha"), (width, shape.recurrent.values))
+        qkv_shapes = {
             "attn_qkv": (width, 2 * key_width + value_width),
             "ssm_conv1d": (CONV_SIZE, 2 * key_width + value_width),
         }
-        return {**rows, **gates, "attn_gate": (width, value_width), "ssm_out": (value_width, width)}
+        return {**qkv_shapes, **gate_shapes, "attn_gate": (width, value_width), "ssm_out": (value_width, width)}
     if shape.window and shape.window.head:
         has_values = _is_windowed(shape, layer)
         kv_heads, head = (shape.window.kv_heads, shape.window.head) if has_values else (kv_heads, head)
@@ -151,14 +151,14 @@ def _is_windowed(shape: ModelShape, layer: int) -> bool:
 
 def _ffn_shapes(shape: ModelShape, layer: int) -> TensorShapes:
     width, experts = shape.width, shape.experts
-    parts: TensorShapes = {"": (shape.inner,)}
+    widths: TensorShapes = {"": (shape.inner,)}
     tensors: TensorShapes = {}
     if experts and layer >= experts.first_layer:
-        parts = {"_exps": (experts.inner, experts.number), **({"_shexp": (experts.shared,)} if experts.shared else {})}
+        widths = {"_exps": (experts.inner, experts.number), **({"_shexp": (experts.shared,)} if experts.shared else {})}
         tensors = {"ffn_gate_inp": (width, experts.number)}
-    for name, (first_width, *expert_count) in parts.items():
-        tensors.update(dict.fromkeys((f"ffn_gate{name}", f"ffn_up{name}"), (width, first_width, *expert_count)))
-        tensors[f"ffn_down{name}"] = (first_width, width, *expert_count)
+    for suffix, (first_width, *expert_count) in widths.items():
+        tensors.update(dict.fromkeys((f"ffn_gate{suffix}", f"ffn_up{suffix}"), (width, first_width, *expert_count)))
+        tensors[f"ffn_down{suffix}"] = (first_width, width, *expert_count)
     return tensors
 
 
@@ -167,7 +167,7 @@ def _type_name(mixture: dict[str, str], name: str, index: int, count: int) -> st
 
     :param index: position of the layer among the ``count`` layers with such a tensor.
     """
-    if UNQUANTISED.search(name):
+    if UNQUANTISED_PATTERN.search(name):
         return "F32"
     kind = "value" if name in VALUE_TENSORS else re.sub("_(exps|shexp)$", "", name)
     gets_more_bits = index < count // 8 or index >= 7 * count // 8 or (index - count // 8) % 3 == 2
@@ -178,11 +178,11 @@ def _type_name(mixture: dict[str, str], name: str, index: int, count: int) -> st
     return next(mixture[key] for key in (kind, *alternatives, "") if key in mixture)
 
 
-def _quantised_tensor(kind: str, size: tuple[int, ...]) -> gguf.Tensor:
-    if size[0] % TYPES[kind].elements:
+def _quantised_tensor(kind: str, dimensions: tuple[int, ...]) -> gguf.Tensor:
+    if dimensions[0] % TYPES_BY_NAME[kind].block_elements:
         kind = NARROW_TYPES.get(kind, "Q4_0")
-    elements = math.prod(size)
-    return gguf.Tensor(kind, size, elements, TYPES[kind].size(size[0], elements // size[0]))
+    elements = math.prod(dimensions)
+    return gguf.Tensor(kind, dimensions, elements, TYPES_BY_NAME[kind].size(dimensions[0], elements // dimensions[0]))
 
 
 def tensors(shape: ModelShape, quantisation: str) -> dict[str, gguf.Tensor]:
@@ -193,12 +193,12 @@ def tensors(shape: ModelShape, quantisation: str) -> dict[str, gguf.Tensor]:
     result["token_embd.weight"] = _quantised_tensor(output if shape.tied else mixture[""], embedding)
     if not shape.tied:
         result["output.weight"] = _quantised_tensor(output, embedding)
-    layers = [_attention_shapes(shape, layer) for layer in range(shape.layers)]
-    values = [layer for layer, attention in enumerate(layers) if VALUE_TENSORS & attention.keys()]
-    for layer, attention in enumerate(layers):
-        for name, size in {"attn_norm": norm, "ffn_norm": norm, **attention, **_ffn_shapes(shape, layer)}.items():
-            position = (values.index(layer), len(values)) if name in VALUE_TENSORS else (layer, shape.layers)
-            result[f"blk.{layer}.{name}.weight"] = _quantised_tensor(_type_name(mixture, name, *position), size)
+    attentions = [_attention_shapes(shape, layer) for layer in range(shape.layers)]
+    value_layers = [layer for layer, attention in enumerate(attentions) if VALUE_TENSORS & attention.keys()]
+    for layer, attention in enumerate(attentions):
+        for name, dimensions in {"attn_norm": norm, "ffn_norm": norm, **attention, **_ffn_shapes(shape, layer)}.items():
+            place = (value_layers.index(layer), len(value_layers)) if name in VALUE_TENSORS else (layer, shape.layers)
+            result[f"blk.{layer}.{name}.weight"] = _quantised_tensor(_type_name(mixture, name, *place), dimensions)
     return result
 
 
@@ -225,9 +225,9 @@ def header_keys(shape: ModelShape) -> dict[str, int | list[int]]:
     if window := shape.window:
         result["attention.sliding_window"] = window.size
         if window.head:
-            windows = [_is_windowed(shape, layer) for layer in range(shape.layers)]
-            result["attention.sliding_window_pattern"] = list(map(int, windows))
-            result["attention.head_count_kv"] = [window.kv_heads if local else shape.kv_heads for local in windows]
+            window_flags = [_is_windowed(shape, layer) for layer in range(shape.layers)]
+            result["attention.sliding_window_pattern"] = list(map(int, window_flags))
+            result["attention.head_count_kv"] = [window.kv_heads if flag else shape.kv_heads for flag in window_flags]
             result["attention.key_length_swa"] = result["attention.value_length_swa"] = window.head
     return result
 
@@ -242,5 +242,5 @@ def summary_of(shape: ModelShape, quantisation: str) -> ModelSummary:
     architecture_keys = {f"{shape.architecture}.{key}": value for key, value in header_keys(shape).items()}
     general_keys = {"general.architecture": shape.architecture, "general.name": name}
     file = {"name": f"{name}.gguf", "bytes": sum(tensor.bytes for tensor in stored_tensors.values())}
-    model = gguf.ModelHeader({**general_keys, **architecture_keys}, stored_tensors, [file], [])
-    return header_summary.parse(header_summary.summarize(model))
+    header = gguf.ModelHeader({**general_keys, **architecture_keys}, stored_tensors, [file], [])
+    return header_summary.parse(header_summary.summarize(header))

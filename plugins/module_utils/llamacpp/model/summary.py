@@ -14,16 +14,16 @@ Count = Annotated[int, Number(1, gguf.MAX_INT32)]
 CountOrZero = Annotated[int, Number(0, gguf.MAX_INT32)]
 KeyValue = Union[CountOrZero, tuple[CountOrZero, ...]]
 """Value of a key of the header: a single value, or a value for each layer."""
-_DIFFUSION = "a diffusion model, which llama-server does not support: use an autoregressive model"
-_SPEECH = "a speech model, which only llama-tts supports: use a model that generates text"
-_DRAFT = "a draft model: set llama_model_draft to this file, and serve the model for which it predicts tokens"
-UNSUPPORTED = {
-    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION),
+_DIFFUSION_REASON = "a diffusion model, which llama-server does not support: use an autoregressive model"
+_SPEECH_REASON = "a speech model, which only llama-tts supports: use a model that generates text"
+_DRAFT_REASON = "a draft model: set llama_model_draft to this file, and serve the model for which it predicts tokens"
+REFUSALS = {
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), _DIFFUSION_REASON),
     "t5": "an encoder-decoder model, which llama-server does not support: use a decoder-only model",
     "clip": "a projector: set llama_model_mmproj to this file, and serve the model for which it encodes images or sound",
     "wavtokenizer-dec": "a vocoder, which llama-server does not support: use a model that generates text or embeddings",
-    **dict.fromkeys(("pockettts", "qwen3tts"), _SPEECH),
-    **dict.fromkeys(("dflash", "dflash-draft", "eagle3", "gemma4-assistant", "gemma4_mtp"), _DRAFT),
+    **dict.fromkeys(("pockettts", "qwen3tts"), _SPEECH_REASON),
+    **dict.fromkeys(("dflash", "dflash-draft", "eagle3", "gemma4-assistant", "gemma4_mtp"), _DRAFT_REASON),
 }
 """Reason and remedy for each architecture that llama-server does not serve (llm_arch_is_diffusion and llama_model_has_encoder of build 11434)."""
 _EMBEDDING_ARCHITECTURES = """
@@ -89,7 +89,7 @@ class ModelSummary(NamedTuple):
     """Whether the file has a chat template; None if unknown."""
 
     @property
-    def named_tensors(self) -> tuple[TensorGroup, ...]:
+    def tensor_groups(self) -> tuple[TensorGroup, ...]:
         return self.tensors or ()
 
     @property
@@ -106,7 +106,7 @@ class ModelSummary(NamedTuple):
         return self.bytes or sum(self.layer_bytes) + self.input_bytes + self.output_bytes
 
     @property
-    def active_share(self) -> float:
+    def active_expert_share(self) -> float:
         """Share of the experts' tensors that a token reads."""
         count, used_count = self.number("expert_count") or 0, self.number("expert_used_count") or 0
         return min(1.0, used_count / count) if count and used_count else 1.0
@@ -116,7 +116,7 @@ class ModelSummary(NamedTuple):
         value = dict(self.keys).get(key)
         return value if isinstance(value, int) else None
 
-    def layer_values(self, key: str) -> Optional[tuple[int, ...]]:
+    def listed_values(self, key: str) -> Optional[tuple[int, ...]]:
         """Return the values of a key that has a value per layer, or None."""
         value = dict(self.keys).get(key)
         return value if isinstance(value, tuple) else None
@@ -133,11 +133,11 @@ class ModelSummary(NamedTuple):
 
     def values_by_layer(self, key: str, default: int = 0) -> list[int]:
         """Return the value of a key for each layer: its single value, ``default`` if the key is missing, or its list, padded with zeros."""
-        layer_values = self.layer_values(key)
-        if layer_values is None:
+        listed_values = self.listed_values(key)
+        if listed_values is None:
             number = self.number(key)
             return [default if number is None else number] * self.layers
-        return [*layer_values[: self.layers], *[0] * (self.layers - len(layer_values))]
+        return [*listed_values[: self.layers], *[0] * (self.layers - len(listed_values))]
 
     def without_key(self, key: str) -> "ModelSummary":
         return self._replace(keys=tuple(entry for entry in self.keys if entry[0] != key))

@@ -17,16 +17,16 @@ class TensorType(NamedTuple):
     """Type of tensors: its name, elements and bytes of a block, and extra bytes per row."""
 
     name: str
-    elements: int
-    bytes: int
-    row_bytes: int = 0
+    block_elements: int
+    block_bytes: int
+    extra_row_bytes: int = 0
 
-    def size(self, row: int, rows: int) -> int:
+    def size(self, row_elements: int, row_count: int) -> int:
         """Return the bytes of a tensor.
 
-        :param row: elements in a row.
+        :param row_elements: number of elements in a row.
         """
-        return rows * (row // self.elements * self.bytes + self.row_bytes)
+        return row_count * (row_elements // self.block_elements * self.block_bytes + self.extra_row_bytes)
 
 
 SHARED_TYPES = {

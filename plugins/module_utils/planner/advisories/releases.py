@@ -110,7 +110,7 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
 
 def untested_model(context: AdvisoryContext) -> Cases:
     """Return the head if no reviewed build has the model's architecture or tensor types, and the serving build is newer."""
-    unknown_types = tensor_types.unknown_types({row.type for row in context.summary.named_tensors})
+    unknown_types = tensor_types.unknown_types({row.type for row in context.summary.tensor_groups})
     is_new = _missing_support(context) and not unknown_architecture(context)
     features = [f"the architecture {context.summary.architecture}"] * bool(is_new) + [
         f"tensors of {unknown_type}" for unknown_type in unknown_types
@@ -126,7 +126,7 @@ def untested_model(context: AdvisoryContext) -> Cases:
 
 def missing_tensor_kernels(context: AdvisoryContext) -> Cases:
     """Return hosts with a backend that cannot multiply the model's tensors: a worker crashes, the head falls back to its CPU."""
-    used_types = {row.type for row in context.summary.named_tensors}
+    used_types = {row.type for row in context.summary.tensor_groups}
     cases: Cases = []
     for name, backend in dict.fromkeys((device.host, device.backend) for device in context.devices):
         types = sorted(used_types & backends.BY_NAME[backend].unsupported_types)

@@ -61,11 +61,11 @@ def _archive_obstacle(archive_cluster: Cluster, compiled_cluster: Cluster, catal
             for backend in archive_backends[name]:
                 if releases.variable_of(backend, archive_cluster.releases) == VARIABLE:
                     prebuilt_archives.archives_of(host, backend, int(request.build or 0), archive_cluster.server)
-            worst_preference = max(backends.BY_NAME[backend].preference for backend in archive_backends[name])
+            worst_rank = max(backends.BY_NAME[backend].preference_rank for backend in archive_backends[name])
             better_backends = [
                 backend
                 for backend in compilable_backends.get(name, ())
-                if backends.BY_NAME[backend].preference < worst_preference
+                if backends.BY_NAME[backend].preference_rank < worst_rank
             ]
             if set(better_backends) - set(archive_backends[name]):
                 return f"{name} can compile for {', '.join(better_backends)}, but upstream has no such archive for this host"

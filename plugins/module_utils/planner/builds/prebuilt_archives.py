@@ -77,13 +77,13 @@ def suitable_archives(name: str, facts: Facts, backend: str, build: int) -> tupl
     if all(problems):
         raise Refusal(f"{name} {problems[-1]}")
     asset = assets[problems.index(None)]
-    programs = f"llama-b{build}-bin-{asset.name}.tar.gz"
+    programs = f"llama-b{build}-bin-{asset.platform}.tar.gz"
     return (programs, f"cudart-{programs}") if asset.cuda else (programs,)
 
 
 def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str]:
     """Yield reasons why an archive does not run on a host, each with a remedy. Messages put the host's name in front."""
-    archive = f"upstream's archive {asset.name} (llama_release, source: prebuilt)"
+    archive = f"upstream's archive {asset.platform} (llama_release, source: prebuilt)"
     architectures, toolkit, parse = facts.architectures(backend), facts.newest_toolkit(backend), versions.parse
     system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
     if version is not None and parse(version) < parse(asset.oldest_system):

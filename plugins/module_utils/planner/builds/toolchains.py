@@ -66,7 +66,7 @@ def _unsuitable_reason(toolchain: Toolchain, architectures: list[str]) -> str | 
             return (
                 f"{title}, too old for {form.title} {architecture}: install {toolkit.title} {oldest_toolkit} or newer"
             )
-        for dropping_version, minimum in form.dropped_targets:
+        for dropping_version, minimum in form.oldest_architectures:
             if version >= versions.parse(dropping_version) and versions.parse(architecture) < versions.parse(minimum):
                 return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {dropping_version}"
     return None

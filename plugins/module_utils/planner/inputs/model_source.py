@@ -182,7 +182,7 @@ def scale_summary(summary: ModelSummary, size: int) -> ModelSummary:
 
 
 def model_plan_of(model: Model) -> ModelPlan:
-    large_tensor_bytes = {row.bytes for row in model.summary.named_tensors if row.bytes > rpc_upload.CACHE_THRESHOLD}
+    large_tensor_bytes = {row.bytes for row in model.summary.tensor_groups if row.bytes > rpc_upload.CACHE_THRESHOLD}
     return ModelPlan(
         path=model.path,
         name=model.summary.name,

@@ -63,7 +63,7 @@ KEY_RULES = {
     "url": _key_rule(r"https?://\S+", "the http:// or https:// address of an archive"),
     "prebuilt url": _key_rule(
         r"https?://\S+",
-        f"the address of a folder that contains folders like b{prebuilt.AUTO_BUILD}, for example {prebuilt.URL}",
+        f"the address of a folder that contains folders like b{prebuilt.AUTO_BUILD}, for example {prebuilt.BASE_URL}",
     ),
     "fork": _key_rule(
         "|".join(map(re.escape, capabilities.FORKS)),

@@ -12,7 +12,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import nam
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import capabilities, options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import kv_cache, tensor_types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import UNSUPPORTED, ModelSummary
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import REFUSALS, ModelSummary
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import IK_LLAMA, MAINLINE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import services
@@ -157,10 +157,10 @@ def check_model(request: ModelRequest, summary: ModelSummary, release: ReleasePl
 
     :param variable: variable that requests the release.
     """
-    if summary.architecture in UNSUPPORTED and request.source:
-        raise Refusal(f"{request.source.variable} is {summary.name}, {UNSUPPORTED[summary.architecture]}")
+    if summary.architecture in REFUSALS and request.source:
+        raise Refusal(f"{request.source.variable} is {summary.name}, {REFUSALS[summary.architecture]}")
     subject = request.source.variable if request.source else "the model"
-    used_types = {row.type for row in summary.named_tensors}
+    used_types = {row.type for row in summary.tensor_groups}
     foreign_types = tensor_types.types_of_other_forks(used_types, release.fork)
     if foreign_types:
         other_fork = IK_LLAMA if release.mainline else MAINLINE

@@ -97,7 +97,7 @@ def arguments(workload: Workload, models: Sequence[AuxiliaryModel]) -> list[tupl
 def environment(models: Sequence[AuxiliaryModel]) -> dict[str, str]:
     """Return the variable that makes llama-server use the planned device for a projector: all builds that were read support it."""
     names = [model.device.name for model in models if model.role == host_types.MMPROJ and model.device]
-    return {options.PROJECTOR_DEVICE: names[0]} if names else {}
+    return {options.PROJECTOR_DEVICE_VARIABLE: names[0]} if names else {}
 
 
 def auxiliary_model_plans(

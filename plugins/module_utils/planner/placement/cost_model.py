@@ -51,7 +51,7 @@ class PartCost(NamedTuple):
 @functools.lru_cache(maxsize=32)
 def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
     summary = load.summary
-    rows = {(row.name, row.bytes): row for row in summary.named_tensors}
+    rows = {(row.name, row.bytes): row for row in summary.tensor_groups}
     weights = sum(part.bytes for part in load.parts)
     average_bits = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
     costs = []
@@ -62,7 +62,7 @@ def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
         elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
             experts = summary.expert_bytes[part.unit]
         row = rows.get((LAYER_NUMBER.sub("blk.*.", part.name), part.bytes))
-        costs.append(_part_cost(part.bytes, experts, summary.active_share, row, average_bits))
+        costs.append(_part_cost(part.bytes, experts, summary.active_expert_share, row, average_bits))
     return tuple(costs)
 
 
@@ -102,7 +102,7 @@ state instead of attention, take besides reading. Backends compute many nodes to
 def nodes_per_layer(load: device_load.Load) -> float:
     """Return the approximate number of nodes of the graph per layer."""
     nodes: float = LAYER_NODES["layer"] + LAYER_NODES["recurrent"] * load.recurrent_layers / load.layers
-    return nodes + (LAYER_NODES["experts"] if load.summary.active_share < 1 else 0)
+    return nodes + (LAYER_NODES["experts"] if load.summary.active_expert_share < 1 else 0)
 
 
 def generation_ms(rate: device_rates.Rate, read_bytes: float, nodes: float, weights: float = 0.0) -> float:
@@ -111,7 +111,7 @@ def generation_ms(rate: device_rates.Rate, read_bytes: float, nodes: float, weig
     :param nodes: nodes of its part of the graph: its layers times nodes_per_layer.
     :param weights: number of weights that the token is multiplied with.
     """
-    return max(read_bytes / rate.gb_per_s, weights / rate.weights_per_s) / 1e6 + nodes * rate.node_us / 1e3
+    return max(read_bytes / rate.gb_per_s, weights / rate.gweights_per_s) / 1e6 + nodes * rate.node_us / 1e3
 
 
 @functools.lru_cache(maxsize=64)
@@ -274,7 +274,7 @@ def parts_of(
             device=buffer,
             rate=rates[buffer],
             link=link,
-            active=summary.active_share,
+            active=summary.active_expert_share,
             # Only the last token's result comes back from the device with the output.
             network_bytes=4.0 * summary.width * (2 * fields[index]["visits"] - is_last) if link else 0.0,
             output=4.0 * summary.vocabulary if link and is_last else 0.0,
@@ -354,7 +354,7 @@ def _link_factor(part: ModelPart) -> float:
 def token_factor(parts: Sequence[ModelPart], users: int = 1) -> float:
     """Return the factor by which generation may be faster or slower than token_ms says. A step of several users is less certain, like prompts."""
     power = PROMPT_POWER if users > 1 else 1.0
-    costs = [(device_ms(part, users), part.rate.factor**power) for part in parts]
+    costs = [(device_ms(part, users), part.rate.uncertainty**power) for part in parts]
     for part in parts:
         visits_ms = link_ms(part._replace(network_bytes=0.0, output=0.0))
         costs += [(visits_ms, LINK_FACTOR), (link_ms(part, users) - visits_ms, _link_factor(part))]
@@ -379,7 +379,7 @@ def is_likely_faster(faster_parts: Sequence[ModelPart], slower_parts: Sequence[M
             for rate, ms in ((part.rate, device_ms(part, users)), (None, link_ms(part, users))):
                 uncertainty_by_rate[rate] = uncertainty_by_rate.get(rate, 0.0) + direction * ms / total
     uncertainties = [
-        share * math.log(rate.factor if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items()
+        share * math.log(rate.uncertainty if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items()
     ]
     gain = math.log(token_ms(slower_parts, users) / token_ms(faster_parts, users))
     return gain > max(math.log(MIN_GAIN), LIKELY_SHARE * math.hypot(*uncertainties))
@@ -409,7 +409,7 @@ def prompt_factor(parts: Sequence[ModelPart], tokens: int = PROMPT_TOKENS) -> fl
     """Return the factor by which prompts may be faster or slower than predicted."""
     costs = []
     for part in parts:
-        device_factor, device_costs = part.rate.factor**PROMPT_POWER, prompt_costs(part, tokens)
+        device_factor, device_costs = part.rate.uncertainty**PROMPT_POWER, prompt_costs(part, tokens)
         attention_ms = 2 * tokens * part.attention_weights / part.rate.prompt_gflops / 1e6
         costs += [(ms, _link_factor(part) if kind == LINK_KIND else device_factor) for kind, ms in device_costs.items()]
         costs += [(-attention_ms, device_factor), (attention_ms, device_factor * ATTENTION_FACTOR)]

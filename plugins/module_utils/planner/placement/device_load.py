@@ -64,7 +64,7 @@ def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
     """Return the tensors that llama-server loads, and those of which devices get copies."""
     layers, mtp_start = summary.layers, summary.layers - kv_cache.count_mtp_layers(summary)
     parts, copies = [], []
-    for row in summary.named_tensors:
+    for row in summary.tensor_groups:
         padding_bytes = _row_padding(row)
         if row.layers is not None:
             names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < mtp_start)
@@ -169,16 +169,16 @@ class Load:
         parts, self.copies = _parts(summary) if has_names else _parts_without_names(summary)
         self.parts = _with_overrides(parts, overrides)
         self.kv, self.kv_exact = kv_cache.sizes(summary, settings, build)
-        windows = kv_cache.windowed_layers(summary)
-        self.checkpointed = kv_cache.checkpointed_layers(summary, settings)
+        windows = kv_cache.windowed_flags(summary)
+        self.checkpointed = kv_cache.checkpointed_flags(summary, settings)
         """Whether checkpoints of the context contain the cache of each layer."""
         self.split_cache_backends = {
             name for name in backends.BY_NAME if kv_cache.is_cache_split(summary, settings, name)
         }
         """Backends from whose devices llama-server cannot fetch KV cache."""
         is_known_architecture = kv_cache.is_known_architecture(summary)
-        self.recurrent_layers = sum(kv_cache.recurrent_layers(summary)) if is_known_architecture else 0
-        self.compute = compute_buffers.compute_bound(summary, settings)
+        self.recurrent_layers = sum(kv_cache.recurrent_flags(summary)) if is_known_architecture else 0
+        self.compute = compute_buffers.buffer_bound(summary, settings)
         self.device_kv = self.kv if settings.offload else [0] * len(self.kv)
         is_known = settings.fork == MAINLINE and kv_cache.is_known_build(build)
         self.weights_exact = has_names and is_known and is_known_architecture

@@ -186,14 +186,14 @@ def environment_of_head(head: types.EquippedHost, backend: str, layouts: Sequenc
     names = [*_visible_devices(head.host.facts, head.workers, backend)]
     visible_count = max((index + 1 for index, name in enumerate(names) if name in used_names), default=len(names))
     accelerators, backend_type = head.host.facts.accelerators_of(backend), backends.BY_NAME[backend]
-    visibility, bus_order = backend_type.hiding_variable, backend_type.bus_order
+    visibility, bus_order_setting = backend_type.hiding_variable, backend_type.bus_order_setting
     environment: dict[str, str] = {}
-    if used_names and bus_order and len({accelerator.name for accelerator in accelerators}) > 1:
-        environment.update([bus_order])
+    if used_names and bus_order_setting and len({accelerator.name for accelerator in accelerators}) > 1:
+        environment.update([bus_order_setting])
     if visibility and used_names and visible_count < len(accelerators):
-        environment[visibility.variable] = visibility.devices.format(",".join(map(str, range(visible_count))))
-    elif visibility and visibility.no_device is not None and accelerators and uses_workers and not used_names:
-        environment[visibility.variable] = visibility.no_device
+        environment[visibility.name] = visibility.value_template.format(",".join(map(str, range(visible_count))))
+    elif visibility and visibility.hide_all_value is not None and accelerators and uses_workers and not used_names:
+        environment[visibility.name] = visibility.hide_all_value
     environment.update(next(filter(None, (auxiliary_models.environment(layout.auxiliary) for layout in layouts)), {}))
     environment.update({backends.UNIFIED_HEAP: "true"} if any(map(_needs_unified_heap, layouts)) else {})
     return environment

@@ -193,7 +193,7 @@ def estimate(
         limited_by=_generation_bottleneck(parts) if parts and generates_text else None,
         prompt_limited_by=_prompt_bottleneck(candidate) if parts else None,
         load_limited_by=_load_bottleneck(candidate) if parts else None,
-        rates=max(sources, key=(device_rates.TABLE, device_rates.ASSUMED_SOURCE).index, default=None),
+        rates=max(sources, key=(device_rates.TABLE_SOURCE, device_rates.ASSUMED_SOURCE).index, default=None),
         devices=tuple(_device_estimate(part) for part in parts),
         best_single_host=best_host,
         network_ms_per_token=round(sum(cost_model.link_ms(part) for part in worker_parts), 3),

@@ -79,18 +79,19 @@ def rate_of(device: Device, host: Host, architecture: str = "") -> device_rates.
 
 def processor_rate(facts: Facts) -> device_rates.Rate:
     """Return the rate of the host's processor. A few cores, like those of a virtual machine, cannot use the memory's full rate, and compute less."""
-    gflops, cores_rate = cores_gflops(facts), facts.cpu.cores * device_rates.CORE_GB_PER_S
+    gflops, cores_rate = cores_gflops(facts), facts.cpu.cores * device_rates.THREAD_GB_PER_S
     names = (facts.cpu.model, *(accelerator.name for accelerator in facts.accelerators if accelerator.unified))
     row = next(filter(None, map(device_rates.processor_row, names)), None)
     assumed_row = device_rates.ASSUMED_RATES["board" if facts.is_board else "processor"]
-    rate = device_rates.rate_of_row(row or assumed_row, device_rates.TABLE if row else device_rates.ASSUMED_SOURCE)
+    source = device_rates.TABLE_SOURCE if row else device_rates.ASSUMED_SOURCE
+    rate = device_rates.rate_of_row(row or assumed_row, source)
     if row and row.family in ("apple-processor", "board"):
         return rate
     rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, gflops))
     if cores_rate >= rate.gb_per_s:
         return rate
-    factor = max(rate.factor, device_rates.UNKNOWN_FACTOR)
-    return rate._replace(gb_per_s=cores_rate, source=device_rates.ASSUMED_SOURCE, factor=factor)
+    uncertainty = max(rate.uncertainty, device_rates.UNLISTED_UNCERTAINTY)
+    return rate._replace(gb_per_s=cores_rate, source=device_rates.ASSUMED_SOURCE, uncertainty=uncertainty)
 
 
 def cores_gflops(facts: Facts) -> float:

@@ -255,9 +255,9 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
 def _environment_of(host: types.Host, worker: types.Worker) -> dict[str, str]:
     """Return the environment of a worker's process, without that of its build."""
     environment = {**(SPIN_ENVIRONMENT if worker.device == backends.CPU.device else {}), **worker.environment}
-    bus_order = backends.BY_NAME[worker.backend].bus_order
-    if bus_order and len({accelerator.name for accelerator in host.facts.accelerators_of(worker.backend)}) > 1:
-        environment.setdefault(*bus_order)
+    bus_order_setting = backends.BY_NAME[worker.backend].bus_order_setting
+    if bus_order_setting and len({accelerator.name for accelerator in host.facts.accelerators_of(worker.backend)}) > 1:
+        environment.setdefault(*bus_order_setting)
     if worker.cache:
         release = host.releases["llama_release"]
         cache_suffix = fast_load.CACHE_SUFFIX if release and release.fast_load else ""
@@ -280,4 +280,4 @@ def argv_of(worker: types.Worker, build: BuildPlan, release: ReleasePlan, folder
         ("tensor-cache", "on" if worker.cache else None),
     )
     words = [word for name, value in values for word in options.render_option(name, value, release.fork)]
-    return [f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARY[release.fork]}", *words]
+    return [f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARIES[release.fork]}", *words]

@@ -69,7 +69,7 @@ def _section_lines(model: ServedModel) -> Iterator[str]:
     words_by_option: dict[str, str] = {}
     for word, *values in options.group_words(model.argv[1:]):
         key, value = word.lstrip("-").replace("_", "-"), values[0] if values else "true"
-        option = options.identity(word)
+        option = options.identifier_of(word)
         repetition_problem = f"a second time, after {words_by_option[option]}" if option in words_by_option else ""
         count_problem = "with several values" if len(values) > 1 else ""
         form_problem = "" if re.fullmatch(PRESET_KEY_FORM, key) else "as one word"

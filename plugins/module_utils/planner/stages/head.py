@@ -197,7 +197,7 @@ def _crashes_with_amx(candidate: Candidate) -> bool:
 
 def _device_names(fork: str, layout: Layout) -> list[str]:
     """Return the names for --device. The numbers of workers follow the order in --rpc."""
-    template = capabilities.DEVICE_NAME[fork]
+    template = capabilities.DEVICE_TEMPLATES[fork]
     return [
         template.format(index=layout.endpoints.index(device.endpoint), endpoint=device.endpoint)
         if device.endpoint

@@ -119,7 +119,7 @@ def _worker_prefill(
     return host_types.CachePrefill(
         tensors=tuple(tensors),
         argv=(
-            f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARY[release.fork]}",
+            f"{folder}/{build.id}/bin/{capabilities.WORKER_BINARIES[release.fork]}",
             *options.render_option("address", names.LOOPBACK, fork),
             *options.render_option("worker-device", processor, fork),
             *options.render_option("processor", processor, fork),

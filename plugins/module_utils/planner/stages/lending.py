@@ -124,7 +124,7 @@ def _lent_device(worker: Worker, host: Host) -> Device:
         host=worker.host,
         backend=worker.backend,
         name=worker.device,
-        buffer=capabilities.BUFFER_NAME.format(endpoint=worker.endpoint),
+        buffer=capabilities.BUFFER_TEMPLATE.format(endpoint=worker.endpoint),
         capacity_mib=worker.capacity_mib,
         environment=worker.environment,
         worker=worker,

@@ -228,7 +228,7 @@ def _offload_most_layers(workload: Workload, site: Site) -> Candidate:
 def _move_experts(workload: Workload, site: Site) -> list[Candidate]:
     """Return the candidate with the experts of as few layers as possible on the processor; nothing for other models."""
     summary = workload.summary
-    if summary.tensors is None or summary.active_share == 1:
+    if summary.tensors is None or summary.active_expert_share == 1:
         return []
 
     def attempt(count: int) -> Candidate:
