@@ -255,7 +255,7 @@ def schema_of_record(record_type: type, definitions: dict[str, dict]) -> dict:
         bare_type, _annotations = typed_json.unwrap(field.type)
         hint = (
             typed_json.inner_hint(bare_type)
-            if field.omit_if_absent and typed_json.is_optional(bare_type)
+            if field.omits_default and typed_json.is_optional(bare_type)
             else field.type
         )
         property_schemas[field.name] = {
@@ -266,7 +266,7 @@ def schema_of_record(record_type: type, definitions: dict[str, dict]) -> dict:
         "description": record_type.__doc__,
         "type": "object",
         "additionalProperties": False,
-        "required": [field.name for field in typed_json.fields(record_type) if not field.omit_if_absent],
+        "required": [field.name for field in typed_json.fields(record_type) if not field.omits_default],
         "properties": property_schemas,
     }
 

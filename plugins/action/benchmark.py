@@ -101,7 +101,7 @@ class ActionModule(Action):
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
         for host_names in matrix.loads_of(request, served_plan):
-            plan = _make_plan(matrix.cluster_of(cluster, host_names, request, served_plan), catalogue)
+            plan = _make_plan(matrix.cluster_for_load(cluster, host_names, request, served_plan), catalogue)
             skip_reason = matrix.skip_reason(plan, served_plan, host_names)
             if isinstance(plan, Plan) and not skip_reason:
                 loads.append(PlannedLoad(host_names, plan, command_line.argv_of(plan, request)))
@@ -154,7 +154,7 @@ class ActionModule(Action):
                 "to start over."
             )
 
-    def _add_results(self, load: PlannedLoad, program: types.Program) -> None:
+    def _add_results(self, load: PlannedLoad, program: types.ProgramProgress) -> None:
         """Add results to the record and show new results. Add the reason to cells that a finished program did not measure."""
         speeds, cells = {(result.test, result.depth): result.speed for result in program.results}, []
         for cell in self._benchmark.cells:

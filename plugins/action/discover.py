@@ -123,7 +123,7 @@ def _read_findings(name: str, result: Mapping[str, Any] | None) -> Discovery:
         try:
             header_summary.parse(model.summary)
         except typed_json.Mismatch as error:
-            raise typed_json.format_refusal(name, f"the model {model.name}", error) from None
+            raise typed_json.refusal_of_report(name, f"the model {model.name}", error) from None
     return findings
 
 

@@ -36,7 +36,7 @@ class ActionModule(Action):
 
     def perform(self, arguments: PlanDiffArguments) -> dict:
         plan = arguments.plan
-        answers = changes.read_answers(plan.hosts, arguments.answers)
+        answers = changes.parse_answers(plan.hosts, arguments.answers)
         tools = {
             name: typed_json.parse_report(name, "its tools", ToolFacts, answer["facts"]).tools
             for name, answer in arguments.facts.items()

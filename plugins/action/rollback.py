@@ -23,7 +23,7 @@ class ActionModule(Action):
 
     def perform(self, arguments: RollbackArguments) -> dict:
         reports = {name: answer["kept_plans"] for name, answer in arguments.answers.items() if answer.get("kept_plans")}
-        hosts = rollback.read_kept_plans(reports)
+        hosts = rollback.parse_kept_plans(reports)
         head, target = rollback.choose_target(hosts, arguments.heads, arguments.failed_plan_id)
         steps = rollback.host_steps(hosts, head, target, arguments.lost_hosts)
         details = {

@@ -37,7 +37,7 @@ def _read_answer(plan: Plan | None, name: str, answer: Any) -> StatusAnswer:
     try:
         condition = typed_json.parse_report(name, "its status", types.Condition, answer["condition"])
         return StatusAnswer(
-            condition, changes.read_answers({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
+            condition, changes.parse_answers({name: plan.hosts[name]}, {name: answer})[name].drift if plan else None
         )
     except Refusal as refusal:
         return StatusAnswer(reason=str(refusal))
@@ -65,7 +65,7 @@ class ActionModule(Action):
             for name, answer in arguments.answers.items()
         }
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
-        plan_warning = plan and rollback.other_plan(
+        plan_warning = plan and rollback.other_plan_note(
             plan, drifts, lambda name: inventory.changed_variables(self.variables, name, plan.release)
         )
         status = cluster_status.make_status(

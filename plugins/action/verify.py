@@ -21,7 +21,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.lifecycle import 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import tables
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import judge, types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.evidence import SHORT_ANSWER_TIMEOUT_SECONDS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.evidence import ABSENCE_TIMEOUT_SECONDS
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.waiting import ServerWait
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory, output
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.action import Action
@@ -61,7 +61,7 @@ class ActionModule(Action):
 
         :param deadline: time.monotonic() at which to stop waiting.
         """
-        answers = changes.read_answers(plan.hosts, self._arguments.answers)
+        answers = changes.parse_answers(plan.hosts, self._arguments.answers)
         drifts = {name: answer.drift for name, answer in answers.items() if answer.drift}
         service_states = {service.state for drift in drifts.values() for service in drift.services.values()}
         timeout_s = plan.head.start_timeout if service_states - {"stopped"} else 0
@@ -83,7 +83,7 @@ class ActionModule(Action):
             ]
             probes = {endpoint: source for endpoint, source in zip(addresses, results) if source != UNREACHABLE}
         if evidence.drift:
-            changes.check_services(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
+            changes.check_service_states(plan.head.host, plan.hosts[plan.head.host], evidence.drift)
             drifts[plan.head.host] = evidence.drift
         observations = judge.Observations(
             drifts, probes, self._arguments.changed, other_evidence, self._arguments.lacks_proof
@@ -94,7 +94,7 @@ class ActionModule(Action):
             display.display(f"  [{plan.head.host}] llama-server: {fallback_check.evidence}")
             time.sleep(FALLBACK_POLL_SECONDS)
             return None
-        plan_warning = rollback.other_plan(
+        plan_warning = rollback.other_plan_note(
             plan, drifts, lambda name: inventory.changed_variables(self.variables, name, plan.release)
         )
         if plan_warning:
@@ -115,7 +115,7 @@ class ActionModule(Action):
         if absent_hosts:
             display.display(
                 f"  {', '.join(sorted(absent_hosts))} did not answer: the server may be waiting for these hosts, so verify waits at most "
-                f"{SHORT_ANSWER_TIMEOUT_SECONDS} s for the server"
+                f"{ABSENCE_TIMEOUT_SECONDS} s for the server"
             )
         return subject._replace(unreachable_hosts=tuple(sorted(absent_hosts)))
 
@@ -156,7 +156,7 @@ class ActionModule(Action):
         if report_path:
             output.write_report(report_path, plan, report, self._benchmark)
         rows = [[STATUS_MARKS[check.status], check.name, check.subject, check.evidence] for check in report.checks]
-        display.display(tables.table(rows) + "\n")
+        display.display(tables.format_table(rows) + "\n")
         if not report.passed:
             text = "Verification failed: " + " ".join(f"{check.sentence()}." for check in report.failed_checks)
             if not evidence.server:

@@ -96,7 +96,7 @@ def main():
             benchmark_job.start(params["definition"]) if params["state"] == "started" else benchmark_job.end()
         # Checked before reading the results: the files of a finished job are complete.
         is_running = benchmark_job.is_running()
-        programs = [results.read_results(Path(paths.prefix, "state"), number) for number in range(params["programs"])]
+        programs = [results.read_progress(Path(paths.prefix, "state"), number) for number in range(params["programs"])]
     module.exit_json(changed=is_changed, running=is_running, programs=typed_json.dump(programs))
 
 

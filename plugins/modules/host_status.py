@@ -59,7 +59,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types impo
 
 def report_status(arguments):
     result: dict[str, Any] = {}
-    drift, condition = host_status.read_status(arguments.scope, arguments.plan, arguments.head)
+    drift, condition = host_status.examine_host(arguments.scope, arguments.plan, arguments.head)
     if arguments.report:
         key_file = arguments.head.api_key_file if arguments.head else None
         result["report"] = host_report.read_report(arguments.scope, key_file)

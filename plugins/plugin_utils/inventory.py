@@ -323,7 +323,7 @@ def cluster_hosts(
 
 def measured_speed(answers: Mapping[str, Any], head: str) -> speed_record.SpeedRecord | None:
     """Return the head's record of the last measured speed; None if there is no readable record."""
-    return speed_record.read_record(_field(_field(answers.get(head), "facts"), "measured_speed"))
+    return speed_record.parse_record(_field(_field(answers.get(head), "facts"), "measured_speed"))
 
 
 def _check_missing_hosts(cached_facts: Any, expected_hosts: Collection[str], retired_group: str) -> None:

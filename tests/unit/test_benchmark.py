@@ -68,7 +68,7 @@ def loads_of(found, **variables):
     request, served = request_of(found, **variables), served_by(found)
     cluster = cluster_inputs.read_cluster("llama_cluster", found.hosts)
     return request, [
-        (load, planner.make_plan(matrix.cluster_of(cluster, load, request, served), CATALOGUE, "runtime"))
+        (load, planner.make_plan(matrix.cluster_for_load(cluster, load, request, served), CATALOGUE, "runtime"))
         for load in matrix.loads_of(request, served)
     ]
 
@@ -112,7 +112,7 @@ def test_prompts_are_measured_in_the_pieces_that_are_served():
     plan = plan._replace(model=plan.model._replace(known_answer=None), estimate=plan.estimate._replace(prompt=prompt))
     cluster, request = cluster_inputs.read_cluster("llama_cluster", found.hosts), request_of(found, hosts=[3])
     (load,) = matrix.loads_of(request, plan)
-    server = matrix.cluster_of(cluster, load, request, plan).server
+    server = matrix.cluster_for_load(cluster, load, request, plan).server
     assert (server.batch, server.micro_batch, server.context, server.parallel) == (4096, 1024, 2048, 1)
 
 
@@ -172,11 +172,11 @@ def row_of(**other):
 
 
 def test_what_llama_bench_writes_is_read(tmp_path):
-    assert results.read_results(tmp_path, 0) == types.Program((), None, "")
+    assert results.read_progress(tmp_path, 0) == types.ProgramProgress((), None, "")
     (tmp_path / "benchmark-0.jsonl").write_text(ROWS + '{"torn')
     (tmp_path / "benchmark-0.log").write_text("x" * 100_000 + "\nloading\n\n\x1b[2Jerror: failed to create context\n")
     (tmp_path / "benchmark-0.status").write_text("1\n\x1d")
-    found = results.read_results(tmp_path, 0)
+    found = results.read_progress(tmp_path, 0)
     assert [(one.test, one.depth) for one in found.results] == [("pp64", 0), ("tg32", 0), ("pp64", 256), ("tg32", 256)]
     assert found.results[3].speed == types.Speed(pytest.approx(819.806), pytest.approx(68.3, rel=1e-3))
     assert found.status == 1
@@ -202,7 +202,7 @@ def test_what_the_account_of_the_services_put_there_is_not_followed(tmp_path):
     for end in ("jsonl", "log"):
         (tmp_path / f"benchmark-0.{end}").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "benchmark-0.status")
-    assert results.read_results(tmp_path, 0) == types.Program((), None, "")
+    assert results.read_progress(tmp_path, 0) == types.ProgramProgress((), None, "")
 
 
 def run(state, *programs):
@@ -218,8 +218,8 @@ def test_programs_run_one_after_the_other(tmp_path):
     with run(tmp_path, (said("x"), {"GIVEN": "c d"}), (["/none"], {}), (["true"], {})) as running:
         assert running.wait(20) == 0
     assert (tmp_path / "benchmark-0.jsonl").read_text() == "x a 'b' c d\n"
-    assert [results.read_results(tmp_path, number).status for number in range(3)] == [3, 127, 0]
-    assert results.read_results(tmp_path, 0).log_end == "error: a 'b'"
+    assert [results.read_progress(tmp_path, number).status for number in range(3)] == [3, 127, 0]
+    assert results.read_progress(tmp_path, 0).log_end == "error: a 'b'"
 
 
 def test_a_job_that_is_to_end_ends_its_program_and_starts_no_other(tmp_path):
@@ -245,7 +245,7 @@ def test_a_program_that_takes_or_writes_too_much_is_ended(tmp_path, monkeypatch,
     monkeypatch.setattr(command_line, name, value)
     with run(tmp_path, (words, {})) as running:
         assert running.wait(20) == 0
-    assert results.read_results(tmp_path, 0).status == status
+    assert results.read_progress(tmp_path, 0).status == status
     assert (tmp_path / "benchmark-0.jsonl").stat().st_size <= 5120
 
 

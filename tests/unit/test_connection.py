@@ -141,7 +141,7 @@ def test_addresses_are_those_that_python_reads(octets, end):
         return
     assert re.fullmatch(validation.NETWORK_PATTERN, text)
     many = read.ip.is_multicast or read.ip.is_reserved or read.ip in ipaddress.IPv4Network("0.0.0.0/8")
-    form = validation.INTERFACE_PATTERN if "/" in text else validation.HOST_IP_PATTERN
+    form = validation.HOST_CIDR_PATTERN if "/" in text else validation.HOST_IP_PATTERN
     assert bool(re.fullmatch(form, text)) != many
 
 

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.host.builds impor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.drift import processes, state
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words import REPLACEMENTS_FILE
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, Kind, ServiceState
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Difference, Drift, ServiceState
 from ansible_collections.llamacpp.cluster.plugins.modules import host_info
 from support import builds
 from support.hosts import build_plan, executable, free_port, host_plan, service_plan
@@ -313,7 +313,7 @@ def test_a_key_is_reported_by_its_identity_alone(planned):
 
 
 def test_every_kind_of_difference_is_found():
-    assert {kind for kind, _said, _spoil in SPOILED} == set(get_args(Kind))
+    assert {kind for kind, _said, _spoil in SPOILED} == set(get_args(state.drift.DifferenceKind))
 
 
 def test_a_link_that_must_not_be_touched_stops_before_anything_is_changed(planned, monkeypatch):

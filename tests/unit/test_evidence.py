@@ -96,7 +96,7 @@ def test_a_cluster_that_lacks_a_host_gets_less_time_for_the_answer(local):
 
 
 def test_connections_are_counted_when_the_question_has_loaded_the_model(collect, server, monkeypatch):
-    monkeypatch.setattr(evidence, "_rdma_connections", lambda _subject, _host: len(server.asked))
+    monkeypatch.setattr(evidence, "_count_rdma_connections", lambda _subject, _host: len(server.asked))
     assert collect().server.rdma == 1
 
 
@@ -140,7 +140,7 @@ def test_a_model_of_several_is_loaded_and_asked_for_by_its_name(collect, server,
     assert found.server.buffers == {"CPU": {"model": 2.0}}
     found = collect(models=(one,))
     assert found.server.buffers == {}
-    monkeypatch.setattr(evidence, "MIN_MODEL_SECONDS", 0.1)
+    monkeypatch.setattr(evidence, "MIN_LOAD_TIMEOUT_SECONDS", 0.1)
     server.loads, asked = 1, len(server.asked)
     assert (collect(models=(one,)).health, len(server.asked)) == ((False, "the model is loading"), asked)
     server.loads = 0

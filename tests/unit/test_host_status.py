@@ -38,7 +38,7 @@ def head_of(port, **others):
 
 
 def read(place, head=None):
-    found = json.loads(json.dumps(typed_json.dump(host_status.read_status("user", None, head)[1])))
+    found = json.loads(json.dumps(typed_json.dump(host_status.examine_host("user", None, head)[1])))
     assert typed_json.parse(types.Condition, found)
     return found
 
@@ -126,7 +126,7 @@ def test_no_worker_is_connected_to(pair, place, monkeypatch):
     compared = []
     found = Drift({"a": ServiceState("running", os.getpid(), (), ())}, *[()] * 10)
     monkeypatch.setattr(host_status.state, "compare_host", lambda part: compared.append(part) or found)
-    _drift, condition = host_status.read_status("system", planned._replace(**place._asdict()), None)
+    _drift, condition = host_status.examine_host("system", planned._replace(**place._asdict()), None)
     assert compared[0].port_probes == ()
     assert 0 <= condition.uptimes_s["a"] < 100_000
 
@@ -137,7 +137,7 @@ def test_facts_that_the_head_keeps_do_not_choose_where_programs_are_run(pair, pl
     planned = typed(pair.plan()).hosts["worker1"]._replace(**{**place._asdict(), key: "/tmp/evil"})
     monkeypatch.setattr(host_status.state, "compare_host", lambda part: pytest.fail(f"examined {part}"))
     with pytest.raises(Refusal, match=f"^{key} is '/tmp/evil' in the facts cached on the head"):
-        host_status.read_status("system", planned, None)
+        host_status.examine_host("system", planned, None)
 
 
 def test_restarts_are_counted_by_systemd(monkeypatch, tmp_path):

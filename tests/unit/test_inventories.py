@@ -505,7 +505,7 @@ def record_of(planned):
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_plan_is_as_it_was_recorded(name, monkeypatch, request):
     """`make plans` records them again: look at each line of the difference."""
-    monkeypatch.setattr(tables, "PAGE_WIDTH", 240)
+    monkeypatch.setattr(tables, "MAX_LINE_LENGTH", 240)
     source, extra = RECORDED[name]
     path = Path(__file__).parent / "data" / "plans" / f"{name}.txt"
     record = f"{record_of(plan(source, **extra))}\n"

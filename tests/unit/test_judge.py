@@ -454,7 +454,7 @@ def test_each_model_that_takes_turns_is_judged_by_its_own_load(plan, monkeypatch
     assert " of one: " not in result["msg"]
     left = healthy(plan, None)
     left = left._replace(server=left.server._replace(buffers={}))
-    report = judged(plan, healthy(plan), other_models=[left, left])
+    report = judged(plan, healthy(plan), other_evidence=[left, left])
     assert report.passed
     left_so = [(check.name, check.subject[:5]) for check in report.checks if "(asleep)" in check.evidence]
     assert left_so == [(name, model) for model in ("two: ", "three") for name in ("known answer", "completion")]

@@ -91,7 +91,7 @@ def test_a_run_restarts_no_head_that_serves_on_a_fallback(plan):
     found = drifts(plan)
     found["head"]["services"]["llamacpp-server"]["fallback"] = "worker1:cpu"
     del found["worker1"]
-    answers = changes.read_answers(typed(plan).hosts, {name: {"drift": drift} for name, drift in found.items()})
+    answers = changes.parse_answers(typed(plan).hosts, {name: {"drift": drift} for name, drift in found.items()})
     decided = changes.decide(typed(plan), changes.comparable_drifts(answers))
     assert decided.restarts["head"] == []
     assert (decided.outdated_hosts, decided.unreached_hosts) == ([], ["worker1"])

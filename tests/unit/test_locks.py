@@ -43,7 +43,7 @@ def test_the_next_run_waits_for_a_task_under_way_and_not_for_a_killed_one(tmp_pa
     process = other(1)
     with locks.hold_host_lock(str(tmp_path)):
         assert process.wait(10) == 0
-    monkeypatch.setattr(locks, "HOST_LOCK_SECONDS", 0)
+    monkeypatch.setattr(locks, "LOCK_TIMEOUT_SECONDS", 0)
     killed = other(60)
     killed.kill()
     killed.wait()
@@ -54,7 +54,7 @@ def test_the_next_run_waits_for_a_task_under_way_and_not_for_a_killed_one(tmp_pa
 
 
 def test_what_changes_a_host_waits_for_a_task_of_another_run(tmp_path, other, monkeypatch, call):
-    monkeypatch.setattr(locks, "HOST_LOCK_SECONDS", 0.2)
+    monkeypatch.setattr(locks, "LOCK_TIMEOUT_SECONDS", 0.2)
     process = other(60)
     failed = call(module=link, prefix=str(tmp_path), links=[])
     expected = f"changes.lock has been locked for more than 0.2 s by process {process.pid} on this host: .* stop"

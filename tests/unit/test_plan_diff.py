@@ -64,7 +64,7 @@ def test_a_host_that_was_not_compared(pair, answer, reason):
     found = answers(plan, worker1=answer)
     if answer is None:
         del found["worker1"]
-    read = changes.read_answers(typed(plan).hosts, found)
+    read = changes.parse_answers(typed(plan).hosts, found)
     assert list(changes.comparable_drifts(read)) == ["head", "worker2"]
     assert read["worker1"].reason.startswith(reason)
     assert len(read["worker1"].reason) <= 500

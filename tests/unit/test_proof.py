@@ -300,7 +300,7 @@ def work_of(cluster):
 def test_each_side_is_the_planned_command_line_on_one_device(served):
     plan = typed(served.accepted())
     work = proof_plan.proof_work(plan)
-    assert (work.layers, plan.head.proof.coverage(80)) == (tuple(range(80)), "80 of 80 layers")
+    assert (work.layers, plan.head.proof.coverage_text(80)) == (tuple(range(80)), "80 of 80 layers")
     shared = ["--jinja", "--flash-attn on", "--cache-type-k q8_0", "--fit off", "--parallel 1", "--ctx-size 1536"]
     device = ["--device RPC0 ", "--n-gpu-layers 81", "--rpc 192.0.2.1"]
     for side, words in (
@@ -870,12 +870,12 @@ def test_verify_shows_what_a_proof_found(served, tmp_path, verdicts, status, sai
     ids = [one.id for one in typed(plan).head.proof.devices]
     known = tuple(verdict._replace(id=identifier) for identifier, verdict in zip(ids, verdicts))
     evidence = verification.healthy(typed(plan))._replace(verdicts=(RIGHT, *known))
-    for lacks_proof, told in ((False, ""), (True, judge.PROOF_NOTE)):
+    for lacks_proof, told in ((False, ""), (True, judge.NO_PROOF_NOTE)):
         verification.verify(plan, evidence, lacks_proof=lacks_proof, report=str(page))
         found = '<td class="([a-z-]+)">.*>computes<.*>worker1 cpu, worker2 cpu</td><td class="long">(.*)</td>'
         [(result, evident)] = re.findall(found, html.unescape(page.read_text()))
         assert (result, said in evident) == (status.replace(" ", "-"), True)
-        assert (judge.PROOF_NOTE in evident, evident.endswith(told)) == (lacks_proof, True)
+        assert (judge.NO_PROOF_NOTE in evident, evident.endswith(told)) == (lacks_proof, True)
 
 
 FEW = {"layers": (0,), "every_kind": False}

@@ -152,7 +152,7 @@ def test_a_model_has_the_connections_of_its_own_process(rdma, monkeypatch):
     alone = subject(plan)
     models = several(typed(plan), "one", "two").head.models
     asked = [alone, *(alone._replace(head=alone.head._replace(models=(one,))) for one in models)]
-    assert [evidence._rdma_connections(one, alone.hosts["head"]) for one in asked] == [16, 1, 2]
+    assert [evidence._count_rdma_connections(one, alone.hosts["head"]) for one in asked] == [16, 1, 2]
 
 
 HELD = progress.TcpSocket("127.0.0.1:50052", ENDPOINT, progress.ESTABLISHED, 0, "held")

@@ -54,7 +54,7 @@ launcher/server.keys_of links/configuration._files_with_our_names links/configur
 links/inspection._protected_interfaces model/layer_sample.write_sample model/gguf.LocalFile.__init__
 model/known_answer_file.write_model models/download._fetch_file models/download._find_mismatch
 models/download._write_record models/web.open_url launcher/runtime.ProgramHandler.handle proof/run._read_reference proof/run.prepare_reference
-verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.read_keys
+verify/evidence._probe_missing_workers verify/server_client.Client.__init__ verify/server_client.read_api_keys
 """
 """Functions that open files by other means than those of ``reading``, or follow links: of root, the kernel, the operator or a build, or as the account
 itself, but none in a folder where the account of the services may write."""
@@ -261,7 +261,7 @@ def test_a_key_is_sent_as_it_is_in_its_file(tmp_path, key):
         heard.append(client.recv(65536))
         client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
-    assert ask(script, key=server_client.read_keys(str(tmp_path / "keys"))[0]).status == 200
+    assert ask(script, key=server_client.read_api_keys(str(tmp_path / "keys"))[0]).status == 200
     assert b"\r\nAuthorization: Bearer " + key + b"\r\n" in heard[0]
 
 

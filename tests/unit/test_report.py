@@ -63,7 +63,7 @@ def test_a_command_can_be_pasted_into_a_shell():
     assert lines[0].startswith("      A='1 2' /opt/x/llama-server --host 127.0.0.1 --alias 'a b'")
     assert all(line.endswith("\\") for line in lines[:-1])
     assert not lines[-1].endswith("\\")
-    assert max(map(len, lines)) <= tables.PAGE_WIDTH
+    assert max(map(len, lines)) <= tables.MAX_LINE_LENGTH
     assert not any(line.strip().startswith("value") for line in lines)
 
 
@@ -95,7 +95,7 @@ def test_the_page_of_a_cluster():
     ):
         assert part in text
     assert "What site.yml would change" not in text
-    assert max(map(len, text.splitlines())) <= tables.PAGE_WIDTH
+    assert max(map(len, text.splitlines())) <= tables.MAX_LINE_LENGTH
 
 
 @pytest.mark.parametrize(

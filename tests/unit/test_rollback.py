@@ -33,12 +33,12 @@ def kept(pair):
 
 
 def choose(answers, heads=("head",), **others):
-    head, plan = rollback.choose_target(rollback.read_kept_plans(answers), heads, **others)
+    head, plan = rollback.choose_target(rollback.parse_kept_plans(answers), heads, **others)
     return head, int(plan.id, 16)
 
 
 def steps(answers, **others):
-    hosts = rollback.read_kept_plans(answers)
+    hosts = rollback.parse_kept_plans(answers)
     return rollback.host_steps(hosts, *rollback.choose_target(hosts, ["head"]), **others)
 
 
@@ -215,7 +215,7 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
 
     def other_plan(**lasts):
         found = {name: {**drift, "last": lasts.get(name)} for name, drift in drifts(plan).items()}
-        return rollback.other_plan(typed(plan), typed_drifts(found), lambda _name: {"llama_release": "b2", "x": "1"})
+        return rollback.other_plan_note(typed(plan), typed_drifts(found), lambda _: {"llama_release": "b2", "x": "1"})
 
     planned = {"id": plan["id"], "release": "b2", "declared": "b2", "served": True}
     old = {**planned, "id": "1" * 16, "release": "b1", "variables": {"llama_release": "b1", "x": "1"}}

@@ -128,14 +128,14 @@ def test_what_speaks_does_not_test(served, local):
         found = [(check.status, check.evidence) for check in checks(judged(silent), "speaks")]
         assert found == [("not tested", "this model generates no text")] * (not silent.model.known_answer)
         client = SimpleNamespace(ask=None)
-        assert evidence._read_text(client, subject(typed_json.dump(silent))) is None
+        assert evidence._take_reading(client, subject(typed_json.dump(silent))) is None
 
 
 def test_the_model_of_several_that_is_asked_reads(served):
     plan = several(typed(served.accepted()), "one", "two")
     plan = plan._replace(head=plan.head._replace(models=tuple(one._replace(reading=OTHER) for one in plan.head.models)))
     model = Model()
-    reading = evidence._read_text(model, subject(typed_json.dump(plan)).per_model()[1])
+    reading = evidence._take_reading(model, subject(typed_json.dump(plan)).per_model()[1])
     assert (reading.id, model.asked[0]["model"]) == (OTHER, "two")
 
 

@@ -106,8 +106,8 @@ BROKEN = {"measured": ("8", 0, 1000), "planned": (-1, None), "date": ("\x1b",), 
 
 @pytest.mark.parametrize("name, value", [(name, value) for name, values in BROKEN.items() for value in values])
 def test_a_record_that_cannot_be_read_is_left_out(name, value):
-    assert speed_record.read_record(RECORD)
-    assert speed_record.read_record({**RECORD, name: value}) is None
+    assert speed_record.parse_record(RECORD)
+    assert speed_record.parse_record({**RECORD, name: value}) is None
 
 
 @pytest.mark.parametrize(

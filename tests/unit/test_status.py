@@ -83,7 +83,7 @@ def written(plan, answers, tmp_path, **others):
     result, shown = run(plan, answers, path=str(path), **others)
     told = json.loads(path.read_text())
     SCHEMA.validate(told)
-    assert all(len(line) <= tables.PAGE_WIDTH for line in shown.splitlines())
+    assert all(len(line) <= tables.MAX_LINE_LENGTH for line in shown.splitlines())
     return told, result.get("msg", ""), shown
 
 
@@ -277,7 +277,7 @@ def test_differences_from_the_plan(plan, answers, tmp_path):
 def test_another_plan_than_that_of_the_inventory(plan, answers, tmp_path, monkeypatch):
     """As after a rollback."""
     other = "The inventory plans release b2, but plan 1 with release b1 serves."
-    monkeypatch.setattr(action.rollback, "other_plan", lambda *_arguments: other)
+    monkeypatch.setattr(action.rollback, "other_plan_note", lambda *_arguments: other)
     told, _error, shown = written(plan, answers, tmp_path)
     assert (told["other"], told["problems"]) == (other, [other.rstrip(".")])
     assert f"problem   {other.rstrip('.')}" in shown
@@ -360,7 +360,7 @@ def test_a_replica_at_the_balancer(plan, answers, tmp_path, state, problems):
 
 def test_durations():
     seconds = (None, 0, 59, 60, 3599, 3600, 90000, 86460)
-    assert [*map(units.duration, seconds)] == ["", "0 s", "59 s", "1 min", "59 min", "1 h", "1 d 1 h", "1 d"]
+    assert [*map(units.duration_text, seconds)] == ["", "0 s", "59 s", "1 min", "59 min", "1 h", "1 d 1 h", "1 d"]
 
 
 @pytest.mark.programs

@@ -68,7 +68,7 @@ def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
     return [tuple(hosts[:count]) for count in request.hosts or range(1, len(hosts) + 1)]
 
 
-def cluster_of(cluster: Cluster, hosts: Sequence[str], request: Request, plan: Plan) -> Cluster:
+def cluster_for_load(cluster: Cluster, hosts: Sequence[str], request: Request, plan: Plan) -> Cluster:
     """Return the cluster for this load: only these hosts with all their devices, a cache for the tests, and only the model, because llama-bench loads
     neither projector nor draft model. Prompts have the batches of the serving plan, which suit its context."""
     server, prompt = cluster.server, None if plan.model.known_answer else plan.estimate.prompt

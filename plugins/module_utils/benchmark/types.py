@@ -13,7 +13,7 @@ SCHEMA = 1
 MIN_SPEED, MAX_SPEED = 1e-4, 10**9
 """Limits in tokens per second."""
 
-Figure = Annotated[float, Number(MIN_SPEED, MAX_SPEED, allows_fractions=True)]
+TokensPerSecond = Annotated[float, Number(MIN_SPEED, MAX_SPEED, allows_fractions=True)]
 Tokens = Annotated[int, Number(0, 10**9)]
 Test = Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
 Prose = Annotated[str, Text(max_length=TEXT_LIMIT)]
@@ -22,7 +22,7 @@ Prose = Annotated[str, Text(max_length=TEXT_LIMIT)]
 class Speed(NamedTuple):
     """Tokens per second of a test."""
 
-    mean: Figure
+    mean: TokensPerSecond
     """mean of the samples"""
     deviation: float
     """standard deviation of the samples"""
@@ -82,7 +82,7 @@ class BenchRow(NamedTuple):
     n_prompt: Tokens
     n_gen: Tokens
     n_depth: Tokens
-    avg_ts: Figure
+    avg_ts: TokensPerSecond
     stddev_ts: Annotated[float, Number(0, MAX_SPEED, allows_fractions=True)]
 
 
@@ -94,7 +94,7 @@ class Result(NamedTuple):
     speed: Speed
 
 
-class Program(NamedTuple):
+class ProgramProgress(NamedTuple):
     """Progress of a program on the head."""
 
     results: tuple[Result, ...]
@@ -108,4 +108,4 @@ class BenchmarkProgress(NamedTuple):
     """The head's report on a benchmark."""
 
     running: bool
-    programs: tuple[Program, ...]
+    programs: tuple[ProgramProgress, ...]

@@ -50,12 +50,12 @@ def replace_file(target: Path, text: str, mode: int, owner: int | None = None) -
     :raises OSError: ``target`` is unchanged, and the error names it.
     """
     try:
-        _replace(target, text, mode, owner)
+        _write_and_rename(target, text, mode, owner)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from error
 
 
-def _replace(target: Path, text: str, mode: int, owner: int | None) -> None:
+def _write_and_rename(target: Path, text: str, mode: int, owner: int | None) -> None:
     descriptor, temporary_path = tempfile.mkstemp(prefix=TEMPORARY_PREFIX, dir=target.parent)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:

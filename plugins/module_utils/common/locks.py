@@ -13,7 +13,7 @@ from pathlib import Path
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import files, names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
-HOST_LOCK_SECONDS = 600
+LOCK_TIMEOUT_SECONDS = 600
 
 
 class BusyError(Refusal):
@@ -49,7 +49,7 @@ def hold_host_lock(prefix: str) -> Iterator[None]:
     with ExitStack() as stack:
         if files.is_marked(Path(prefix)):
             with ignore_read_only():
-                stack.enter_context(hold(Path(prefix, names.HOST_LOCK_FILE), HOST_LOCK_SECONDS))
+                stack.enter_context(hold(Path(prefix, names.HOST_LOCK_FILE), LOCK_TIMEOUT_SECONDS))
         yield
 
 
@@ -65,16 +65,16 @@ def ignore_read_only() -> Iterator[None]:
 
 def find_holders(path: Path) -> list[int]:
     """Return the processes that hold the lock and are visible to this account (Linux; empty on other systems)."""
-    processes = []
-    for process in Path("/proc").glob("[0-9]*"):
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            for link in (process / "fd").iterdir():
-                if os.path.samefile(link, path) and "lock:" in (process / "fdinfo" / link.name).read_text():
-                    processes.append(int(process.name))
+            for link in (folder / "fd").iterdir():
+                if os.path.samefile(link, path) and "lock:" in (folder / "fdinfo" / link.name).read_text():
+                    pids.append(int(folder.name))
                     break
-    return sorted(processes)
+    return sorted(pids)
 
 
 def holders_text(path: Path) -> str:
     """Return the processes that hold the lock, for a message: 'process 12 and process 13'."""
-    return " and ".join(f"process {process}" for process in find_holders(path)) or "a process"
+    return " and ".join(f"process {pid}" for pid in find_holders(path)) or "a process"

@@ -92,7 +92,7 @@ INSTALLED_ENTRIES = (
 )
 """Entries of an installation below its prefix, removed in this order. Models are not listed: they may belong to the operator."""
 PAGE_PORT_VARIABLE = "llama_server_page_port"
-PORT_VARIABLES = {False: "port in llama_worker_endpoints", True: "llama_server_port"}
+PORT_SETTINGS = {False: "port in llama_worker_endpoints", True: "llama_server_port"}
 """Setting of a service's port, by whether the service is llama-server."""
 IPERF_PORT = 50051
 """Port of iperf3 on a worker's host during a link measurement."""

@@ -117,12 +117,12 @@ def _sorted_forms(secret: str) -> tuple[str, ...]:
 def _quoted_forms(secret: str) -> Iterator[str]:
     """Yield a secret in every quoted and encoded form."""
     data = secret.encode("utf-8", "surrogateescape")
-    urls = [quote(data, safe=safe_characters) for safe_characters in ("", "/")] + [quote_plus(data)]
-    yield from [re.sub("%..", lambda match: match[0].lower(), url) for url in urls]
+    url_forms = [quote(data, safe=safe_characters) for safe_characters in ("", "/")] + [quote_plus(data)]
+    yield from [re.sub("%..", lambda match: match[0].lower(), form) for form in url_forms]
     quotes = [secret.replace("'", escape) for escape in ("'\"'\"'", "'\\''")] + [re.sub(r"([^\w\n])", r"\\\1", secret)]
-    plain_forms = [secret, repr(secret)[1:-1], *quotes, *urls, html.escape(secret), html.escape(secret, quote=False)]
-    percent_forms = [form.replace("%", "%%") for form in plain_forms]
-    for form in {*plain_forms, *percent_forms, *(form.replace("$", "$$") for form in percent_forms)}:
+    forms = [secret, repr(secret)[1:-1], *quotes, *url_forms, html.escape(secret), html.escape(secret, quote=False)]
+    percent_forms = [form.replace("%", "%%") for form in forms]
+    for form in {*forms, *percent_forms, *(form.replace("$", "$$") for form in percent_forms)}:
         yield form
         for text in (json.dumps(form, ensure_ascii=False)[1:-1], json.dumps(form)[1:-1]):
             yield from (text, json.dumps(text)[1:-1])

@@ -21,7 +21,7 @@ class ServiceManager(NamedTuple):
     """Template of a definition in roles/llama_host/templates."""
     file_suffix: str
     """Suffix of a definition's file name after the service's name."""
-    boot_links: str = ""
+    boot_folder: str = ""
     """Subfolder with a link to the definition of each service that starts at boot; empty if all services do."""
     mode: int = 0o600
     """Mode of a definition's file."""
@@ -56,7 +56,7 @@ MANAGERS = {
     "systemd": ServiceManager(
         system=LINUX,
         folders={"system": "/etc/systemd/system"},
-        boot_links="multi-user.target.wants",
+        boot_folder="multi-user.target.wants",
         template="systemd.service.j2",
         file_suffix=".service",
         presence_path="/run/systemd/system",
@@ -69,7 +69,7 @@ MANAGERS = {
     "systemd_user": ServiceManager(
         system=LINUX,
         folders={"user": "{config}/systemd/user"},
-        boot_links="default.target.wants",
+        boot_folder="default.target.wants",
         template="systemd.service.j2",
         file_suffix=".service",
         presence_path="/run/systemd/system",

@@ -47,8 +47,7 @@ class Field(NamedTuple):
     """Type hint, including Annotated."""
     is_optional: bool
     """Whether JSON may omit the field or set it to null."""
-    omit_if_absent: bool
-    """Whether JSON omits a default value."""
+    omits_default: bool
     default: Any = None
 
 
@@ -97,18 +96,18 @@ def specification(record_type: type) -> dict[str, dict[str, Any]]:
     """Return the argument specification for ansible-core."""
     spec = {}
     for field in fields(record_type):
-        spec[field.name] = {**_type_of(field.type), "required": not field.is_optional}
+        spec[field.name] = {**_spec_of(field.type), "required": not field.is_optional}
         if field.default is not None:
             spec[field.name]["default"] = dump(field.default)
     return spec
 
 
-def _type_of(hint: Any) -> dict[str, Any]:
+def _spec_of(hint: Any) -> dict[str, Any]:
     base, annotations = unwrap(hint)
     if is_optional(base):
-        return _type_of(inner_hint(base))
+        return _spec_of(inner_hint(base))
     if typing.get_origin(base) is tuple:
-        return {"type": "list", "elements": _type_of(inner_hint(base))["type"]}
+        return {"type": "list", "elements": _spec_of(inner_hint(base))["type"]}
     choices = next(({"choices": list(note)} for note in annotations if isinstance(note, tuple)), {})
     type_names = {str: "path" if "path" in annotations else "str", bool: "bool", int: "int", float: "float"}
     return {"type": type_names.get(base, "dict"), **choices}
@@ -140,10 +139,10 @@ def parse_report(host: str, subject: str, record_type: type[T], data: Any) -> T:
     try:
         return parse(record_type, data)
     except Mismatch as error:
-        raise format_refusal(host, subject, error) from None
+        raise refusal_of_report(host, subject, error) from None
 
 
-def format_refusal(host: str, subject: str, reason: object) -> Refusal:
+def refusal_of_report(host: str, subject: str, reason: object) -> Refusal:
     """Return the refusal of a host's report that does not match its type for ``reason``."""
     return Refusal(
         f"The report from {host} about {subject} does not match this version's format ({reason}): run the playbook again. If it still does not match, "
@@ -225,8 +224,8 @@ def _is_within(value: Any, limits: Any) -> bool:
     if limits is bool:
         return isinstance(value, bool)
     if isinstance(limits, validation.Number):
-        kind = (int, float) if limits.allows_fractions else (int,)
-        return isinstance(value, kind) and not isinstance(value, bool) and limits.minimum <= value <= limits.maximum
+        classes = (int, float) if limits.allows_fractions else (int,)
+        return isinstance(value, classes) and not isinstance(value, bool) and limits.minimum <= value <= limits.maximum
     if not isinstance(limits, validation.Text):
         return isinstance(value, (str, bool)) and value in limits
     if not isinstance(value, str) or len(value) > limits.max_length or not re.fullmatch(limits.expression, value):
@@ -241,7 +240,7 @@ def dump(value: Any) -> Any:
         return {
             field.name: dump(element)
             for field, element in zip(fields(record_type), value)
-            if not field.omit_if_absent or element != field.default
+            if not field.omits_default or element != field.default
         }
     if isinstance(value, (tuple, list)):
         return [dump(element) for element in value]

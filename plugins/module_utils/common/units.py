@@ -22,7 +22,7 @@ def parse_count(text: str) -> int | None:
     return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 18 else None
 
 
-def duration(seconds: float | None) -> str:
+def duration_text(seconds: float | None) -> str:
     """Return a duration as text in at most two units: '3 d 4 h', '12 min', '45 s'."""
     if seconds is None:
         return ""

@@ -26,7 +26,7 @@ NETWORK_PATTERN = f"{IPV4_PATTERN}({PREFIX_LENGTH_PATTERN})?"
 ENDPOINT_PATTERN = f"{IPV4_PATTERN}:{PORT_PATTERN}"
 HOST_IP_PATTERN = rf"(?!0\.|22[4-9]\.|2[345][0-9]\.){IPV4_PATTERN}"
 """Pattern for the address of a single host: neither 0.x nor multicast nor reserved."""
-INTERFACE_PATTERN = f"{HOST_IP_PATTERN}{PREFIX_LENGTH_PATTERN}"
+HOST_CIDR_PATTERN = f"{HOST_IP_PATTERN}{PREFIX_LENGTH_PATTERN}"
 """Pattern for the address of a single host with its prefix length."""
 
 

@@ -109,7 +109,7 @@ def manager_problems(paths: InstallationPaths) -> list[str]:
 def disabled_services(paths: InstallationPaths, service_names: Iterable[str]) -> set[str]:
     """Return the services that do not start at boot."""
     manager = service_managers.MANAGERS[paths.service_manager]
-    folder = manager.boot_links and os.path.join(paths.units, manager.boot_links)
+    folder = manager.boot_folder and os.path.join(paths.units, manager.boot_folder)
     return {name for name in service_names if folder and not os.path.lexists(manager.definition_path(folder, name))}
 
 

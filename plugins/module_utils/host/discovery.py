@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple, Optional
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, reading, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import text_of
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import INTERFACE_PATTERN, Text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import HOST_CIDR_PATTERN, Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import interfaces
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.links import inspection
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
@@ -48,7 +48,7 @@ class LinkInterface(NamedTuple):
     mac: MacAddress
     mbit: Optional[int]
     """Mbit per second, according to its driver"""
-    addresses: tuple[Annotated[str, Text(INTERFACE_PATTERN)], ...]
+    addresses: tuple[Annotated[str, Text(HOST_CIDR_PATTERN)], ...]
     main: bool
     """Whether the controller's connection or the default route uses it."""
     sees: tuple[MacAddress, ...]
@@ -99,7 +99,7 @@ def interfaces_of(system: System, addresses: Iterable[str]) -> tuple[LinkInterfa
         mbit, kind = parse_count(text_of(folders[name] / "speed")), interfaces.kind_of(folders[name], system.root)
         is_main, seen_macs = name in state.protected_names, tuple(sorted(macs.get(name, ())))
         if interface.mac:
-            ipv4 = tuple(address for address in interface.addresses if re.fullmatch(INTERFACE_PATTERN, address))
+            ipv4 = tuple(address for address in interface.addresses if re.fullmatch(HOST_CIDR_PATTERN, address))
             link_interfaces.append(LinkInterface(name, kind, interface.mac, mbit, ipv4, is_main, seen_macs))
     return tuple(link_interfaces)
 

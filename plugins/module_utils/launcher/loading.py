@@ -125,5 +125,5 @@ def progress_sentence(progress: LoadProgress) -> str:
     if progress.bytes_per_s:
         phrases.append(f"{units.size_text(progress.bytes_per_s)}/s")
     if progress.left_s is not None:
-        phrases.append(f"{'at most' if progress.at_most else 'about'} {units.duration(progress.left_s)} left")
+        phrases.append(f"{'at most' if progress.at_most else 'about'} {units.duration_text(progress.left_s)} left")
     return ", ".join(phrases)

@@ -210,13 +210,13 @@ def _verification_html(snapshot: Snapshot, clock: float) -> str:
         return _tag("p", "The head has no record of a verification.", "quiet")
     result = "passed" if is_ok else "failed"
     return _tag(
-        "p", _tag("span", result, "good" if is_ok else "bad") + f" {units.duration(max(0, clock - timestamp))} ago"
+        "p", _tag("span", result, "good" if is_ok else "bad") + f" {units.duration_text(max(0, clock - timestamp))} ago"
     )
 
 
 def _events_html(snapshot: Snapshot, clock: float) -> str:
     lines = [
-        f"{units.duration(max(0, clock - event['time']))} ago: {event['text']}"
+        f"{units.duration_text(max(0, clock - event['time']))} ago: {event['text']}"
         for event in reversed(snapshot.history.last)
     ]
     return _tag("ul", _tags("li", lines)) if lines else _tag("p", "none", "quiet")
@@ -234,7 +234,7 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     state_start_time = snapshot.figures.get("state_since_timestamp_seconds")
     state_text = serving.STATE_TEXTS.get(state, state)
     details = [
-        f"for {units.duration(max(0, clock - (state_start_time or clock)))}",
+        f"for {units.duration_text(max(0, clock - (state_start_time or clock)))}",
         f"head {description.host}",
         description.release,
         f"plan {description.plan}",

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift, Kind
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import DifferenceKind, Drift
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import BuildPlan, HostPlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import release_request
@@ -25,16 +25,16 @@ class HostAnswer(NamedTuple):
     """Reason why the host was not compared, or why its drift cannot be used; otherwise empty."""
 
 
-def read_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
+def parse_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
     """Return the reports of hosts that were compared with their parts of the plan."""
-    return {name: _read_answer(name, host, answers.get(name) or {}) for name, host in hosts.items()}
+    return {name: _parse_answer(name, host, answers.get(name) or {}) for name, host in hosts.items()}
 
 
-def _read_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
+def _parse_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     data = {"drift": answer.get("drift") or None} if isinstance(answer, Mapping) else answer
     report = typed_json.parse_report(name, "itself", HostAnswer, data)
     if report.drift:
-        check_services(name, host, report.drift)
+        check_service_states(name, host, report.drift)
     if answer.get("skipped"):
         return report._replace(reason="it is only declared in llama_hardware")
     if report.drift and not answer.get("msg"):
@@ -43,14 +43,14 @@ def _read_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
     return report._replace(reason=validation.printable(reason)[:MAX_ERROR_LENGTH])
 
 
-def check_services(name: str, host: HostPlan, drift: Drift) -> None:
+def check_service_states(name: str, host: HostPlan, drift: Drift) -> None:
     """Check that a host reports the states of all planned services.
 
     :raises Refusal: the state of a planned service is missing.
     """
     missing_service = next((service.name for service in host.services if service.name not in drift.services), None)
     if missing_service:
-        raise typed_json.format_refusal(name, "itself", f"drift.services.{missing_service} is missing")
+        raise typed_json.refusal_of_report(name, "itself", f"drift.services.{missing_service} is missing")
 
 
 def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
@@ -61,7 +61,7 @@ def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
 class Decision(NamedTuple):
     """Actions of site.yml. The module plan_diff documents each field."""
 
-    kinds: Mapping[str, Sequence[Kind]]
+    kinds: Mapping[str, Sequence[DifferenceKind]]
     restarts: Mapping[str, list[str]]
     outdated_hosts: list[str]
     unreached_hosts: list[str]
@@ -82,14 +82,14 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     restarts = _restarts(plan, drifts)
     builders, shared_builders = _builders(plan, drifts)
     hosts_without_key = _hosts_without_key(plan, drifts)
-    key_hosts = {*hosts_without_key, *([plan.head.host] if hosts_without_key else [])}
+    rekeyed_hosts = {*hosts_without_key, *([plan.head.host] if hosts_without_key else [])}
     return Decision(
         kinds=kinds,
         restarts=restarts,
         outdated_hosts=sorted(
             name
             for name in drifts
-            if kinds[name] or restarts[name] or name in shared_builders.values() or name in key_hosts
+            if kinds[name] or restarts[name] or name in shared_builders.values() or name in rekeyed_hosts
         ),
         unreached_hosts=sorted(set(plan.hosts) - set(drifts)),
         absence_notes={name: absence_note(plan, name) for name in plan.hosts},
@@ -102,13 +102,15 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
 
 def _hosts_without_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
     """Return `hosts_without_key` of Decision. A tunnel's key files have the same name at both ends, and the head uses its first key."""
-    head = drifts.get(plan.head.host)
-    head_keys = {posixpath.basename(path): keys[:1] for path, keys in ((head and head.tunnel_keys) or {}).items()}
+    head_drift = drifts.get(plan.head.host)
+    head_keys = {
+        posixpath.basename(path): keys[:1] for path, keys in ((head_drift and head_drift.tunnel_keys) or {}).items()
+    }
     return sorted(
         name
         for name, drift in drifts.items()
         for path, accepted_keys in (drift.tunnel_keys or {}).items()
-        if head and name != plan.head.host
+        if head_drift and name != plan.head.host
         if not set(head_keys.get(posixpath.basename(path), ())).intersection(accepted_keys)
     )
 
@@ -124,17 +126,17 @@ def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> Non
     :param parts: parts that the run carries out: ``build``, ``services`` or both.
     :raises Refusal: a host is absent while others would change, or services would change before their requirements are installed.
     """
-    unreached_hosts, pending_hosts = ", ".join(decision.unreached_hosts), ", ".join(decision.outdated_hosts)
-    if parts and unreached_hosts and pending_hosts:
+    unreached_text, outdated_text = ", ".join(decision.unreached_hosts), ", ".join(decision.outdated_hosts)
+    if parts and unreached_text and outdated_text:
         raise Refusal(
-            f"These hosts were not reached, or failed above: {unreached_hosts}. The plan changes {pending_hosts} only together with them, so no service was "
+            f"These hosts were not reached, or failed above: {unreached_text}. The plan changes {outdated_text} only together with them, so no service was "
             "touched. Fix the failure (if sudo failed, use --ask-become-pass) or start the host, then run the playbook again. If a host does not come back, "
             f"move it to the group {retired_group(cluster)}"
         )
     for name, kinds in decision.kinds.items() if [*parts] == ["services"] else ():
-        if pending_kinds := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
+        if kinds_text := ", ".join(kind for kind in kinds if kind in ("account", "folder", "model", "release")):
             raise Refusal(
-                f"{name} needs the changes of --tags build ({pending_kinds}) before its services can change: run the playbook with --tags "
+                f"{name} needs the changes of --tags build ({kinds_text}) before its services can change: run the playbook with --tags "
                 "build,services, or without --tags and --skip-tags. No service was touched"
             )
 

@@ -51,7 +51,7 @@ class KeptPlans(NamedTuple):
         return next((kept_plan for kept_plan in self if kept_plan and kept_plan.plan.id == plan_id), None)
 
 
-def read_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
+def parse_kept_plans(answers: Mapping[str, Any]) -> dict[str, KeptPlans]:
     """Return the kept plans of each host, from the hosts' reports."""
     subject = "its kept plans"
     reports = {name: typed_json.parse_report(name, subject, KeptPlans, answer) for name, answer in answers.items()}
@@ -72,7 +72,7 @@ def choose_target(
     """
     ordered_hosts = sorted(hosts, key=lambda name: name not in heads)
     head = next((name for name in ordered_hosts if (kept_plan := hosts[name].now) and kept_plan.plan.head), None)
-    if head is None and failed_plan_id and not any(kept_plan.now for kept_plan in hosts.values()):
+    if head is None and failed_plan_id and not any(kept_plans.now for kept_plans in hosts.values()):
         raise Refusal("no earlier plan has served on this cluster, so there is nothing to return to")
     if head is None:
         raise Refusal(
@@ -80,9 +80,9 @@ def choose_target(
             f"{NO_CHANGE_NOTE}."
         )
     current_plan = _plan_of(hosts[head].now)
-    kept_plans = [hosts[name] for name in current_plan.hosts if name in hosts]
+    all_kept_plans = [hosts[name] for name in current_plan.hosts if name in hosts]
     if failed_plan_id or any(
-        kept_plan.next or not kept_plan.now or kept_plan.now.plan.id != current_plan.id for kept_plan in kept_plans
+        plans.next or not plans.now or plans.now.plan.id != current_plan.id for plans in all_kept_plans
     ):
         if failed_plan_id == current_plan.id:
             raise Refusal(f"Plan {failed_plan_id} is the last plan that served, so there is nothing to return to.")
@@ -126,14 +126,14 @@ def host_steps(
             f"back and run the playbook again. If a host does not come back, move it to the group {changes.retired_group(target.cluster)}, set "
             f"llama_release: {target.declared} and run site.yml. {NO_CHANGE_NOTE}."
         )
-    missing_files = [
+    shortages = [
         f"{name} lacks {', '.join([*kept_plan.drift.missing_builds, *kept_plan.missing])}"
         for name, kept_plan in kept_plans.items()
         if kept_plan.drift.missing_builds or kept_plan.missing
     ]
-    if missing_files:
+    if shortages:
         raise Refusal(
-            f"Plan {target.id} (release {target.release}) can no longer serve: {'; '.join(missing_files)}. Restore the files, or set llama_release: "
+            f"Plan {target.id} (release {target.release}) can no longer serve: {'; '.join(shortages)}. Restore the files, or set llama_release: "
             f"{target.declared} and run site.yml to build that release again. {NO_CHANGE_NOTE}."
         )
     return {
@@ -147,11 +147,11 @@ def host_steps(
         },
         "hosts": {name: _steps(kept_plan, name == head) for name, kept_plan in kept_plans.items()},
         "heads": {
-            name: {"part": typed_json.dump(kept_plan.plan.host._replace(files=())), "remove": heads}
+            name: {"part": typed_json.dump(kept_plan.plan.host._replace(files=())), "remove": head_services}
             for name in hosts
             if name not in target.hosts
             and (kept_plan := hosts[name].newest_plan)
-            and (heads := [service for service in kept_plan.drift.defined if names.is_head_service(service)])
+            and (head_services := [service for service in kept_plan.drift.defined if names.is_head_service(service)])
         },
     }
 
@@ -160,21 +160,21 @@ def _steps(kept_plan: ComparedPlan, is_head: bool) -> dict[str, Any]:
     """Return the steps on a host. A defined head always stops first, because it does not reconnect; workers restart if they do not run as
     in the kept plan."""
     host_plan, drift = kept_plan.plan.host, kept_plan.drift
-    heads = [service.name for service in host_plan.services if service.kind == "head" and is_head]
+    head_services = [service.name for service in host_plan.services if service.kind == "head" and is_head]
     stopped_services = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}
     return {
         "part": typed_json.dump(
             host_plan._replace(
-                files=tuple(_without_source(file) for file in host_plan.files if file.path in drift.changed_files)
+                files=tuple(_strip_source(file) for file in host_plan.files if file.path in drift.changed_files)
             )
         ),
-        "stop": sorted(name for name in drift.defined if name in heads or names.is_head_service(name)),
-        "restart": sorted({*stopped_services, *drift.redefined, *heads}),
+        "stop": sorted(name for name in drift.defined if name in head_services or names.is_head_service(name)),
+        "restart": sorted({*stopped_services, *drift.redefined, *head_services}),
         "remove": sorted(drift.unplanned),
     }
 
 
-def _without_source(file: FilePlan) -> FilePlan:
+def _strip_source(file: FilePlan) -> FilePlan:
     """Return a file without its source on the controller. A file without content, like the known-answer model, is not written."""
     return file._replace(source=None, mode=None if file.content is None else file.mode)
 
@@ -237,10 +237,12 @@ def differing_variables(hosts: Mapping[str, KeptPlans], target: KeptPlan) -> lis
     return describe_differences(old_variables, new_variables)
 
 
-def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str], Mapping[str, str]]) -> str | None:
+def other_plan_note(
+    plan: Plan, drifts: Mapping[str, Drift], variables_of: Callable[[str], Mapping[str, str]]
+) -> str | None:
     """Return a text if the cluster runs a plan other than the inventory's; None if it does not, or if no host keeps a plan.
 
-    :param inventory: returns the current variables of a host, as in a KeptPlan.
+    :param variables_of: returns the current variables of a host, as in a KeptPlan.
     """
     last_plans = {
         name: last for name in plan.hosts if name in drifts and (last := drifts[name].last) and last.id != plan.id
@@ -250,15 +252,15 @@ def other_plan(plan: Plan, drifts: Mapping[str, Drift], inventory: Callable[[str
     last_plan = last_plans.get(plan.head.host) or last_plans[min(last_plans)]
     state = "serves" if last_plan.served else "was applied in part but never served"
     variables = describe_differences(
-        {name: inventory(name) for name in last_plans}, {name: last.variables for name, last in last_plans.items()}
+        {name: variables_of(name) for name in last_plans}, {name: last.variables for name, last in last_plans.items()}
     )
     advice = (
         f"To {'keep that plan' if last_plan.served else 'continue with that plan'}, set: {'; '.join(variables)}."
         if variables
         else "The variables are the same; hardware, software or the collection has changed."
     )
-    release_note = "" if last_plan.release == plan.release.ref else " with release {}"
+    release_suffix = "" if last_plan.release == plan.release.ref else " with release {}"
     return validation.printable(
-        f"The inventory's plan is {plan.id}{release_note.format(plan.release.ref)}, but on {', '.join(sorted(last_plans))} plan {last_plan.id}"
-        f"{release_note.format(last_plan.release)} {state}: site.yml applies the inventory's plan. {advice}"
+        f"The inventory's plan is {plan.id}{release_suffix.format(plan.release.ref)}, but on {', '.join(sorted(last_plans))} plan {last_plan.id}"
+        f"{release_suffix.format(last_plan.release)} {state}: site.yml applies the inventory's plan. {advice}"
     )

@@ -18,7 +18,7 @@ EMPTY_HOST_PLAN: dict[str, Any] = {
 }
 
 
-class InstalledCluster(NamedTuple):
+class TeardownFacts(NamedTuple):
     """Facts for the empty plan, as facts/host.py returns them."""
 
     scope: Annotated[str, ("system", "user")]
@@ -39,12 +39,12 @@ def empty_plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CL
     :raises Refusal: a host's facts are invalid, or the host belongs to another cluster.
     """
     return {
-        "hosts": {name: _host(cluster, name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}
+        "hosts": {name: _part(cluster, name, answer["facts"]) for name, answer in answers.items() if "facts" in answer}
     }
 
 
-def _host(cluster: str, name: str, facts: Any) -> dict[str, Any]:
-    report = typed_json.parse_report(name, "itself", InstalledCluster, facts)
+def _part(cluster: str, name: str, facts: Any) -> dict[str, Any]:
+    report = typed_json.parse_report(name, "itself", TeardownFacts, facts)
     if report.cluster not in (None, cluster):
         raise Refusal(
             f"{name} belongs to the cluster {report.cluster}, not to {cluster}: remove it from the groups of {cluster}"

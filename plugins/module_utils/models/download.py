@@ -39,13 +39,8 @@ MIN_PROGRESS_BYTES = 64 << 10
 """Minimum progress of a connection that resets the count of failures."""
 CURL_OPTIONS = (
     *("silent", "show-error", "fail", "location", "globoff", "max-redirs = 5", "connect-timeout = 60"),
-    *(
-        "speed-limit = 4096",
-        "speed-time = 60",
-        "continue-at = -",
-        'write-out = "%{http_code}"',
-        'proto = "=http,https"',
-    ),
+    *("speed-limit = 4096", "speed-time = 60", "continue-at = -"),
+    *('write-out = "%{http_code}"', 'proto = "=http,https"'),
 )
 HTTP_ERROR, WRITE_ERROR, RANGE_ERROR = 22, 23, 33
 """Exit statuses of curl: the server answered with an error, the disk is full, or the server only sends whole files."""
@@ -93,10 +88,10 @@ def download_files(plans: Sequence[ModelFilePlan], folder: Path, token: Optional
     with locks.hold(folder / model_files.LOCK_FILE, seconds) as lock:
         pending_files = model_files.pending_files(plans)
         check_free_space(pending_files, folder)
-        server = _token_server(plans)
+        server_url = _token_server_url(plans)
         for file in (pending_file.file for pending_file in pending_files):
             Path(file.path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            is_token_server = server and web.same_server(str(file.url), server)
+            is_token_server = server_url and web.same_server(str(file.url), server_url)
             _fetch_file(file, token if is_token_server else None, lock)
         for folder_path in dict.fromkeys(Path(file.path).parent for file in plans):
             _write_record(folder_path, [file for file in plans if Path(file.path).parent == folder_path])
@@ -117,11 +112,11 @@ def _fetch_file(file: ModelFilePlan, token: Optional[str], lock: int) -> None:
     if file.sha256 is None or (model_files.size_of(part_path) or 0) > (file.bytes or 0):
         part_path.unlink(missing_ok=True)
     resumed_bytes = model_files.size_of(part_path)
-    _fetch_part(file, part_path, token, lock)
+    _fetch_rest(file, part_path, token, lock)
     problem = _find_mismatch(file, part_path)
     if problem and resumed_bytes:
         part_path.unlink()
-        _fetch_part(file, part_path, token, lock)
+        _fetch_rest(file, part_path, token, lock)
         problem = _find_mismatch(file, part_path)
     if problem:
         part_path.unlink()
@@ -143,7 +138,7 @@ def _find_mismatch(file: ModelFilePlan, part_path: Path) -> str:
     return "" if digest == file.sha256 else f"has the sha256 {digest} instead of the planned {file.sha256}"
 
 
-def _fetch_part(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: int) -> None:
+def _fetch_rest(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: int) -> None:
     """Download the missing bytes. Reconnect as long as there is progress.
 
     :raises Refusal: the server does not send them.
@@ -151,13 +146,13 @@ def _fetch_part(file: ModelFilePlan, part_path: Path, token: Optional[str], lock
     planned_bytes = file.bytes or 0
     failure_count, largest_size = 0, model_files.size_of(part_path) or 0
     while (model_files.size_of(part_path) or 0) < planned_bytes:
-        problem, may_succeed = _run_curl(file, part_path, token, lock)
+        problem, is_retryable = _run_curl(file, part_path, token, lock)
         if not problem:
             return
         size = model_files.size_of(part_path) or 0
         failure_count = 0 if size - largest_size >= MIN_PROGRESS_BYTES else failure_count + 1
         largest_size = max(largest_size, size)
-        if not may_succeed or failure_count >= len(RETRY_PAUSES_SECONDS):
+        if not is_retryable or failure_count >= len(RETRY_PAUSES_SECONDS):
             note = f" {size_text(size)} of {size_text(planned_bytes)} were kept for the next run." * part_path.exists()
             raise Refusal(f"{web.printable_url(str(file.url))} {problem}.{note}".rstrip("."))
         time.sleep(RETRY_PAUSES_SECONDS[failure_count])
@@ -178,9 +173,9 @@ def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: 
         )
     except FileNotFoundError:
         raise Refusal("curl is missing on this host, and downloads need it: install it") from None
-    status = parse_count(curl.stdout[-3:]) or 0
+    http_status = parse_count(curl.stdout[-3:]) or 0
     if curl.returncode == HTTP_ERROR:
-        error = web.status_error(status, "")
+        error = web.status_error(http_status, "")
         return web.explain_error(error, token), error.is_transient
     if curl.returncode == WRITE_ERROR:
         raise OSError(errno.ENOSPC, "curl could not write the file", str(part_path))
@@ -223,6 +218,6 @@ def _write_record(folder: Path, plans: Iterable[ModelFilePlan]) -> None:
         files.replace_file(path, text, 0o644)
 
 
-def _token_server(plans: Iterable[ModelFilePlan]) -> Optional[str]:
+def _token_server_url(plans: Iterable[ModelFilePlan]) -> Optional[str]:
     """Return a URL of the only server that may receive the token: the server of the first downloaded file."""
     return next((file.url for file in plans if not model_files.is_copied(file)), None)

@@ -27,26 +27,26 @@ def report(
         and ``unreadable_path``; name of an Ollama model → role → ``path`` and its entry.
     """
     return {
-        "folders": {folder: entry for folder in folders if (entry := _folder_facts(folder, account))},
-        "paths": {path: _facts(path, account) for path in paths},
+        "folders": {folder: entry for folder in folders if (entry := _folder_entry(folder, account))},
+        "paths": {path: _entry(path, account) for path in paths},
         "ollama": {
-            name: {role: {"path": str(path), **_facts(str(path), account)} for role, path in ollama.blobs(name).items()}
+            name: {role: {"path": str(path), **_entry(str(path), account)} for role, path in ollama.blobs(name).items()}
             for name in ollama_names
         },
     }
 
 
-def _folder_facts(folder: str, account: str | None) -> dict[str, Any] | None:
+def _folder_entry(folder: str, account: str | None) -> dict[str, Any] | None:
     """Return the record of a folder, whether its files are complete, and the entry of the first file; None without a record."""
     path = Path(folder)
     files = download_record.read_record(path).files
     if not files:
         return None
     entry = {"files": typed_json.dump(files), "whole": all(download_record.is_complete(path, file) for file in files)}
-    return {**entry, **_facts(str(path / download_record.base_name(files[0].name)), account)}
+    return {**entry, **_entry(str(path / download_record.base_name(files[0].name)), account)}
 
 
-def _facts(path: str, account: str | None) -> dict[str, Any]:
+def _entry(path: str, account: str | None) -> dict[str, Any]:
     """Return a file's ``bytes``, ``summary`` and ``unreadable_path``, or ``error``, the end of a sentence that begins with the path."""
     try:
         unreadable_path = find_unreadable_path(account, path) if account else None

@@ -56,8 +56,8 @@ def _stored_file(file: ModelFilePlan) -> StoredFile | None:
     return next((stored_file for stored_file in record.files if stored_file.name == file.name), None)
 
 
-def pending_files(plans: Iterable[ModelFilePlan]) -> list[PendingFile]:
-    return [PendingFile(file, _present_bytes(file)) for file in plans if not _is_complete(file, _stored_file(file))]
+def pending_files(files: Iterable[ModelFilePlan]) -> list[PendingFile]:
+    return [PendingFile(file, _present_bytes(file)) for file in files if not _is_complete(file, _stored_file(file))]
 
 
 def _is_complete(file: ModelFilePlan, stored_file: StoredFile | None) -> bool:
@@ -82,9 +82,9 @@ class Differences(NamedTuple):
     unchecked_files: list[str]
 
 
-def differences(plans: Sequence[ModelFilePlan]) -> Differences:
+def differences(files: Sequence[ModelFilePlan]) -> Differences:
     paths = Differences([], [])
-    for file in (pending_file.file for pending_file in pending_files(plans)):
+    for file in (pending_file.file for pending_file in pending_files(files)):
         stored_file = _stored_file(file)
         has_other_digest = stored_file is not None and file.sha256 not in (None, stored_file.sha256)
         (

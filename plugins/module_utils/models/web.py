@@ -52,9 +52,9 @@ def explain_error(error: RemoteError, token: str | None) -> str:
     """Return the message of an error that a token may fix."""
     if error.status not in (401, 403):
         return str(error)
-    licence = "and accept the model's licence on its page with the account that owns the token"
+    advice = "and accept the model's licence on its page with the account that owns the token"
     remedy = f"use a token that has access in {TOKEN_FILE_VARIABLE}" if token else f"set {TOKEN_FILE_VARIABLE}"
-    return f"needs permission (HTTP {error.status}): {remedy}, {licence}"
+    return f"needs permission (HTTP {error.status}): {remedy}, {advice}"
 
 
 def printable_url(url: str) -> str:
@@ -181,13 +181,13 @@ class RemoteFile:
     def _read_range(self, offset: int, count: int) -> bytes:
         headers = {"Range": f"bytes={offset}-{offset + count - 1}", "Accept-Encoding": "identity"}
         with _convert_errors(), open_url(self.url, headers, self.token) as reply:
-            size, expected = _checked_sizes(reply, offset, count)
+            size, body_bytes = _checked_sizes(reply, offset, count)
             if self.size not in (None, size):
                 raise RemoteError(f"changed from {self.size} to {size} bytes while it was read: try again")
             self.size = size
-            data = reading.read_reply(reply, expected)
-        if len(data) != expected:
-            raise RemoteError(f"was cut off: the server announced {expected} bytes but sent {len(data)}; try again")
+            data = reading.read_reply(reply, body_bytes)
+        if len(data) != body_bytes:
+            raise RemoteError(f"was cut off: the server announced {body_bytes} bytes but sent {len(data)}; try again")
         return data
 
 

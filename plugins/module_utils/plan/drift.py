@@ -13,7 +13,7 @@ RUNNING, WAITING, STOPPED, FOREIGN, DIFFERENT = STATES = "running", "waiting", "
 """States of a planned service: running as planned; launcher waits for workers; stopped; as in STATE_TEXTS."""
 STATE_TEXTS = {FOREIGN: "stopped: another program uses its port", DIFFERENT: "running with another configuration"}
 Name = Annotated[str, Text()]
-PathText = Annotated[str, Text(max_length=4096)]
+Line = Annotated[str, Text(max_length=4096)]
 
 
 class ServiceState(NamedTuple):
@@ -38,7 +38,7 @@ class PortProbe(NamedTuple):
     open: bool
 
 
-Kind = Literal[
+DifferenceKind = Literal[
     "account",
     "folder",
     "release",
@@ -61,7 +61,7 @@ Kind = Literal[
 class Difference(NamedTuple):
     """A difference from the plan."""
 
-    kind: Kind
+    kind: DifferenceKind
     """kind, for programs"""
     subject: Annotated[str, Text(max_length=4096)]
     """name or path of the object that differs"""
@@ -74,16 +74,16 @@ class Drift(NamedTuple):
 
     services: Mapping[str, ServiceState]
     """planned service → its state"""
-    defined: tuple[PathText, ...]
+    defined: tuple[Line, ...]
     """names of services that have a definition"""
-    unplanned: tuple[PathText, ...]
+    unplanned: tuple[Line, ...]
     """names of defined services that are not planned"""
-    missing_builds: tuple[PathText, ...]
+    missing_builds: tuple[Line, ...]
     """ids of planned builds that are missing, damaged or from an untrusted builder"""
-    running_releases: tuple[PathText, ...]
+    running_releases: tuple[Line, ...]
     """ids of the releases whose programs are running"""
-    changed_files: tuple[PathText, ...]
-    model_files: tuple[PathText, ...]
+    changed_files: tuple[Line, ...]
+    model_files: tuple[Line, ...]
     """files of the model that are missing or have different content"""
     redefined: tuple[Name, ...]
     """services whose definition, or running process, does not match the plan"""
@@ -93,7 +93,7 @@ class Drift(NamedTuple):
     """last plan that the host accepted"""
     differences: tuple[Difference, ...]
     """all changes that site.yml would make"""
-    archives: Mapping[PathText, Annotated[str, Text("[0-9a-f]{64}")]] = {}
+    archives: Mapping[Line, Annotated[str, Text("[0-9a-f]{64}")]] = {}
     """id of each installed build of upstream's programs → SHA-256 of its archive"""
-    tunnel_keys: Absent[Mapping[PathText, tuple[Name, ...]]] = None
+    tunnel_keys: Absent[Mapping[Line, tuple[Name, ...]]] = None
     """key file of a tunnel → ids of its keys, empty if the file is missing or other accounts can read it; missing without tunnels"""

@@ -25,7 +25,7 @@ Block = Annotated[str, Text(r"(?s).*", 16 << 20)]
 """Text with several lines: a definition, or the content of a file."""
 PlanId = Annotated[str, Text(r"[0-9a-f]{16}", 16)]
 Sha256 = Annotated[str, Text(r"[0-9a-f]{64}")]
-Mode = Annotated[str, Text(r"0[0-7]{3}")]
+FileMode = Annotated[str, Text(r"0[0-7]{3}")]
 Port = Annotated[int, Number(1, 65535)]
 Network = Annotated[str, Text(NETWORK_PATTERN)]
 Endpoint = Annotated[str, Text(ENDPOINT_PATTERN)]
@@ -48,7 +48,7 @@ class KnownAnswerPlan(NamedTuple):
     """type of the tensors' elements"""
 
 
-ROLES = MODEL, MMPROJ, DRAFT = ("model", "mmproj", "draft")
+FILE_ROLES = MODEL, MMPROJ, DRAFT = ("model", "mmproj", "draft")
 """Roles of files: the model itself, its projector and its draft model."""
 
 
@@ -57,7 +57,7 @@ class ModelFilePlan(NamedTuple):
 
     name: str
     """name at its source"""
-    role: Annotated[str, ROLES]
+    role: Annotated[str, FILE_ROLES]
     """model, mmproj or draft"""
     path: Annotated[PathText, ABSENT] = ""
     """path on the head"""
@@ -89,7 +89,7 @@ class FolderPlan(NamedTuple):
     """its path"""
     owner: Optional[Word]
     """account that owns it; null if the owner is not changed"""
-    mode: Optional[Mode]
+    mode: Optional[FileMode]
     """permissions in octal digits; null if they are not changed"""
 
 
@@ -277,7 +277,7 @@ class FilePlan(NamedTuple):
     """size of the file in bytes"""
     sha256: Absent[Sha256] = None
     """SHA-256 of its content; missing for the known-answer model"""
-    mode: Absent[Mode] = None
+    mode: Absent[FileMode] = None
     """permissions in octal digits; missing for the known-answer model, which the head generates"""
     source: Absent[str] = None
     """path on the controller from which it is copied"""

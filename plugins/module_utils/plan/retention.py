@@ -20,15 +20,13 @@ def unneeded_releases(
 
     :param mtimes: id of an installed release → modification time of its folder.
     """
-    complete_releases = sorted(
+    complete_ids = sorted(
         (name for name in {*mtimes, *planned_ids} if not name.startswith(".")),
         key=lambda name: (name not in planned_ids, name in unused_ids, -mtimes.get(name, 0)),
     )
-    old_releases: list[str] = []
-    for backend in dict.fromkeys(map(words.backend_of, complete_releases)):
-        releases = [name for name in complete_releases if words.backend_of(name) == backend]
-        retained_count = RETAINED_RELEASES - (not any(name in planned_ids for name in releases))
-        old_releases += [name for name in releases[retained_count:] if name in unused_ids]
-    return sorted(name for name in unused_ids if name.startswith(".")) + sorted(
-        old_releases, key=lambda name: mtimes[name]
-    )
+    old_ids: list[str] = []
+    for backend in dict.fromkeys(map(words.backend_of, complete_ids)):
+        release_ids = [name for name in complete_ids if words.backend_of(name) == backend]
+        retained_count = RETAINED_RELEASES - (not any(name in planned_ids for name in release_ids))
+        old_ids += [name for name in release_ids[retained_count:] if name in unused_ids]
+    return sorted(name for name in unused_ids if name.startswith(".")) + sorted(old_ids, key=lambda name: mtimes[name])

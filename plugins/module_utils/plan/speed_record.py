@@ -14,7 +14,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 
 MAX_CORRECTION_FACTOR = 5.0
 """Largest factor by which a measurement corrects a plan. A larger difference has another cause."""
-SAME_RELEASE_FACTOR, OTHER_RELEASE_FACTOR = 1.12, 1.2
+SAME_RELEASE_UNCERTAINTY, OTHER_RELEASE_UNCERTAINTY = 1.12, 1.2
 """Uncertainty of a corrected speed of the measured model, with the measured release and with another release.
 Four of five published figures of a machine lie within 1.10 and 1.12 of the prediction from another figure (tests/benchmarks/published_speeds.csv)."""
 NEGLIGIBLE_FACTOR = 1.1
@@ -38,7 +38,7 @@ class SpeedRecord(NamedTuple):
     """planned tokens per second without any correction"""
 
 
-def read_record(data: Any) -> Optional[SpeedRecord]:
+def parse_record(data: Any) -> Optional[SpeedRecord]:
     try:
         record = typed_json.parse(SpeedRecord, data)
     except typed_json.Mismatch:
@@ -59,7 +59,7 @@ def new_record(plan: Plan, speed: Optional[float]) -> Optional[SpeedRecord]:
         return None
     date = time.strftime("%Y-%m-%d")
     record = SpeedRecord(date, plan.release.ref, plan.model.name, _devices(estimate), speed, planned_speed / factor)
-    return read_record(typed_json.dump(record))
+    return parse_record(typed_json.dump(record))
 
 
 def correct_plan(plan: Plan, record: Optional[SpeedRecord]) -> Plan:
@@ -102,7 +102,7 @@ def _correct_estimate(estimate: Estimate, release: str, model: str, record: Spee
     if estimate.generation_tokens_per_s is None or not is_measured:
         return estimate
     factor = record.measured / record.planned
-    uncertainty = SAME_RELEASE_FACTOR if record.release == release else OTHER_RELEASE_FACTOR
+    uncertainty = SAME_RELEASE_UNCERTAINTY if record.release == release else OTHER_RELEASE_UNCERTAINTY
 
     def corrected_range(bounds: SpeedRange) -> SpeedRange:
         """Return the corrected range, no wider than before."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-PAGE_WIDTH = 100
-"""Maximum length of a line, in columns."""
+MAX_LINE_LENGTH = 100
+"""In columns."""
 
 
-def table(rows: Sequence[Sequence[str]]) -> str:
+def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Return the rows with aligned columns; the last column is not padded."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return "\n".join(
@@ -22,7 +22,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 def wrap(indent: str, text: str) -> list[str]:
     return textwrap.wrap(
         text,
-        PAGE_WIDTH,
+        MAX_LINE_LENGTH,
         initial_indent=indent,
         subsequent_indent=" " * (len(indent) - len(indent.lstrip()) + 2),
         break_long_words=False,

@@ -465,7 +465,7 @@ class ProofPlan(NamedTuple):
     reason: Absent[str] = None
     """why there is no proof, as the end of a sentence"""
 
-    def coverage(self, layers: int) -> str:
+    def coverage_text(self, layers: int) -> str:
         """Return what the proof covers.
 
         :param layers: number of the model's layers.
@@ -675,9 +675,9 @@ class Plan(NamedTuple):
 
     def _plan_of(self, model: ServedModel) -> "Plan":
         fields = model._asdict()
-        head = {name: fields[name] for name in HeadPlan._fields if name in fields}
+        head_fields = {name: fields[name] for name in HeadPlan._fields if name in fields}
         plan_fields = {name: fields[name] for name in Plan._fields if name in fields}
-        return self._replace(**plan_fields, head=self.head._replace(**head, models=None))
+        return self._replace(**plan_fields, head=self.head._replace(**head_fields, models=None))
 
 
 class Refused(NamedTuple):

@@ -76,29 +76,29 @@ def _host_status(name: str, is_head: bool, plan: Plan | None, answer: StatusAnsw
 
 
 def _cluster_state(
-    planned_state: str | None,
+    drift_state: str | None,
     manager_state: str | None,
     head: types.HeadCondition,
     workers: Mapping[str, tuple[str, str]],
 ) -> tuple[str, str]:
     """Return state and detail of the cluster, from the report of its head.
 
-    :param planned_state: state of the head's service in its drift; None without a plan.
+    :param drift_state: state of the head's service in its drift; None without a plan.
     :param manager_state: its state in the service manager; None without a definition.
     """
     record, health = head.serving if head.current else None, head.health
     exit_text = f"llama-server exited {head.ends.last_exit}" if head.ends.last_exit else ""
     if health and health.healthy:
         return (record.state if record and record.state in SERVING_STATES else "serving"), ""
-    if manager_state is None and planned_state not in RUNNING_STATES:
+    if manager_state is None and drift_state not in RUNNING_STATES:
         return "not installed", ""
-    if manager_state in ("stopped", "failed") and planned_state not in RUNNING_STATES:
+    if manager_state in ("stopped", "failed") and drift_state not in RUNNING_STATES:
         return manager_state, exit_text if manager_state == "failed" else ""
     if record and record.state in ("waiting", "loading"):
         return record.state, serving.describe_wait(workers, record.waiting_for) if record.waiting_for else ""
-    if planned_state == "waiting":
+    if drift_state == "waiting":
         return "waiting", "; ".join(head.waits_for)
-    if planned_state == "stopped":
+    if drift_state == "stopped":
         return "starting", exit_text
     if health:
         return ("loading", "") if health.detail == server_client.LOADING else ("silent", health.detail)
@@ -115,33 +115,33 @@ def _is_as_planned(hosts: Sequence[types.HostStatus]) -> bool | None:
 def _cluster_status(
     name: str, plan: Plan | None, hosts: Sequence[types.HostStatus], answers: Mapping[str, StatusAnswer]
 ) -> types.ClusterStatus:
-    host = next((host.name for host in hosts if host.is_head), None)
+    head_name = next((host.name for host in hosts if host.is_head), None)
     drifts = [answer.drift for answer in answers.values() if answer.drift]
     cluster = types.ClusterStatus(
         name=name,
         state="unknown",
         detail="",
-        head=host,
+        head=head_name,
         url=plan.head.url if plan else None,
         model=", ".join(model.name for model in plan.head.models or (plan.model,)) if plan else None,
         planned=types.ReleaseStatus(plan.release.ref, plan.release.build, plan.release.protocol) if plan else None,
         running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
         as_planned=_is_as_planned(hosts) if plan else None,
     )
-    answer = answers.get(host or "", StatusAnswer())
+    answer = answers.get(head_name or "", StatusAnswer())
     condition, drift = answer.condition, answer.drift
     if not condition:
         return cluster
     service = plan.head.service if plan else next(filter(names.is_head_service, condition.service_states), "")
-    head, clock = condition.head or types.UNKNOWN_HEAD_CONDITION, condition.now
-    planned_service = drift.services.get(service) if drift else None
+    head, now_s = condition.head or types.UNKNOWN_HEAD_CONDITION, condition.now
+    service_state = drift.services.get(service) if drift else None
     workers = {
         worker.endpoint: (name, worker.name)
         for name, host_plan in (plan.hosts if plan else {}).items()
         for worker in host_plan.workers
     }
     state, detail = _cluster_state(
-        planned_service and planned_service.state, condition.service_states.get(service), head, workers
+        service_state and service_state.state, condition.service_states.get(service), head, workers
     )
     cluster = cluster._replace(
         state=state,
@@ -149,7 +149,7 @@ def _cluster_status(
         uptime_s=condition.uptimes_s.get(service),
         restarts=head.serving.restarts if head.serving else head.ends.total,
         last_restarts=tuple(
-            types.RestartStatus(max(0, clock - event.time), event.text)
+            types.RestartStatus(max(0, now_s - event.time), event.text)
             for event in reversed(head.serving.last if head.serving else ())
         ),
         verified=head.verified,
@@ -158,12 +158,12 @@ def _cluster_status(
     record = head.serving if head.current else None
     if not record:
         return cluster
-    has_one_model = plan and not plan.head.models and not record.without
+    is_load_known = plan and not plan.head.models and not record.without
     return cluster._replace(
-        asleep_s=max(0, clock - record.since) if state == ASLEEP else None,
+        asleep_s=max(0, now_s - record.since) if state == ASLEEP else None,
         without=record.without if state == "fallback" else (),
         waiting_for=record.waiting_for,
-        load=loading.progress_of(record.load, load_bytes_of(plan if has_one_model else None)) if record.load else None,
+        load=loading.progress_of(record.load, load_bytes_of(plan if is_load_known else None)) if record.load else None,
     )
 
 
@@ -186,7 +186,7 @@ def _host_problems(host: types.HostStatus) -> Iterator[str]:
 
 
 def problems_of(
-    cluster: types.ClusterStatus, hosts: Sequence[types.HostStatus], refusal: str = "", other_plan: str = ""
+    cluster: types.ClusterStatus, hosts: Sequence[types.HostStatus], refusal: str = "", other_plan_note: str = ""
 ) -> tuple[str, ...]:
     """Return the reasons why a cluster is not healthy, without full stops."""
     problems = []
@@ -208,7 +208,7 @@ def problems_of(
     if cluster.verified and not cluster.verified.passed:
         failures = "; ".join(cluster.verified.failed)
         problems.append(f"the last verification failed{f': {failures}' * bool(failures)}")
-    return tuple(problem.rstrip(".") for problem in [*problems, *([other_plan] if other_plan else [])])
+    return tuple(problem.rstrip(".") for problem in [*problems, *([other_plan_note] if other_plan_note else [])])
 
 
 def make_status(
@@ -217,16 +217,16 @@ def make_status(
     plan: Plan | None,
     answers: Mapping[str, StatusAnswer],
     refusal: str = "",
-    other_plan: str = "",
+    other_plan_note: str = "",
     balancer: str | None = None,
 ) -> types.Status:
     """Return the status of a cluster.
 
-    :param other_plan: sentence about a plan that runs instead of the plan from the inventory, for example after a rollback.
+    :param other_plan_note: sentence about a plan that runs instead of the plan from the inventory, for example after a rollback.
     :param balancer: status of the cluster's server according to the balancer; None without a balancer.
     """
     head = plan.head.host if plan else next(iter(heads), None)
     hosts = tuple(_host_status(host, host == head, plan, answer) for host, answer in answers.items())
     cluster = _cluster_status(name, plan, hosts, answers)._replace(balancer=balancer)
-    problems = problems_of(cluster, hosts, refusal, other_plan)
-    return types.Status(types.SCHEMA, int(time.time()), cluster, hosts, refusal, other_plan, problems)
+    problems = problems_of(cluster, hosts, refusal, other_plan_note)
+    return types.Status(types.SCHEMA, int(time.time()), cluster, hosts, refusal, other_plan_note, problems)

@@ -36,9 +36,9 @@ def system_report(ask: Ask = commands.output) -> str:
 
 
 def _service_logs(paths: installation.InstallationPaths) -> Iterable[tuple[str, str]]:
-    definitions = installation.defined_services(paths.service_manager, paths.units)
+    service_names = installation.defined_services(paths.service_manager, paths.units)
     manager = services.manager_of(paths)
-    for service in definitions:
+    for service in service_names:
         yield f"{service}.log", manager.log(service, MAX_LOG_LINES, "short-iso")
 
 
@@ -46,6 +46,6 @@ def read_report(scope: str, key_file: str | None) -> dict[str, str]:
     """Return the texts of the report by name."""
     secrets: dict[str, str] = {}
     with suppress(OSError):
-        secrets = dict.fromkeys(server_client.read_keys(key_file or ""), "API key")
+        secrets = dict.fromkeys(server_client.read_api_keys(key_file or ""), "API key")
     texts = {"system.txt": system_report(), **dict(_service_logs(installation.detect_paths(scope)))}
     return {name: redaction.redact(text[-MAX_TEXT_LENGTH:], secrets) for name, text in texts.items() if text}

@@ -33,9 +33,9 @@ ASK_TIMEOUT_SECONDS = 1.0
 def _read_verification(path: Path) -> VerificationStatus | None:
     """Return the record of the last verification on the head, with the age of its file; None if it is missing or invalid."""
     try:
-        age = max(0, int(time.time() - path.stat().st_mtime))
+        age_s = max(0, int(time.time() - path.stat().st_mtime))
         return typed_json.parse(
-            VerificationStatus, {**reading.read_object(path, evidence.MAX_RECORD_BYTES), "age_s": age}
+            VerificationStatus, {**reading.read_object(path, evidence.MAX_RECORD_BYTES), "age_s": age_s}
         )
     except (OSError, ValueError):
         return None
@@ -57,7 +57,7 @@ def _head_condition(
         argv_by_pid = processes.account_processes(paths.prefix, account)
         is_current = bool(record and record.process in argv_by_pid)
         client = Client(head, lambda: argv_by_pid)
-        health = client.health(0, ASK_TIMEOUT_SECONDS)
+        health = client.wait_for_health(0, ASK_TIMEOUT_SECONDS)
         if health.healthy and head.models:
             with suppress(OSError):  # the file with the API key cannot be read
                 models = client.models(ASK_TIMEOUT_SECONDS)
@@ -72,25 +72,25 @@ def _head_condition(
     )
 
 
-def read_status(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -> tuple[Drift | None, types.Condition]:
+def examine_host(scope: str, host_plan: HostPlan | None, head: HeadPlan | None) -> tuple[Drift | None, types.Condition]:
     """Return the host's differences from its part of the plan (None without a plan), and its condition."""
     paths = installation.detect_paths(scope)
     if host_plan:
         _check_paths(installation.planned_paths(host_plan), paths)
     drift = state.compare_host(host_plan._replace(port_probes=())) if host_plan else None
     services = drift.services if drift else {}
-    definitions = installation.defined_services(paths.service_manager, paths.units)
+    service_names = installation.defined_services(paths.service_manager, paths.units)
     manager = managers.manager_of(paths)
-    clock = time.time()
+    now_s = time.time()
     start_times = {name: processes.start_time(service.pid) for name, service in services.items()}
     return drift, types.Condition(
-        now=int(clock),
-        service_states=manager.states(definitions),
+        now=int(now_s),
+        service_states=manager.states(service_names),
         uptimes_s={
-            name: None if start_time is None else max(0, int(clock - start_time))
+            name: None if start_time is None else max(0, int(now_s - start_time))
             for name, start_time in start_times.items()
         },
-        restarts=manager.restart_counts(definitions),
+        restarts=manager.restart_counts(service_names),
         resources=resources.read_resources([paths.prefix, paths.cache]),
         head=_head_condition(paths, host_plan.account if host_plan else None, head),
     )

@@ -35,13 +35,13 @@ MAX_LINE_LENGTH = 500
 PROMPT = "The first three prime numbers are"
 MAX_TOKENS, MAX_KNOWN_ANSWER_TOKENS = 16, 64
 """Maximum tokens of an answer, and of the known answer, which may be endless if it is incorrect."""
-ANSWER_TIMEOUT_SECONDS, SHORT_ANSWER_TIMEOUT_SECONDS = 300, 60
+ANSWER_TIMEOUT_SECONDS, ABSENCE_TIMEOUT_SECONDS = 300, 60
 """Time limit of an answer, normally and while a host of the cluster is absent: a frozen worker blocks the head."""
 LIST_TIMEOUT_SECONDS = 5.0
-MIN_MODEL_SECONDS = 1.0
+MIN_LOAD_TIMEOUT_SECONDS = 1.0
 """Shortest time to wait for one of several models."""
-WORKER_TIMEOUT_SECONDS = 3.0
-"""Time to wait for a worker whose absence may explain a failed model."""
+PROBE_TIMEOUT_SECONDS = 3.0
+"""Time to wait for the chat page, or for a worker whose absence may explain a failed model."""
 
 
 def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidence:
@@ -53,9 +53,9 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
     folder = Path(host.state)
     find_processes = partial(processes.account_processes, host.prefix, host.account)
     client = Client(head, find_processes)
-    health, argv_by_pid = client.health(seconds), find_processes()
-    launchers = [pid for pid, argv in argv_by_pid.items() if argv == [*head.launcher, "--", *head.argv]]
-    record = serving_record.launcher_record(folder, launchers)
+    health, argv_by_pid = client.wait_for_health(seconds), find_processes()
+    launcher_pids = [pid for pid, argv in argv_by_pid.items() if argv == [*head.launcher, "--", *head.argv]]
+    record = serving_record.launcher_record(folder, launcher_pids)
     model, is_asleep = subject.named_model, bool(record and record.state == ASLEEP)
     if model:
         loaded_names = (
@@ -68,7 +68,7 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
         )
     may_ask = health.healthy and (wake or not is_asleep)
     if model and may_ask:  # this request loads the model
-        reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_MODEL_SECONDS))
+        reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_LOAD_TIMEOUT_SECONDS))
         if reply.text.startswith(replies.TIMEOUT_TEXT):
             health, may_ask = types.Health(False, server_client.LOADING), False
     completion = _ask_question(client, subject) if may_ask else None
@@ -78,7 +78,7 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
         health=health,
         exits=read_exits(folder / runtime.EXITS_FILE),
         log=_printable_lines(runtime.last_lines(log)),
-        handshakes=read_handshakes(folder / runtime.HANDSHAKES_FILE, launchers),
+        handshakes=read_handshakes(folder / runtime.HANDSHAKES_FILE, launcher_pids),
         links={
             name: typed_json.parse(types.LinkMeasurement, links[name]) if name in links else None
             for name in subject.links
@@ -101,33 +101,33 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
             handshakes=evidence.handshakes._replace(workers=workers),
             waits_for=wait_reasons(new_handshakes, host_names, "the model needs"),
         )
-    first_load = log.partition(server.SLEEP_LINE)[0]
+    first_load_log = log.partition(server.SLEEP_LINE)[0]
     return evidence._replace(
         server=types.ServerEvidence(
-            start_log.parse_buffers(first_load),
-            _rdma_connections(subject, host),
+            start_log.parse_buffers(first_load_log),
+            _count_rdma_connections(subject, host),
             completion,
-            _read_text(client, subject) if completion and not completion.error else None,
-            client.has_page(WORKER_TIMEOUT_SECONDS),
+            _take_reading(client, subject) if completion and not completion.error else None,
+            client.has_page(PROBE_TIMEOUT_SECONDS),
             client.certificate_names() if head.tls_certificate_file else (),
         ),
         drift=state.compare_host(host),
     )
 
 
-def _read_text(client: Client, subject: types.Subject) -> types.Reading | None:
+def _take_reading(client: Client, subject: types.Subject) -> types.Reading | None:
     """Return how well the model reads plain text; None if it generates none."""
-    model, identifier = subject.named_model, (subject.named_model or subject.head).reading
-    return speech.take_reading(client.ask, identifier, model and model.name) if identifier else None
+    model, reading_id = subject.named_model, (subject.named_model or subject.head).reading
+    return speech.take_reading(client.ask, reading_id, model and model.name) if reading_id else None
 
 
-def _rdma_connections(subject: types.Subject, host: HostPlan) -> int:
+def _count_rdma_connections(subject: types.Subject, host: HostPlan) -> int:
     """Return the number of RDMA connections of the llama-server that answers. Each of several models has its own process."""
     model = subject.named_model
     option = (server.ALIAS_OPTION, model.name) if model else (server.PORT_OPTION, str(subject.head.port))
     return sum(
-        progress.count_rdma_connections(process)
-        for process, argv in processes.account_processes(host.prefix, host.account).items()
+        progress.count_rdma_connections(pid)
+        for pid, argv in processes.account_processes(host.prefix, host.account).items()
         if os.path.basename(argv[0]) == "llama-server" and option in zip(argv, argv[1:])
     )
 
@@ -155,16 +155,16 @@ def read_exits(path: Path) -> types.Exits:
         return types.Exits(0, "", ())
 
 
-def read_handshakes(path: Path, launchers: Collection[int] = ()) -> types.Handshakes:
+def read_handshakes(path: Path, launcher_pids: Collection[int] = ()) -> types.Handshakes:
     """Return the handshakes that the launcher recorded.
 
-    :param launchers: processes of the launcher, if known. A record by another process is outdated.
+    :param launcher_pids: processes of the launcher, if known. A record by another process is outdated.
     """
     try:
         record = typed_json.parse(types.RecordedHandshakes, reading.read_object(path, MAX_RECORD_BYTES))
     except (OSError, ValueError) as error:
         return types.Handshakes({}, f"{path} cannot be used: {printable(error)}")
-    if launchers and record.process not in launchers:
+    if launcher_pids and record.process not in launcher_pids:
         return types.Handshakes(
             {}, f"{path} is from an earlier start of the server: check whether the disk is full or read-only"
         )
@@ -173,10 +173,12 @@ def read_handshakes(path: Path, launchers: Collection[int] = ()) -> types.Handsh
 
 def _probe_missing_workers(endpoints: Collection[str], workers: Mapping[str, Handshake]) -> dict[str, Handshake]:
     """Return new handshakes with a model's unconnected workers: the router is healthy without them, and its answer does not name them."""
-    connections = server.connected_endpoints(progress.parse_tcp_table(text_of(progress.TCP_TABLE_FILE)), [*endpoints])
+    connected_endpoints = server.connected_endpoints(
+        progress.parse_tcp_table(text_of(progress.TCP_TABLE_FILE)), [*endpoints]
+    )
     return {
-        endpoint: rpc.probe(*rpc.parse_endpoint(endpoint), WORKER_TIMEOUT_SECONDS, workers[endpoint].protocol)
-        for endpoint in sorted({*endpoints} - connections)
+        endpoint: rpc.probe(*rpc.parse_endpoint(endpoint), PROBE_TIMEOUT_SECONDS, workers[endpoint].protocol)
+        for endpoint in sorted({*endpoints} - connected_endpoints)
         if endpoint in workers
     }
 
@@ -188,9 +190,9 @@ def wait_reasons(
 
     :param hosts: endpoint → host, if known.
     """
-    owners = {endpoint: f"{host}'s " for endpoint, host in hosts.items()}
+    owner_texts = {endpoint: f"{host}'s " for endpoint, host in hosts.items()}
     return tuple(
-        f"{intro} {owners.get(endpoint, '')}worker {endpoint}: {handshake.state}, {handshake.detail}"
+        f"{intro} {owner_texts.get(endpoint, '')}worker {endpoint}: {handshake.state}, {handshake.detail}"
         for endpoint, handshake in sorted(workers.items())
         if handshake.state != "ok"
     )
@@ -216,7 +218,7 @@ def _ask_question(client: Client, subject: types.Subject) -> types.Completion:
     if model:
         question["model"] = model.name
     may_sleep = server.SLEEP_OPTION in argv
-    timeout_s = (SHORT_ANSWER_TIMEOUT_SECONDS if subject.unreachable_hosts else ANSWER_TIMEOUT_SECONDS) + (
+    timeout_s = (ABSENCE_TIMEOUT_SECONDS if subject.unreachable_hosts else ANSWER_TIMEOUT_SECONDS) + (
         subject.head.start_timeout if may_sleep else 0
     )
     return server_client.parse_completion(client.ask(path or "/v1/completions", timeout_s, question), bool(path))

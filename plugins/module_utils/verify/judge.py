@@ -24,10 +24,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import typ
 
 ROUNDING_MIB = 0.02
 """Total rounding error of several log lines with two decimal places each."""
-MAX_EVIDENCE_LENGTH = 500
+MAX_CHECK_LENGTH = 500
 """Maximum length of a recorded check."""
 ASLEEP_NOTE = "the model is not loaded (asleep); use -e llama_verify_wake=true to test it"
-PROOF_NOTE = "; not proven in this run, because the running server occupies the workers: run stop.yml, then site.yml with the same llama_proof"
+NO_PROOF_NOTE = "; not proven in this run, because the running server occupies the workers: run stop.yml, then site.yml with the same llama_proof"
 MAX_READINGS = 16
 """Maximum number of recorded readings."""
 MAX_BITS_PER_BYTE = 2.0
@@ -43,11 +43,11 @@ class Observations(NamedTuple):
 
     drifts: Mapping[str, Drift]
     """Host that answered → its differences from the plan."""
-    probes: Mapping[str, str | None]
+    controller_probes: Mapping[str, str | None]
     """Endpoint at an address that the controller can reach → address from which the controller could connect, or None."""
     changed_hosts: Collection[str] = ()
     """Hosts that the run changed and then compared again."""
-    other_models: Sequence[types.Evidence] = ()
+    other_evidence: Sequence[types.Evidence] = ()
     """Evidence about each of several models except the first."""
     lacks_proof: bool = False
     """Whether the operator requested a proof that was not run."""
@@ -60,14 +60,14 @@ def parse_evidence(head: str, data: Any) -> types.Evidence:
     """
     evidence = typed_json.parse_report(head, "the server", types.Evidence, data)
     if evidence.health.healthy != bool(evidence.server):
-        raise typed_json.format_refusal(head, "the server", "the server's state does not match its health")
+        raise typed_json.refusal_of_report(head, "the server", "the server's state does not match its health")
     return evidence
 
 
 def judge(plan: Plan, evidence: types.Evidence, observations: Observations) -> types.Report:
     """Return the report on a cluster. The evidence includes a new comparison of the head with the plan."""
-    healthy, checks = evidence.health.healthy, []
-    if healthy and plan.head.fallback_after is not None:
+    is_healthy, checks = evidence.health.healthy, []
+    if is_healthy and plan.head.fallback_after is not None:
         checks.append(_check_fallback(plan, evidence))
     plan = served_plan(plan, evidence)
     checks += [*_check_releases(plan, observations), *_check_ports(plan, observations)]
@@ -75,19 +75,19 @@ def judge(plan: Plan, evidence: types.Evidence, observations: Observations) -> t
     checks.append(_check_health(plan, evidence))
     if evidence.server:
         checks += _check_handshakes(plan, evidence.handshakes)
-        notes = {"computes": PROOF_NOTE} if observations.lacks_proof else {}
-        model_checks = _check_models(plan, [evidence, *observations.other_models])
+        notes = {"computes": NO_PROOF_NOTE} if observations.lacks_proof else {}
+        model_checks = _check_models(plan, [evidence, *observations.other_evidence])
         checks += [check._replace(evidence=f"{check.evidence}{notes.get(check.name, '')}") for check in model_checks]
     else:
-        skipped_checks = ("handshake", "buffers", "known answer", "completion", "speaks")
-        checks += [_check(name, plan.head.url, None, "the server is not healthy") for name in skipped_checks]
+        skipped_names = ("handshake", "buffers", "known answer", "completion", "speaks")
+        checks += [_result(name, plan.head.url, None, "the server is not healthy") for name in skipped_names]
     passed = not any(check.status == "failed" for check in checks)
     return types.Report(types.SCHEMA, plan.cluster, passed, tuple(checks))
 
 
 def _check_health(plan: Plan, evidence: types.Evidence) -> types.Check:
     detail = "; ".join(evidence.waits_for or [evidence.health.detail])
-    return _check("health", plan.head.url, evidence.health.healthy, detail)
+    return _result("health", plan.head.url, evidence.health.healthy, detail)
 
 
 def was_asleep(evidence: types.Evidence) -> bool:
@@ -105,7 +105,7 @@ def readings_of(evidence: Sequence[types.Evidence]) -> tuple[types.Reading, ...]
 
 def outcome_of(plan: Plan, report: types.Report, is_asleep: bool) -> types.VerificationStatus:
     """Return the part of a report for the head to keep."""
-    failures = tuple(check.sentence()[:MAX_EVIDENCE_LENGTH] for check in report.failed_checks[:MAX_FAILED_CHECKS])
+    failures = tuple(check.sentence()[:MAX_CHECK_LENGTH] for check in report.failed_checks[:MAX_FAILED_CHECKS])
     return types.VerificationStatus(0, report.passed, failures, plan.release.ref, is_asleep)
 
 
@@ -115,12 +115,11 @@ def serving_failure(subject: types.Subject, evidence: types.Evidence) -> str | N
         reasons = "; ".join(evidence.waits_for or [evidence.health.detail])
         return f"llama-server is not healthy: {reasons}. {advice(subject, evidence)}".rstrip()
     completion, url = _explained_completion(evidence, evidence.server), subject.head.url
-    checks = [_check("completion", url, *_judge_completion(completion))]
+    checks = [_result("completion", url, *_judge_completion(completion))]
     if subject.has_known_answer:
-        checks.append(_check("known answer", url, *_judge_known_answer(subject.model, completion)))
-    checks.append(
-        _check("speaks", url, *_judge_reading((subject.named_model or subject.head).reading, evidence, evidence.server))
-    )
+        checks.append(_result("known answer", url, *_judge_known_answer(subject.model, completion)))
+    reading_id = (subject.named_model or subject.head).reading
+    checks.append(_result("speaks", url, *_judge_reading(reading_id, evidence, evidence.server)))
     failures = [f"{check.name}: {check.evidence}" for check in checks if check.status == "failed"]
     return f"llama-server answers incorrectly: {'; '.join(failures)}" if failures else None
 
@@ -178,12 +177,12 @@ def served_plan(plan: Plan, evidence: types.Evidence) -> Plan:
     return plan._replace(placement=fallback.placement, hosts=hosts, external_workers=external_workers)
 
 
-def _check(name: str, subject: str, passed: bool | None, evidence: str) -> types.Check:
+def _result(name: str, subject: str, passed: bool | None, evidence: str) -> types.Check:
     status = {True: "passed", False: "failed", None: "not tested"}[passed]
     return types.Check(name, subject, status, printable(evidence))
 
 
-def _quantity(count: int, noun: str) -> str:
+def _quantity_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}{'es' if noun.endswith('s') else 's'}"
 
 
@@ -192,10 +191,10 @@ def _check_fallback(plan: Plan, evidence: types.Evidence) -> types.Check:
     fallback = evidence.fallback
     if not fallback:
         absence_text = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} possible absences"
-        return _check("fallback", plan.head.url, True, f"not needed; fallbacks are planned for {absence_text}")
+        return _result("fallback", plan.head.url, True, f"not needed; fallbacks are planned for {absence_text}")
     start_text = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
     text = f"the head has served without {fallback.name} since {start_text} UTC, and will return to all workers when {fallback.name} answers"
-    return _check("fallback", plan.head.url, False, text)
+    return _result("fallback", plan.head.url, False, text)
 
 
 def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Check]:
@@ -203,7 +202,7 @@ def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Ch
         drift = observations.drifts.get(name)
         if not drift:
             text = "the host did not answer, so it was neither changed nor compared"
-            yield _check("release", name, False, text)
+            yield _result("release", name, False, text)
             continue
         faults = [
             f"{service.name} is {STATE_TEXTS.get(state, state)}"
@@ -211,13 +210,13 @@ def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Ch
             if (state := drift.services[service.name].state) != "running"
         ]
         faults += [f"{service} is running but is not planned" for service in drift.unplanned]
-        faults += _foreign_clients(host, drift)
+        faults += _client_faults(host, drift)
         build_ids = ", ".join(build.id for build in host.builds)
-        summary = f"{_quantity(len(host.services), 'process')} running {build_ids}, as planned"
-        yield _check("release", name, not faults, ", ".join(faults) or summary)
+        summary = f"{_quantity_text(len(host.services), 'process')} running {build_ids}, as planned"
+        yield _result("release", name, not faults, ", ".join(faults) or summary)
 
 
-def _foreign_clients(host: HostPlan, drift: Drift) -> Iterator[str]:
+def _client_faults(host: HostPlan, drift: Drift) -> Iterator[str]:
     """Yield a text about each client of a worker that is not the head. A worker serves a single client at a time."""
     for service in host.services:
         if service.kind == "worker":
@@ -243,8 +242,8 @@ class PortTest(NamedTuple):
 
 def _port_tests(plan: Plan, observations: Observations, port_host: str, endpoint: str) -> Iterator[PortTest]:
     """Yield the tests by the controller and other hosts, unless the port's host changed after the test."""
-    if endpoint in observations.probes:
-        address = observations.probes[endpoint]
+    if endpoint in observations.controller_probes:
+        address = observations.controller_probes[endpoint]
         yield PortTest("the controller", address or "", address is not None)
     for name, drift in observations.drifts.items():
         is_stale = port_host in observations.changed_hosts and name not in observations.changed_hosts
@@ -257,30 +256,30 @@ def _port_tests(plan: Plan, observations: Observations, port_host: str, endpoint
 def _check_ports(plan: Plan, observations: Observations) -> Iterator[types.Check]:
     for name, host in plan.hosts.items():
         for worker in host.workers:
-            yield _check(
+            yield _result(
                 "closed", worker.tunnel or worker.endpoint, *_judge_port(plan, observations, name, host, worker)
             )
     for external_worker in plan.external_workers:
         text = f"{external_worker.host} runs this worker without the collection: check on that host that only the head can reach the port"
-        yield _check("closed", external_worker.endpoint, None, text)
+        yield _result("closed", external_worker.endpoint, None, text)
 
 
 def _judge_port(
     plan: Plan, observations: Observations, name: str, host: HostPlan, worker: WorkerPlan
 ) -> tuple[bool | None, str]:
     endpoint = worker.tunnel or worker.endpoint
-    service = (
+    state = (
         observations.drifts[name].services.get(names.service_name(f"worker-{worker.name}"))
         if name in observations.drifts
         else None
     )
-    listeners = [
-        address for address in (service.addresses if service else ()) if not (worker.tunnel and is_loopback(address))
+    addresses = [
+        address for address in (state.addresses if state else ()) if not (worker.tunnel and is_loopback(address))
     ]
     planned_addresses = {listener.rsplit(":", 1)[0] for listener in (worker.listens, endpoint)}
-    if unplanned_addresses := [address for address in listeners if address not in planned_addresses]:
+    if unplanned_addresses := [address for address in addresses if address not in planned_addresses]:
         return False, f"the worker listens on {', '.join(unplanned_addresses)}, which the plan does not allow"
-    if not worker.tunnel and is_loopback(worker.listens) and listeners:
+    if not worker.tunnel and is_loopback(worker.listens) and addresses:
         return True, "the worker listens on loopback only"
     if worker.tunnel and not (host.unit_closes or host.firewall_manager):
         return None, "the port is reachable from the network; only the tunnel key protects it"
@@ -303,7 +302,7 @@ def _judge_port(
 def _check_link(host: str, measurement: types.LinkMeasurement | None) -> types.Check:
     """Show the last measurement of a link. There is no threshold, because it would depend on the model."""
     if not measurement:
-        return _check("link", host, None, "not measured yet: the next run that reaches both hosts will measure it")
+        return _result("link", host, None, "not measured yet: the next run that reaches both hosts will measure it")
     texts = []
     if measurement.mbit_per_second is not None:
         texts.append(f"{measurement.mbit_per_second:.0f} Mbit/s")
@@ -315,7 +314,7 @@ def _check_link(host: str, measurement: types.LinkMeasurement | None) -> types.C
         texts.append("the head's ping was not answered: run with -e llama_link_measure=true to measure again")
     elif not measurement.requested:
         texts.append("run with -e llama_link_measure=true to use this measurement in planning")
-    return _check("link", host, measurement.round_trip_ms is not None or None, ", ".join(texts))
+    return _result("link", host, measurement.round_trip_ms is not None or None, ", ".join(texts))
 
 
 def _check_models(plan: Plan, evidence: Sequence[types.Evidence]) -> Iterator[types.Check]:
@@ -335,10 +334,10 @@ def _check_model(plan: Plan, evidence: types.Evidence, server: types.ServerEvide
     if completion and not evidence.fallback:
         yield from _check_rdma(plan, server)
     yield from _check_proof(plan, evidence) if not evidence.fallback else ()
-    yield _check("known answer", url, *_judge_known_answer(plan.model, completion))
-    yield _check("completion", url, *_judge_completion(completion))
+    yield _result("known answer", url, *_judge_known_answer(plan.model, completion))
+    yield _result("completion", url, *_judge_completion(completion))
     if not (plan.model.known_answer or known_answer.is_model_name(plan.model.name)):
-        yield _check("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
+        yield _result("speaks", url, *_judge_reading(plan.head.reading, evidence, server))
 
 
 def _check_proof(plan: Plan, evidence: types.Evidence) -> Iterator[types.Check]:
@@ -348,30 +347,30 @@ def _check_proof(plan: Plan, evidence: types.Evidence) -> Iterator[types.Check]:
         return
     device_names = ", ".join(f"{device.host} {device.worker or device.device}" for device in plan.placement)
     if not proof.layers:
-        yield _check("computes", device_names, None, f"the devices cannot be tested with this model: {proof.reason}")
+        yield _result("computes", device_names, None, f"the devices cannot be tested with this model: {proof.reason}")
         return
     verdicts_by_id = {verdict.id: verdict for verdict in evidence.verdicts}
     verdicts = [verdicts_by_id[device.id] for device in proof.devices if device.id in verdicts_by_id]
-    unproven_devices = [device.name for device in proof.devices if device.id not in verdicts_by_id]
+    unproven_names = [device.name for device in proof.devices if device.id not in verdicts_by_id]
     texts = [verdict.sentence() for verdict in verdicts]
-    if unproven_devices:
+    if unproven_names:
         texts.append(
-            f"{', '.join(unproven_devices)}: not proven; site.yml runs the proof before it starts the server, unless llama_proof is never"
+            f"{', '.join(unproven_names)}: not proven; site.yml runs the proof before it starts the server, unless llama_proof is never"
         )
-    texts.append(f"the proof uses {proof.coverage(plan.model.layers)}")
+    texts.append(f"the proof uses {proof.coverage_text(plan.model.layers)}")
     # The operator may serve without a proof, so an incorrect device does not fail this check.
-    passed = bool(verdicts) and not unproven_devices and all(verdict.is_correct for verdict in verdicts)
-    yield _check("computes", device_names, passed or None, "; ".join(texts))
+    passed = bool(verdicts) and not unproven_names and all(verdict.is_correct for verdict in verdicts)
+    yield _result("computes", device_names, passed or None, "; ".join(texts))
 
 
 def _judge_reading(
-    identifier: str | None, evidence: types.Evidence, server: types.ServerEvidence
+    reading_id: str | None, evidence: types.Evidence, server: types.ServerEvidence
 ) -> tuple[bool | None, str]:
     """Return whether the model reads plain text like a language model, and no worse than before."""
-    if not identifier:
+    if not reading_id:
         return None, "this model generates no text"
     reading = server.reading
-    reference = next((entry for entry in evidence.readings if entry.id == identifier), None)
+    reference = next((entry for entry in evidence.readings if entry.id == reading_id), None)
     if not server.completion:
         return None, ASLEEP_NOTE
     if not reading:
@@ -402,21 +401,21 @@ def _check_rdma(plan: Plan, server: types.ServerEvidence) -> Iterator[types.Chec
                 f", planned: {', '.join(rdma_endpoints)}. llama-server silently fell back to TCP: see the last lines that mention RDMA in start.log on the "
                 "head, and in these workers' logs"
             )
-        yield _check("rdma", plan.head.host, passed, text)
+        yield _result("rdma", plan.head.host, passed, text)
 
 
 def _check_handshakes(plan: Plan, handshakes: types.Handshakes) -> Iterator[types.Check]:
     """Check the workers that the plan uses. Unused external workers may serve another head."""
-    capacities = {device.endpoint: device.capacity_mib for model in plan.per_model() for device in model.placement}
+    capacities_mib = {device.endpoint: device.capacity_mib for model in plan.per_model() for device in model.placement}
     workers: list[WorkerPlan | ExternalWorkerPlan] = [worker for host in plan.hosts.values() for worker in host.workers]
     for worker in [*workers, *plan.external_workers]:
         if worker.used:
-            passed, text = _judge_handshake(handshakes, worker.endpoint, capacities.get(worker.endpoint, 0))
+            passed, text = _judge_handshake(handshakes, worker.endpoint, capacities_mib.get(worker.endpoint, 0))
             tunnel = worker.tunnel if isinstance(worker, WorkerPlan) else None
             tunnel_note = f", encrypted to {tunnel}" if passed and tunnel else ""
-            yield _check("handshake", worker.endpoint, passed, f"{text}{tunnel_note}")
+            yield _result("handshake", worker.endpoint, passed, f"{text}{tunnel_note}")
         else:
-            yield _check("handshake", worker.endpoint, None, "the head does not use this worker")
+            yield _result("handshake", worker.endpoint, None, "the head does not use this worker")
 
 
 def _judge_handshake(handshakes: types.Handshakes, endpoint: str, needed_mib: float) -> tuple[bool, str]:
@@ -431,7 +430,7 @@ def _judge_handshake(handshakes: types.Handshakes, endpoint: str, needed_mib: fl
     if handshake.state != "ok":
         return False, f"{handshake.state}: {handshake.detail}"
     total_mib = sum(device.total_mib for device in handshake.devices)
-    text = f"protocol {handshake.protocol}, {_quantity(len(handshake.devices), 'device')}, {total_mib} MiB"
+    text = f"protocol {handshake.protocol}, {_quantity_text(len(handshake.devices), 'device')}, {total_mib} MiB"
     if len(handshake.devices) == 1 and total_mib >= needed_mib:
         return True, text
     return False, f"{text}, planned: 1 device with {needed_mib} MiB or more"
@@ -440,21 +439,21 @@ def _judge_handshake(handshakes: types.Handshakes, endpoint: str, needed_mib: fl
 def _check_buffers(device: DevicePlacement, logged_buffers: Mapping[str, Mapping[str, float]]) -> types.Check:
     """Check that a device holds the planned amounts of the model and its cache."""
     buffers = logged_buffers.get(device.device, {})
-    faults, bounds = [], ""
+    faults, bounds_text = [], ""
     for kind, key, planned_mib in (("model", "weights_mib", device.weights_mib), ("KV", "kv_mib", device.kv_mib)):
         actual_mib = buffers.get(kind, 0.0)
         if key not in device.exact:
-            bounds += f"; at most {planned_mib} MiB planned for {kind}"
+            bounds_text += f"; at most {planned_mib} MiB planned for {kind}"
             if kind == "model" and planned_mib and not actual_mib:
                 faults.append(f"{kind} {actual_mib} MiB, planned up to {planned_mib}")
         elif abs(actual_mib - planned_mib) > ROUNDING_MIB + planned_mib / 1000:
             faults.append(f"{kind} {actual_mib} MiB, planned {planned_mib}")
     if not faults:
         sizes = ", ".join(f"{kind} {actual_mib} MiB" for kind, actual_mib in buffers.items())
-        return _check("buffers", device.device, True, sizes + bounds)
+        return _result("buffers", device.device, True, sizes + bounds_text)
     if not logged_buffers:
-        return _check("buffers", device.device, None, "start.log on the head lists no buffer sizes")
-    return _check("buffers", device.device, False, "; ".join(faults))
+        return _result("buffers", device.device, None, "start.log on the head lists no buffer sizes")
+    return _result("buffers", device.device, False, "; ".join(faults))
 
 
 def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -> tuple[bool | None, str]:
@@ -470,7 +469,7 @@ def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -
         (index for index, (expected, word) in enumerate(zip(expected_words, words)) if expected != word),
         min(len(expected_words), len(words)),
     )
-    actual_word, expected_word = (" ".join(map(repr, text[position:][:1])) for text in (words, expected_words))
+    actual_word, expected_word = (" ".join(map(repr, answer[position:][:1])) for answer in (words, expected_words))
     text = (
         f"word {position + 1} is {actual_word or 'missing'} instead of {expected_word or 'the end'}: at least one layer computes incorrectly. "
         f"The answer is {completion.text[:300]!r}"

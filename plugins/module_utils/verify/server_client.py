@@ -34,7 +34,7 @@ MODEL_STATES = {"loaded": "loaded", "loading": "loading", "sleeping": "asleep"}
 """Our state for each state in a reply of /models (server-models.cpp of 0.3.36)."""
 
 
-def read_keys(path: str) -> list[str]:
+def read_api_keys(path: str) -> list[str]:
     lines = reading.read_start(Path(path), MAX_FILE_BYTES, follows_links=True).decode(*replies.KEY_ENCODING).split("\n")
     return [line.strip() for line in lines if line.strip()]
 
@@ -59,7 +59,7 @@ class Client:
                 f"llama_server_tls_certificate_file is {path!r}, which cannot be used: {reason}"
             )
 
-    def health(self, seconds: float, answer_timeout_s: float = TIMEOUT_SECONDS) -> Health:
+    def wait_for_health(self, seconds: float, answer_timeout_s: float = TIMEOUT_SECONDS) -> Health:
         """Wait until the server is healthy or the time limit has passed. Do not wait for a server with another certificate: it keeps this until it exits."""
         deadline = time.monotonic() + seconds
         while not self._certificate_error:
@@ -76,7 +76,7 @@ class Client:
 
         :raises OSError: the key cannot be read.
         """
-        key = next(iter(read_keys(self._key_file)), None) if self._key_file else None
+        key = next(iter(read_api_keys(self._key_file)), None) if self._key_file else None
         address, port = self._address.rsplit(":", 1)
 
         def veto() -> str | None:

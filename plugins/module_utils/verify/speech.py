@@ -23,7 +23,7 @@ AskServer = Callable[[str, float, Mapping[str, Any]], replies.Reply]
 """Function that asks the server: path, seconds and question."""
 
 
-def take_reading(ask: AskServer, identifier: str, model: str | None) -> Reading | None:
+def take_reading(ask: AskServer, reading_id: str, model: str | None) -> Reading | None:
     """Let the server predict plain text.
 
     :param model: name of the model if the server has several.
@@ -47,4 +47,4 @@ def take_reading(ask: AskServer, identifier: str, model: str | None) -> Reading 
             logarithms.append(min(0.0, max(MIN_LOGARITHM, float(entry["logprob"]))))
             piece = entries[index]["piece"]
             text_bytes += len(piece.encode() if isinstance(piece, str) else piece)
-    return Reading(identifier, tuple(logarithms), text_bytes) if len(logarithms) >= MIN_TOKENS else None
+    return Reading(reading_id, tuple(logarithms), text_bytes) if len(logarithms) >= MIN_TOKENS else None

@@ -16,11 +16,11 @@ def parse_buffers(log: str) -> dict[str, dict[str, float]]:
 
     Kinds are model, KV (including recurrent states), compute, and in newer builds rotation and layer input. ik_llama.cpp does not print the kind model.
     A processor has several devices: CPU, AMX, CPU_REPACK and the like."""
-    devices: dict[str, dict[str, float]] = {}
+    buffers: dict[str, dict[str, float]] = {}
     for name, kind, size in re.findall(BUFFER_LINE_PATTERN, log):
-        if name not in devices and len(devices) >= MAX_DEVICES:
+        if name not in buffers and len(buffers) >= MAX_DEVICES:
             continue
-        sizes = devices.setdefault(name.removesuffix("_Mapped"), {})
+        sizes = buffers.setdefault(name.removesuffix("_Mapped"), {})
         kind = "KV" if kind == "RS" or kind.startswith("DSV4") else kind or "model"
         sizes[kind] = round(sizes.get(kind, 0.0) + float(size), 2)
-    return devices
+    return buffers

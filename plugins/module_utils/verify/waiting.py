@@ -35,18 +35,18 @@ class ServerWait:
     def __init__(self, subject: Subject, timeout_s: float) -> None:
         self._subject, self._timeout_s = subject, timeout_s
         self._goal = load_bytes_of(subject)
-        self._initial_exits: int | None = None
+        self._initial_exit_count: int | None = None
         self._last_progress_s = 0.0
 
     def final_evidence_of(self, evidence: Evidence, elapsed_s: float) -> Evidence | None:
         """Return the evidence to judge, whose health explains why the wait ended; None to keep waiting."""
-        if self._initial_exits is None:
-            self._initial_exits = evidence.exits.total
+        if self._initial_exit_count is None:
+            self._initial_exit_count = evidence.exits.total
         if evidence.health.healthy or evidence.health.detail == replies.WRONG_CERTIFICATE_MESSAGE:
             return evidence
-        if evidence.exits.total - self._initial_exits >= MAX_EXITS:
+        if evidence.exits.total - self._initial_exit_count >= MAX_EXITS:
             exits = evidence.exits
-            exit_count = exits.total - self._initial_exits
+            exit_count = exits.total - self._initial_exit_count
             detail = f"llama-server exited {exit_count} times while verify waited, the last time {exits.last_exit}"
             return evidence._replace(health=Health(False, detail), waits_for=(), log=exits.log)
         limit_s = self._timeout_s

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 from ansible.errors import AnsibleActionFail
 from ansible.utils.display import Display
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typed_json
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import duration, parse_count, size_text
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import duration_text, parse_count, size_text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Size
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import model_files, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download import ModelArguments
@@ -126,7 +126,9 @@ def progress_text(names: Collection[str], done_bytes: int, total_bytes: int, rat
     if done_bytes >= total_bytes:
         return f"{subject}: checking"
     rate_text = (
-        f"{size_text(rate)}/s, {duration((total_bytes - done_bytes) / rate)} left" if rate > 0 else "waiting for data"
+        f"{size_text(rate)}/s, {duration_text((total_bytes - done_bytes) / rate)} left"
+        if rate > 0
+        else "waiting for data"
     )
     return f"{subject}: {size_text(done_bytes)} of {size_text(total_bytes)}, {rate_text}"
 

@@ -130,7 +130,7 @@ def _version_lines(plan: Plan) -> list[str]:
         for build in host.builds:
             options_text = " ".join(f"{option}={value}" for option, value in sorted(build.cmake_options.items()))
             rows.append([name, build.id, build.backend, options_text])
-    return tables.table(rows).splitlines() if len(rows) > 1 else []
+    return tables.format_table(rows).splitlines() if len(rows) > 1 else []
 
 
 def _checks_view(report: Report) -> dict[str, Any]:

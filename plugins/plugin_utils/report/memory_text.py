@@ -65,7 +65,7 @@ def memory_lines(plan: types.Plan) -> list[str]:
     component_signs = {**COMPONENT_SIGNS, **({"auxiliary models": AUXILIARY_SIGN} if plan.auxiliary_models else {})}
     legend = ", ".join(f"{sign} {component.replace('kv', 'KV cache')}" for component, sign in component_signs.items())
     footer = f"  in MiB, ≤ marks an upper bound; {legend}, {FREE_MEMORY_SIGN} free"
-    return [*tables.table(rows).splitlines(), footer, *uncounted_model_lines(plan), *reason_lines(plan)]
+    return [*tables.format_table(rows).splitlines(), footer, *uncounted_model_lines(plan), *reason_lines(plan)]
 
 
 def _auxiliary_models_on(plan: types.Plan, device: str | None) -> list[types.AuxiliaryModelPlan]:

@@ -65,7 +65,7 @@ def _workers_without_cache(plan: types.Plan) -> list[tuple[str, str]]:
 
 
 def plan_page(plan: types.Plan | types.Refused, changes: Sequence[str] = ()) -> str:
-    """Return the page of a plan, at most tables.PAGE_WIDTH columns wide if names allow."""
+    """Return the page of a plan, at most tables.MAX_LINE_LENGTH columns wide if names allow."""
     lines = title_lines(plan)
     for title, section_lines in plan_sections(plan, changes).items():
         lines += ["", title, *section_lines]
@@ -108,7 +108,7 @@ def plan_sections(plan: types.Plan | types.Refused, changes: Sequence[str] = ())
         return dict(refusal_section)
     sections = {
         "Models": [
-            *tables.table(speed_text.model_rows(plan)).splitlines(),
+            *tables.format_table(speed_text.model_rows(plan)).splitlines(),
             f"  {ROUTER_NOTE}",
             *tables.wrap("  ", first_model_note(plan)),
         ]
@@ -199,7 +199,7 @@ def _topology_lines(plan: types.Plan) -> list[str]:
     lines = [f"  {head.host}  llama-server, {head.url}"]
     if rows:
         rows[-1][0] = "└─"
-        lines += tables.table(rows).splitlines()
+        lines += tables.format_table(rows).splitlines()
     else:
         lines.append(f"  └─  the processor of {head.host}, all layers")
     unused_text = unused_workers_text(plan)
@@ -325,7 +325,7 @@ def command_lines(argv: Iterable[str], environment: Mapping[str, str], indent: s
             segments.append(word)
     lines = [indent]
     for segment in segments:
-        if len(lines[-1]) + len(segment) + 3 > tables.PAGE_WIDTH and lines[-1].strip():
+        if len(lines[-1]) + len(segment) + 3 > tables.MAX_LINE_LENGTH and lines[-1].strip():
             lines[-1] += "\\"
             lines.append(indent + "  ")
         lines[-1] += segment + " "

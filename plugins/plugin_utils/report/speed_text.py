@@ -31,7 +31,7 @@ def absent_worker_lines(plan: Plan) -> list[str]:
             ]
             if worker.used:
                 rows.append([f"without {name}:{worker.name}:", f"still served: {', '.join(models) or 'none'}"])
-    return tables.table(rows).splitlines() if rows else []
+    return tables.format_table(rows).splitlines() if rows else []
 
 
 RATE_TEXTS = {"table": "come from a table of known devices", "assumed": "are assumed for at least one device"}
@@ -82,7 +82,7 @@ def _proof_rows(plan: Plan) -> list[list[str]]:
     if not proof or not proof.layers:
         return []
     duration_text = f"{proof.seconds} s, then an outage of {proof.outage_s} s"
-    return [["proof", duration_text, f"once: {proof.coverage(plan.model.layers)}"]]
+    return [["proof", duration_text, f"once: {proof.coverage_text(plan.model.layers)}"]]
 
 
 def speed_notes(plan: Plan) -> list[str]:
@@ -136,7 +136,7 @@ def _conversations_note(plan: Plan) -> str:
 def speed_lines(plan: Plan) -> list[str]:
     rows = speed_rows(plan)
     notes = [line for note in speed_notes(plan) for line in tables.wrap("  ", note)] if rows else []
-    return [*tables.table(rows).splitlines(), *notes] if rows else []
+    return [*tables.format_table(rows).splitlines(), *notes] if rows else []
 
 
 def _shape_name(shape: ShapeEstimate) -> str:
@@ -188,7 +188,7 @@ def shape_notes(plan: Plan) -> list[str]:
 def shape_lines(plan: Plan) -> list[str]:
     rows = shape_rows(plan)
     notes = [line for note in shape_notes(plan) for line in tables.wrap("  ", note)]
-    return [*tables.table(rows).splitlines(), *notes] if rows[1:] else []
+    return [*tables.format_table(rows).splitlines(), *notes] if rows[1:] else []
 
 
 def network_lines(plan: Plan) -> list[str]:
@@ -225,4 +225,4 @@ def fallback_lines(plan: Plan) -> list[str]:
     fallback_note = f"llama_server_fallback is true: if the model fits without an absent worker, the head serves without that worker after {delay_s} seconds."
     if delay_s is None:
         fallback_note = "llama_server_fallback is false: while a worker is absent, the head serves nothing."
-    return [*tables.table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []
+    return [*tables.format_table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []

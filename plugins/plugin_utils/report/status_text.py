@@ -38,7 +38,7 @@ def _labelled_lines(label: str, text: str) -> list[str]:
     """Return lines with a label and a text; continuation lines are indented."""
     return textwrap.wrap(
         text,
-        tables.PAGE_WIDTH,
+        tables.MAX_LINE_LENGTH,
         initial_indent=f"  {label.ljust(LABEL_WIDTH)}",
         subsequent_indent=" " * (LABEL_WIDTH + 2),
         break_on_hyphens=False,
@@ -48,7 +48,7 @@ def _labelled_lines(label: str, text: str) -> list[str]:
 def _cluster_lines(status: types.Status) -> list[str]:
     cluster = status.cluster
     state_seconds = cluster.uptime_s if cluster.asleep_s is None else cluster.asleep_s
-    duration_text = f" for {units.duration(state_seconds)}" if state_seconds is not None else ""
+    duration_text = f" for {units.duration_text(state_seconds)}" if state_seconds is not None else ""
     absence_text = f" without {', '.join(cluster.without)}" * bool(cluster.without)
     lines = [*_labelled_lines("state", f"{STATE_TEXTS.get(cluster.state, cluster.state)}{absence_text}{duration_text}")]
     if cluster.load:
@@ -68,14 +68,14 @@ def _cluster_lines(status: types.Status) -> list[str]:
             "passed" if verification.passed else "failed"
         ) + ", but the model was asleep and was not tested" * verification.asleep
         lines += _labelled_lines(
-            "verified", f"{units.duration(verification.age_s)} ago with {verification.release}, {result_text}"
+            "verified", f"{units.duration_text(verification.age_s)} ago with {verification.release}, {result_text}"
         )
     elif cluster.state not in ("unknown", "not installed"):
         lines += _labelled_lines("verified", "never: the head has no record")
     if cluster.restarts or (cluster.models and cluster.last_restarts):
         lines += _labelled_lines("restarts", f"llama-server: {cluster.restarts}")
         for restart in cluster.last_restarts[:MAX_RESTARTS]:
-            lines += _labelled_lines("", f"{units.duration(restart.age_s)} ago: {restart.text}")
+            lines += _labelled_lines("", f"{units.duration_text(restart.age_s)} ago: {restart.text}")
     return lines
 
 
@@ -108,7 +108,7 @@ def _host_rows(host: types.HostStatus) -> Iterator[list[str]]:
         name,
         _free_memory_text(resources.memory_free_mib, resources.memory_total_mib),
         _gib(disk_mib),
-        units.duration(resources.uptime_s),
+        units.duration_text(resources.uptime_s),
         plan_state if host.installed else "not installed",
     ]
     for device in resources.devices:
@@ -129,7 +129,7 @@ def _worker_rows(host: types.HostStatus) -> Iterator[list[str]]:
             worker.endpoint or _shorten(worker.service),
             _shorten(host.name, 16),
             _shorten(device_text),
-            units.duration(worker.uptime_s),
+            units.duration_text(worker.uptime_s),
             _shorten(clients_text, 16),
             state_text + restarts_text,
         ]
@@ -144,7 +144,7 @@ def _difference_lines(host: types.HostStatus) -> Iterator[str]:
 
 
 def text_of(status: types.Status) -> str:
-    """Return the status for a person, at most tables.PAGE_WIDTH columns wide if names allow."""
+    """Return the status for a person, at most tables.MAX_LINE_LENGTH columns wide if names allow."""
     host_rows = [row for host in status.hosts for row in _host_rows(host)]
     worker_rows = [row for host in status.hosts for row in _worker_rows(host)]
     difference_lines = [line for host in status.hosts for line in _difference_lines(host)]
@@ -152,8 +152,10 @@ def text_of(status: types.Status) -> str:
     lines = ["", f"  {status.cluster.name}  {health}"]
     lines += [line for problem in status.problems for line in _labelled_lines("problem", problem)]
     lines += [*_cluster_lines(status), ""]
-    lines += tables.table([["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *host_rows]).splitlines()
+    lines += tables.format_table(
+        [["host", "memory free, GiB", "disk free, GiB", "up", "plan"], *host_rows]
+    ).splitlines()
     if worker_rows:
         header = ["worker", "host", "device, protocol", "up", "client", "state"]
-        lines += ["", *tables.table([header, *worker_rows]).splitlines()]
+        lines += ["", *tables.format_table([header, *worker_rows]).splitlines()]
     return "\n".join([*lines, *([""] if difference_lines else []), *difference_lines, ""])

@@ -14,15 +14,15 @@ def text_of(results: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -
     other_rows = [["not served", "parameters", "quantisation", "GiB", "why"]]
     for result in results:
         if result.why_not:
-            reason = textwrap.shorten(result.why_not, tables.PAGE_WIDTH, placeholder=" …")
+            reason = textwrap.shorten(result.why_not, tables.MAX_LINE_LENGTH, placeholder=" …")
             other_rows.append([result.model, *_cells(result), reason])
         else:
             served_rows.append([result.model, *_cells(result)])
     note = f"Contexts: {query.context} tokens, and the largest that fits. Speeds are for an empty context. {what_fits.ORDER_TEXT.format(query.speed)}"
     return "\n".join(
         [
-            *textwrap.wrap(note, tables.PAGE_WIDTH),
-            *("\n" + tables.table(table_rows) for table_rows in (served_rows, other_rows) if table_rows[1:]),
+            *textwrap.wrap(note, tables.MAX_LINE_LENGTH),
+            *("\n" + tables.format_table(table_rows) for table_rows in (served_rows, other_rows) if table_rows[1:]),
             "",
         ]
     )

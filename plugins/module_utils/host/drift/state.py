@@ -80,7 +80,7 @@ def port_problem(services: Iterable[host_types.ServicePlan], states: Mapping[str
     blocked_services = [service for service in services if states[service.name].state == drift.FOREIGN]
     if not blocked_services:
         return None
-    variables = dict.fromkeys(names.PORT_VARIABLES[service.kind == "head"] for service in blocked_services)
+    variables = dict.fromkeys(names.PORT_SETTINGS[service.kind == "head"] for service in blocked_services)
     conflicts = " and ".join(f"{service.listens}, the port for {service.name}" for service in blocked_services)
     return f"Another program already uses {conflicts}: stop that program, or change {' and '.join(variables)}."
 
@@ -171,7 +171,7 @@ def unneeded_releases(plan: host_types.HostPlan) -> list[str]:
     return retention.unneeded_releases(planned_ids, mtimes, unused_releases)
 
 
-def _differences(kind: drift.Kind, subjects: Iterable[str], template: str) -> Iterator[drift.Difference]:
+def _differences(kind: drift.DifferenceKind, subjects: Iterable[str], template: str) -> Iterator[drift.Difference]:
     """Yield a difference for each subject, which replaces {} in the text."""
     return (drift.Difference(kind, subject, template.format(subject)) for subject in subjects)
 

@@ -233,7 +233,7 @@ def model_of(request: ModelRequest, facts: Facts) -> Model:
     """
     source, report, summary = next(iter(request.sources()), None), request.report, request.summary
     if source and report.problem:
-        raise typed_json.format_refusal("the head", f"the model ({_source_clause(source)})", report.problem)
+        raise typed_json.refusal_of_report("the head", f"the model ({_source_clause(source)})", report.problem)
     if report.refused:
         raise Refusal(report.refused)
     if request.known_answer:
