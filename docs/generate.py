@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.launcher import metrics
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisories import table as advisories
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import VULKAN_MEMORY
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import VULKAN_MEMORY_ADVISORY
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status import types as status_types
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils import inventory
 
@@ -50,7 +50,7 @@ EXAMPLE_VALUES: dict[str, dict[str, str]] = {
     "external-worker": {"where": "*endpoints* on *host*"},
     "unlimited-server": {"reason": "The service manager (launchd) does not filter addresses"},
     "hip-mmap-hang": {"where": "*mib* MiB for *devices* on *host*"},
-    VULKAN_MEMORY: {"where": "*device* on *host* (90112 MiB planned, *limit* MiB reported)", "hip": "hip"},
+    VULKAN_MEMORY_ADVISORY: {"where": "*device* on *host* (90112 MiB planned, *limit* MiB reported)", "hip": "hip"},
     "rpc-in-clear": {"where": "*host* over ethernet", "transport": "stunnel"},
     "graphics-memory-limit": {"where": "*device* on *host*", "tuning": "true"},
     "strix-halo-kernel": {"where": "*host* (*kernel*)"},

@@ -99,7 +99,7 @@ def settings_of(setting: Setting) -> kv_cache.CacheSettings:
 def bound_mib(path: Path, setting: Setting, place: str) -> int:
     """Of the first device: in two layouts it is the head's own, and gets copies of what is in the head's memory."""
     summary = header_summary.parse(header_summary.summarize(gguf.read_local_headers(str(path))))
-    overrides = (("exps", device_load.CPU),) if place == "moved" else ()
+    overrides = (("exps", device_load.CPU_BUFFER),) if place == "moved" else ()
     load = device_load.Load(summary, settings_of(setting), capabilities.OLDEST_BUILDS["llama.cpp"], overrides)
     first = load.units - PART if place == "part" else 0
     return (load.compute_on(OWN, first) if place in ("moved", "part") else load.compute) // MIB

@@ -76,14 +76,14 @@ def works_of(figure: dict[str, Any], model: ModelSummary) -> list[cost_model.Mod
     """Its devices with their parts of the model."""
     load = device_load.Load(model, kv_cache.CacheSettings(512), figure["build"])
     read, nodes = cost_model.bytes_read_by_unit(load), cost_model.nodes_per_layer(load)
-    costs = cost_model.part_costs(load)
+    costs = cost_model.tensor_costs(load)
     works, start = [], 0
     for index, (machine, layers, *link) in enumerate(figure["devices"]):
         end = load.units if index == len(figure["devices"]) - 1 else start + layers
         via = cost_model.ASSUMED_LINKS[link[0]] if link else None
         rate = _rate(DATA["machines"][machine])
         size = sum(load.weights[start:end])
-        weights = sum(part.dense_weights + part.experts for part in costs) * sum(read[start:end]) / sum(read)
+        weights = sum(cost.dense_weights + cost.expert_weights for cost in costs) * sum(read[start:end]) / sum(read)
         work = cost_model.ModelPart(machine, machine, rate, sum(read[start:end]), size, 0, layers * nodes, via)
         wire = 8.0 * model.width if link else 0.0
         works.append(work._replace(dense_weights=weights, network_bytes=wire))

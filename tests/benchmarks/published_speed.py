@@ -143,19 +143,19 @@ def _link(name: str, kind: str) -> cost_model.Link:
 def _works(row: dict[str, str]) -> list[cost_model.ModelPart]:
     model, build = _models()[row["model"]], int(row["build"])
     load = device_load.Load(model, kv_cache.CacheSettings(512), build)
-    parts = list(zip(load.parts, cost_model.part_costs(load)))
+    tensors = list(zip(load.tensors, cost_model.tensor_costs(load)))
     works, start, devices = [], 0, [device.split("/") for device in row["devices"].split(";")]
     for index, (name, backend, layers, *link) in enumerate(devices):
         end = load.units if index == len(devices) - 1 else start + int(layers)
-        own = [(part, cost) for part, cost in parts if part.unit is not None and start <= part.unit < end]
+        own = [(tensor, cost) for tensor, cost in tensors if tensor.unit is not None and start <= tensor.unit < end]
         works.append(
             cost_model.ModelPart(
                 name,
                 name,
                 device_rates.rate_of_row(_known(name, backend), device_rates.TABLE_SOURCE, backend, model.architecture),
-                weights=sum(part.bytes for part, _cost in own),
-                **{field: sum(getattr(cost, field) for _part, cost in own) for field in cost_model.PartCost._fields},
-                active=model.active_expert_share,
+                weight_bytes=sum(tensor.bytes for tensor, _cost in own),
+                **{field: sum(getattr(cost, field) for _, cost in own) for field in cost_model.TensorCost._fields},
+                active_share=model.active_expert_share,
                 network_bytes=8.0 * model.width if link else 0.0,
                 nodes=int(layers) * cost_model.nodes_per_layer(load),
                 link=_link(name, link[0]) if link else None,

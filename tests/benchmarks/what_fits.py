@@ -12,8 +12,8 @@ from ansible_collections.llamacpp.cluster.plugins.plugin_utils.sources import so
 from conftest import CATALOGUE
 from test_inventories import variables_of
 
-made, make_candidate = [], planner.make_candidate
-planner.make_candidate = lambda *given, **more: made.append(1) or make_candidate(*given, **more)
+made, make_trial_plan = [], planner.make_trial_plan
+planner.make_trial_plan = lambda *given, **more: made.append(1) or make_trial_plan(*given, **more)
 
 for name in ("strix_halo_quad", "cuda_triple", "mac_loopback"):
     read = cluster_inputs.read_cluster(*inventory.cluster_hosts(variables_of(name, {})), what_fits.ANY_MODEL)

@@ -120,6 +120,6 @@ def test_every_buffer_is_as_planned(programs, workers, tmp_path, name):
     models.write(path, model, kind)
     for split, variables in CASES:
         placed, arguments = planned(path, workers, split, **variables)
-        assert placed.load.weights_exact
-        assert placed.load.kv_exact
+        assert placed.load.has_exact_weights
+        assert placed.load.has_exact_kv
         assert not compared(placed, logged(programs, arguments, tmp_path)), (split, variables)

@@ -64,7 +64,7 @@ def test_a_card_of_nvidia_that_no_table_knows_is_as_those_of_its_capability(pair
     ratios = (row.gb_per_s * known.generation_share / given.gb_per_s for row in rows)
     assert statistics.mean(1 / given.uncertainty <= ratio <= given.uncertainty for ratio in ratios) >= 0.8
     ratios = (1000 * row.tflops * known.prompt_share / given.prompt_gflops for row in rows)
-    factor = given.uncertainty**cost_model.PROMPT_POWER
+    factor = given.uncertainty**cost_model.PROMPT_EXPONENT
     assert statistics.mean(1 / factor <= ratio <= factor for ratio in ratios) >= 0.77, "seven of nine"
     assert rate(pair, "CUDA0", [{**card, "architecture": ""}]).gb_per_s == pytest.approx(400 * 0.7)
 
@@ -97,16 +97,16 @@ def test_four_of_five_figures_that_no_fit_used_are_in_their_range():
 
 def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
     rate = rates.Rate(100, 1e9, rates.TABLE_SOURCE, node_us=1)
-    work = cost_model.ModelPart("a", "", rate, read_bytes=1e9, weights=8e9, multiplied_weights=0, nodes=1000)
+    work = cost_model.ModelPart("a", "", rate, read_bytes=1e9, weight_bytes=8e9, multiplied_weights=0, nodes=1000)
     assert [cost_model.device_ms(work, users) for users in (1, 8)] == [11, 11]
-    cached = work._replace(cache=1e8)
+    cached = work._replace(cache_read_bytes=1e8)
     assert [cost_model.device_ms(cached, users) for users in (1, 8)] == pytest.approx([12, 19])
-    experts = work._replace(expert_read_bytes=5e8, active=0.1)
+    experts = work._replace(expert_read_bytes=5e8, active_share=0.1)
     all_experts = cost_model.device_ms(experts, 1000)
     assert cost_model.device_ms(experts, 2) == pytest.approx(11 + 5 * 0.9)
     assert all_experts == pytest.approx(11 + 5 * 9)
     slow = work._replace(rate=rate._replace(prompt_gflops=1000), dense_weights=1e9)
-    assert cost_model.device_ms(slow, 2) == pytest.approx(11 + 2 * cost_model.VECTOR_COST)
+    assert cost_model.device_ms(slow, 2) == pytest.approx(11 + 2 * cost_model.VECTOR_TOKEN_COST)
     growth = [cost_model.device_ms(slow, users) for users in (8, 9, 10)]
     assert growth[2] - growth[1] == pytest.approx(growth[1] - growth[0]) == pytest.approx(2)
     slowest = slow._replace(rate=rate._replace(prompt_gflops=1))
@@ -114,7 +114,7 @@ def test_a_step_of_several_users_reads_weights_once_and_the_cache_of_each():
     limited = work._replace(rate=rate._replace(gweights_per_s=50), dense_weights=1e9)
     assert cost_model.device_ms(limited) == 21, "kernels for single tokens are the limit"
     link = ETHERNET._replace(gbit=8.0)
-    lent = work._replace(link=link, network_bytes=1e6, output=1e6)
+    lent = work._replace(link=link, network_bytes=1e6, result_bytes=1e6)
     assert cost_model.link_ms(lent, 4) - cost_model.link_ms(lent) == pytest.approx(3 * 2)
     assert cost_model.token_factor([cached], 8) > cost_model.token_factor([cached])
 
@@ -124,8 +124,9 @@ def test_matrices_that_open_a_compressed_cache_are_slow_to_read(tmp_path):
     shapes.write(path, shapes.SHAPES["DeepSeek R1"], "q8_0", filled=False)
     summary = header_summary.parse(header_summary.summarize(gguf.read_local_headers(str(path))))
     load = device_load.Load(summary, kv_cache.CacheSettings(512), 11063)
-    read = {part.name: cost.read_bytes / part.bytes for part, cost in zip(load.parts, cost_model.part_costs(load))}
-    assert read["blk.1.attn_k_b.weight"] == read["blk.1.attn_v_b.weight"] == cost_model.LATENT_COST
+    costs = zip(load.tensors, cost_model.tensor_costs(load))
+    read = {tensor.name: cost.read_bytes / tensor.bytes for tensor, cost in costs}
+    assert read["blk.1.attn_k_b.weight"] == read["blk.1.attn_v_b.weight"] == cost_model.LATENT_FACTOR
     assert read["blk.1.attn_q_b.weight"] == 1
 
 
@@ -250,13 +251,13 @@ def test_the_page_has_what_is_assumed_of_links():
 
 def bits_of(load):
     """Of a weight of each part."""
-    return [8 * cost.read_bytes / cost.multiplied_weights for cost in cost_model.part_costs(load)]
+    return [8 * cost.read_bytes / cost.multiplied_weights for cost in cost_model.tensor_costs(load)]
 
 
 def test_weights_of_a_tensor_follow_from_its_size_and_shape():
     summary = models.known_answer_model(2, 64, "f16")
     load = load_of(summary)
-    named = {part.name: bits for part, bits in zip(load.parts, bits_of(load))}
+    named = {tensor.name: bits for tensor, bits in zip(load.tensors, bits_of(load))}
     assert named["blk.1.ffn_up.weight"] == 16
     assert named["blk.1.attn_norm.weight"] == 32
     nameless = models.nameless(summary)
@@ -272,11 +273,11 @@ def test_a_prompt_is_limited_by_what_it_is_multiplied_with_and_by_its_way():
     computing = pytest.approx(2 * 512 * 2 + 310 * 0.002 * cost_model.PROMPT_NODE_FACTOR)
     assert costs == {"memory of": 80, "computing on": computing}
     link = cost_model.Link("ethernet", 0.3, 1.0, False)
-    lent = {"link": link, "network_bytes": 2 * 4096 * 4, "output": 4 * 32000}
+    lent = {"link": link, "network_bytes": 2 * 4096 * 4, "result_bytes": 4 * 32000}
     costs = cost_model.prompt_costs(work._replace(**lent))
     assert costs["link to"] > 2 * 8 * 512 * 4096 * 4 / 1e6
     factors = [cost_model.prompt_factor([work._replace(attention_weights=share * 1e9)]) for share in (0, 1, 100)]
-    limit = work.rate.uncertainty**cost_model.PROMPT_POWER * cost_model.ATTENTION_FACTOR
+    limit = work.rate.uncertainty**cost_model.PROMPT_EXPONENT * cost_model.ATTENTION_UNCERTAINTY
     assert factors[0] < factors[1] < factors[2] <= limit
     works = [work, work._replace(link=link)]
     assert cost_model.load_s(predicted_speed.release_of(11063), works) == pytest.approx(

@@ -58,7 +58,7 @@ def test_the_kind_of_a_link(endpoint, interface, declared, known, kind):
     links = [LinkPlan(interface, "198.51.100.2/30", None, None, False, kind=declared)]
     held = {"eth0": ("192.0.2.11",), "thunderbolt0": ("198.51.100.2",), "en5": ()}
     told = [Interface(name, "ethernet" if name == "eth0" else known, own) for name, own in held.items()]
-    assert site.kind_of(endpoint, links, told if known else ()) == kind
+    assert site.link_kind_of(endpoint, links, told if known else ()) == kind
 
 
 def test_a_worker_without_llama_links_has_the_kind_of_the_interface_with_its_address(pair):

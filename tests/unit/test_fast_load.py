@@ -95,8 +95,8 @@ def test_loads_are_predicted_as_they_were_measured():
     assert cost_model.load_s(plain, [loopback]) == pytest.approx(29.0 - 1.2, rel=0.1)
     read_from_disk = pytest.approx(8.93 / cost_model.DISK_GB_PER_S)
     assert cost_model.load_s(fast, [loopback]) == read_from_disk
-    slow = local._replace(weights=0.94e9, link=cost_model.Link("ethernet", 0.3, 1.0, False))
+    slow = local._replace(weight_bytes=0.94e9, link=cost_model.Link("ethernet", 0.3, 1.0, False))
     assert cost_model.load_s(plain, [slow]) == pytest.approx(8.3, rel=0.1)
     assert cost_model.load_s(fast, [slow]) == pytest.approx(0.94 * 8)
     assert cost_model.load_s(fast, [local]) == read_from_disk
-    assert [cost_model.load_cost(plain, one)[0] for one in (slow, loopback)] == ["link to", "RPC on"]
+    assert [cost_model.largest_load_cost(plain, one)[0] for one in (slow, loopback)] == ["link to", "RPC on"]

@@ -142,15 +142,15 @@ def test_where_other_tensors_go(small, name, where):
 
 
 def test_a_build_that_nobody_measured_and_ik_llama_are_not_exact(small):
-    assert loaded(small, 11434).weights_exact
-    assert not loaded(small, 12000).weights_exact
-    assert not loaded(small, 4840, fork="ik_llama.cpp").weights_exact
+    assert loaded(small, 11434).has_exact_weights
+    assert not loaded(small, 12000).has_exact_weights
+    assert not loaded(small, 4840, fork="ik_llama.cpp").has_exact_weights
 
 
 def test_without_names_of_tensors_sizes_are_a_bound(small):
     del small["tensors"]
     load = loaded(small)
-    assert not load.weights_exact
+    assert not load.has_exact_weights
     assert load.weights[:3] == small["layer_bytes"]
 
 
@@ -164,10 +164,10 @@ def test_tensors_are_laid_out_as_the_device_needs_it(small):
 def test_devices_and_the_processor_share_the_model(small):
     devices = tuple(Device("here", "cpu", name, name, 0, {}) for name in ("one", "two"))
     placed = device_load.Layout(devices, (1, 1), loaded(small), 2)
-    assert [(share.layers, share.output) for share in placed.shares()] == [(1, False), (0, True)]
+    assert [(share.layers, share.has_output) for share in placed.shares()] == [(1, False), (0, True)]
     assert placed.head_share() == device_load.Share(2, False, 2 * 1024 + 8192, 2 * 256 * 64 * 2 * 2)
     alone = device_load.Layout((), (), loaded(small), 0)
-    assert alone.head_share().output
+    assert alone.head_share().has_output
     assert alone.shares() == []
 
 

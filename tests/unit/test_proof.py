@@ -413,7 +413,7 @@ def test_a_context_without_room_for_a_prompt_is_not_proven(served):
 
 @pytest.mark.parametrize("limit, layers", [(20 << 20, 19), (10, 0)])
 def test_a_file_of_layers_has_a_limit(served, monkeypatch, limit, layers):
-    monkeypatch.setattr(proof_plan, "MAX_FILE_BYTES", limit)
+    monkeypatch.setattr(proof_plan, "MAX_SAMPLE_BYTES", limit)
     plan = typed(served.accepted())
     assert len(plan.head.proof.layers) == layers
     assert bool(plan.head.proof.reason) == (proof_plan.proof_work(plan) is None) == (layers == 0)

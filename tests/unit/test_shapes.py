@@ -140,5 +140,5 @@ def test_a_host_alone_may_have_experts_on_its_processor():
 
 def test_numbers_below_a_number_have_an_expression():
     for count in range(1, 130):
-        expression = re.compile(shapes._numbers_below(count))
+        expression = re.compile(shapes._numbers_pattern(count))
         assert [number for number in range(200) if expression.fullmatch(str(number))] == [*range(count)]

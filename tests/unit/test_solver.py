@@ -42,10 +42,10 @@ def judged(places, counts, first, kept_free):
         end = start + count
         if count:
             held = sum(device.sizes.bytes_before[end : end + 1]) - device.sizes.bytes_before[start]
-            held += device.sizes.copies if start < len(device.cost) - 2 else 0
+            held += device.sizes.copy_bytes if start < len(device.prefix_costs) - 2 else 0
             if held > device.capacity - device.fixed_bytes - device.compute * kept_free // solver.FREE_STEPS:
                 return None
-            cost += device.cost[end] - device.cost[start] + device.base
+            cost += device.prefix_costs[end] - device.prefix_costs[start] + device.base_cost
             full.setdefault(device.group, []).append(-(-WHOLE * (held + device.fixed_bytes) // device.capacity))
         start = end
     return cost, full
@@ -53,7 +53,7 @@ def judged(places, counts, first, kept_free):
 
 def by_trying_everything(places, first):
     """How good the best placement is, as rank_of. None where nothing fits."""
-    units = len(places[0].cost) - 1
+    units = len(places[0].prefix_costs) - 1
     for whole in (True, False):
         counted = [
             counts
@@ -121,7 +121,7 @@ def test_the_solver_finds_what_trying_everything_finds(drawn):
     counts, best = solver.solve(tuple(places), first), by_trying_everything(places, first)
     assert (counts is None) == (best is None)
     if counts is not None:
-        assert sum(counts) == len(places[0].cost) - 1 - first
+        assert sum(counts) == len(places[0].prefix_costs) - 1 - first
         assert rank_of(places, counts, first) == best
 
 

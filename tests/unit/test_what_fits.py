@@ -128,7 +128,7 @@ def test_a_host_too_small_for_all_says_how_much_is_missing():
 
 
 def test_who_may_connect_has_no_part_in_it():
-    assert {advisory.id for advisory in table.ADVISORIES if advisory.severity == "error"} > what_fits.ACCESS_ADVISORIES
+    assert {advisory.id for advisory in table.ADVISORIES if advisory.severity == "error"} > what_fits.ACCESS_IDS
     cluster = cards_of(1, llama_accept_advisories=[], llama_release={**TREE, "build": 11434})
     assert not rows_of(cluster.hosts, [SMALL])[0].why_not
 
@@ -169,9 +169,9 @@ def test_a_model_without_a_header_is_refused_by_its_place(given, what):
 
 @pytest.mark.programs
 def test_a_hundred_plans_make_the_table_of_an_inventory(monkeypatch, tmp_path):
-    made, make_candidate = [], planner.make_candidate
+    made, make_trial_plan = [], planner.make_trial_plan
     monkeypatch.setattr(
-        planner, "make_candidate", lambda *given, **more: made.append(1) or make_candidate(*given, **more)
+        planner, "make_trial_plan", lambda *given, **more: made.append(1) or make_trial_plan(*given, **more)
     )
     asked = {"speed": 5}
     variables = {**variables_of("mac_loopback", {"llama_what_fits": asked}), "inventory_hostname": "mac"}

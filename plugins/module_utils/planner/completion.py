@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.several i
 
 EXCLUDED_SUFFIXES = (f"/{names.CACHED_FACTS_FILE}", f"/{names.METRICS_FILE}")
 """Suffixes of files that the id of a plan ignores: cached facts, and labels for metrics."""
-DefinitionWriter = Callable[[host_types.HostPlan, host_types.ServicePlan], str]
+DefinitionRenderer = Callable[[host_types.HostPlan, host_types.ServicePlan], str]
 """Function that returns the definition of a service.
 
 :raises Refusal: the service manager cannot express a word of the service.
@@ -34,14 +34,14 @@ class RuntimeFile(NamedTuple):
 
 
 def complete_plan(
-    plan: Plan, runtime_files: Sequence[RuntimeFile], write_definition: DefinitionWriter, facts: Mapping[str, Any]
+    plan: Plan, runtime_files: Sequence[RuntimeFile], render_definition: DefinitionRenderer, facts: Mapping[str, Any]
 ) -> Plan:
     """Return the plan with files, definitions and its id.
 
     :param facts: host → facts that the head keeps for a run in which the host does not answer.
     :raises Refusal: a service manager cannot express a word of a service.
     """
-    hosts = {name: _complete_host(plan, name, runtime_files, write_definition) for name in plan.hosts}
+    hosts = {name: _complete_host(plan, name, runtime_files, render_definition) for name in plan.hosts}
     head = hosts[plan.head.host]
     files = [*head.files, *_head_files(plan, head.prefix, facts)]
     hosts[plan.head.host] = head._replace(files=tuple(files), model=_downloaded_files(plan))
@@ -61,7 +61,7 @@ def _with_metrics(plan: Plan) -> Plan:
 
 
 def _complete_host(
-    plan: Plan, name: str, runtime_files: Sequence[RuntimeFile], write_definition: DefinitionWriter
+    plan: Plan, name: str, runtime_files: Sequence[RuntimeFile], render_definition: DefinitionRenderer
 ) -> host_types.HostPlan:
     host = plan.hosts[name]
     files = [_file_plan(f"{host.prefix}/{names.CLUSTER_FILE}", json.dumps({"cluster": plan.cluster}).encode())]
@@ -72,7 +72,7 @@ def _complete_host(
     defined_services = []
     for service in host.services:
         try:
-            defined_services.append(service._replace(definition=write_definition(host, service)))
+            defined_services.append(service._replace(definition=render_definition(host, service)))
         except Refusal as refusal:
             raise Refusal(f"{service.name} on {name}: {refusal}") from None
     return host._replace(files=(*host.files, *files), services=tuple(defined_services))
@@ -88,8 +88,8 @@ def _head_files(plan: Plan, prefix: str, facts: Mapping[str, Any]) -> list[host_
     known_answer_models = {
         entry.model.path: entry.model.known_answer for entry in plan.per_model() if entry.model.known_answer
     }
-    for path, model_size in known_answer_models.items():
-        files.append(host_types.FilePlan(path, known_answer_file.file_bytes(*model_size)))
+    for path, known_answer in known_answer_models.items():
+        files.append(host_types.FilePlan(path, known_answer_file.file_bytes(*known_answer)))
     text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
     return [*files, _file_plan(f"{prefix}/{names.CACHED_FACTS_FILE}", text.encode())]
 
@@ -152,14 +152,14 @@ def _predictions(plan: Plan) -> dict[str, Mapping[str, Any]]:
 
 
 def _predicted_metrics(estimate: Estimate) -> dict[str, float | None]:
-    full_context = estimate.at_context[-1] if estimate.at_context else None
+    full_context_speed = estimate.at_context[-1] if estimate.at_context else None
     metrics: dict[str, float | None] = {}
     for kind in ("generation", "prompt"):
         field, bounds = f"{kind}_tokens_per_s", getattr(estimate, f"{kind}_range")
         metrics[f"planned_{kind}_tokens_per_second"] = getattr(estimate, field)
         metrics[f"planned_{kind}_lowest_tokens_per_second"] = bounds and bounds.low
         metrics[f"planned_{kind}_highest_tokens_per_second"] = bounds and bounds.high
-        metrics[f"planned_{kind}_full_tokens_per_second"] = full_context and getattr(full_context, field)
+        metrics[f"planned_{kind}_full_tokens_per_second"] = full_context_speed and getattr(full_context_speed, field)
     return metrics
 
 

@@ -214,7 +214,7 @@ class Facts(NamedTuple):
         """Return each device once, even if both its vendor's backend and Vulkan drive it."""
         return [accelerator for name, accelerator in self.named_accelerators if self.canonical_names[name] == name]
 
-    def architectures(self, backend: str) -> list[str]:
+    def architectures_of(self, backend: str) -> list[str]:
         return sorted({accelerator.architecture for accelerator in self.accelerators_of(backend)})
 
 

@@ -60,18 +60,18 @@ def _plan_model(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
     plan = advice.with_remedies(
-        plan, candidate.workload.model.offered, cluster, lambda variant: make_candidate(variant, catalogue, runtime_id)
+        plan, candidate.workload.model.offered, cluster, lambda variant: make_trial_plan(variant, catalogue, runtime_id)
     )
-    return advice.judge_plan(plan, cluster.accepted)
+    return advice.judge_plan(plan, cluster.accepted_ids)
 
 
-def make_candidate(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
+def make_trial_plan(cluster: Cluster, catalogue: Catalogue, runtime_id: str) -> Plan | Refused:
     """Return a plan for comparison with others, without fallbacks, remedies and services."""
     try:
         installation, candidate = decide_placement(cluster, catalogue, runtime_id)
         plan = document.compose_plan(installation, candidate)
         plan = table.with_advisories(AdvisoryContext(plan, cluster, candidate))
-        return advice.judge_plan(plan, cluster.accepted)
+        return advice.judge_plan(plan, cluster.accepted_ids)
     except Refusal as refusal:
         return refused_plan(cluster.name, refusal)
 
@@ -83,15 +83,15 @@ def decide_placement(cluster: Cluster, catalogue: Catalogue, runtime_id: str) ->
     """
     programs = choose_programs(cluster, catalogue)
     equipped_hosts, site = lending.equip_hosts(cluster, programs, catalogue)
-    release_variable = releases.variable_of(programs.serving_backend, cluster.releases)
+    release_variable = releases.variable_of(programs.serving_backend, cluster.release_requests)
     workload = workload_of(cluster, equipped_hosts[cluster.head], programs.release, release_variable)
     candidate = prompts.best_batches(attempt_placement(workload, site))
     installation = Installation(cluster, programs, equipped_hosts, runtime_id)
-    if cluster.has_other_models or not candidate.fits or "unprotected-worker" in cluster.accepted:
+    if cluster.has_other_models or not candidate.fits or "unprotected-worker" in cluster.accepted_ids:
         return installation, candidate
     return hosts.without_exposed_workers(installation, candidate)
 
 
-def refused_plan(cluster: str, refusal: Refusal) -> Refused:
+def refused_plan(name: str, refusal: Refusal) -> Refused:
     """Return the result if no plan is possible, with the reason."""
-    return Refused(SCHEMA, validation.printable(cluster), refused=True, fits=False, reasons=(str(refusal),))
+    return Refused(SCHEMA, validation.printable(name), refused=True, fits=False, reasons=(str(refusal),))

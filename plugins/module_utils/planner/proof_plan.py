@@ -30,7 +30,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.leftovers i
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.questions import Question
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import ProofWork, Remedy, Side
 
-MAX_FILE_BYTES = 8 << 30
+MAX_SAMPLE_BYTES = 8 << 30
 PROCESSOR_CONTEXT = 1536
 """Context if all proven devices are processors, whose kernels are the same for longer prompts."""
 START_S = 2
@@ -58,7 +58,7 @@ IRRELEVANT_OPTIONS = {
     "--log-verbosity",
 }
 """Options that the result of the reading check does not depend on."""
-REPACK_OPTION = ("--repack",)
+REPACK_WORDS = ("--repack",)
 """llama-server's default, which replaces the reference's --no-repack."""
 REMEDIES = (
     {"flash-attention": "off", "cache-type-v": "f16"},
@@ -79,7 +79,7 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, limit_s: int) -> 
     if has_known_answer or not devices or not workload.generates_text or not candidate.fits:
         return None
     summary = workload.summary
-    max_bytes = min([device.capacity_mib for device in devices] + [site.facts.memory_mib]) * MIB // 2
+    max_bytes = min([device.capacity_mib for device in devices] + [site.head_facts.memory_mib]) * MIB // 2
     uses_processors = all(device.backend == backends.CPU.name for device in devices)
     context = min(PROCESSOR_CONTEXT if uses_processors else questions.CONTEXT_TOKENS, workload.context_per_request)
     prompts = questions.list_questions(context)
@@ -87,15 +87,15 @@ def plan_proof(candidate: Candidate, estimate: types.Estimate, limit_s: int) -> 
         reason = f"a context of {context} tokens is too short for the proof's prompts"
         return types.ProofPlan((), 0, False, False, 0, 0, reason=reason)
     variants = questions.variant_questions(prompts) * (1 + (workload.cache.type_v == "f16"))
-    rate = site.rates[device_load.CPU]
-    gflops = cores_gflops(site.facts) if rate.source == device_rates.ASSUMED_SOURCE else rate.prompt_gflops
+    rate = site.rates[device_load.CPU_BUFFER]
+    gflops = cores_gflops(site.head_facts) if rate.source == device_rates.ASSUMED_SOURCE else rate.prompt_gflops
 
     def reference_s(layers: float) -> float:
         return _compute_s(summary, [*prompts, *variants], layers, rate.gb_per_s, gflops)
 
     layer_s = reference_s(1) - reference_s(0)
     max_layers = max(1, int((limit_s - reference_s(0)) / layer_s))
-    sample = layer_sample.choose_layers(summary, min(MAX_FILE_BYTES, max_bytes), max_layers)
+    sample = layer_sample.choose_layers(summary, min(MAX_SAMPLE_BYTES, max_bytes), max_layers)
     if isinstance(sample, str):
         return types.ProofPlan((), 0, False, False, 0, 0, reason=sample)
     upload_s = (estimate.load_s or 0) * sample.bytes / summary.size
@@ -120,7 +120,7 @@ def _compute_s(
     for row in summary.tensor_groups:
         if row.layers is not None:
             parameters = math.prod(row.shape) * row.tensor_count * layer_share
-            if cost_model.EXPERT_TENSORS.search(row.name):
+            if cost_model.EXPERT_PATTERN.search(row.name):
                 expert_parameters += parameters * summary.active_expert_share
             else:
                 dense_parameters += parameters
@@ -160,7 +160,7 @@ def proof_work(plan: types.Plan) -> ProofWork | None:
     if not proof or not proof.layers:
         return None
     planned_values = {name: words[1:] for name, words in _options_in(plan.head.argv)}
-    variants: list[tuple[str, ...]] = [REPACK_OPTION] if plan.release.mainline else []
+    variants: list[tuple[str, ...]] = [REPACK_WORDS] if plan.release.mainline else []
     if planned_values.get("cache-type-v", ["f16"]) == ["f16"]:
         flash_attention = "on" if planned_values.get("flash-attention") == ["off"] else "off"
         variants.append(tuple(options.render_option("flash-attention", flash_attention, plan.release.fork)))

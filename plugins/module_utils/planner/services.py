@@ -36,23 +36,23 @@ def needs_launcher(manager: str, has_cache: bool) -> bool:
     return has_cache or service_managers.MANAGERS[manager].system == service_managers.LINUX
 
 
-def metrics_arguments(folder: str | None, prefix: str, service: str, page: str | None = None) -> list[str]:
+def metrics_arguments(folder: str | None, prefix: str, service: str, page_endpoint: str | None = None) -> list[str]:
     """Return the arguments of a launcher for its metrics.
 
     :param folder: folder for metrics; None if none are written.
-    :param page: address and port of the page; None without a page.
+    :param page_endpoint: address and port of the page; None without a page.
     """
-    arguments = ["--metrics", f"{prefix}/{names.METRICS_FILE}", service] if folder or page else []
-    return [*arguments, *(["--page", page] if page else [])]
+    arguments = ["--metrics", f"{prefix}/{names.METRICS_FILE}", service] if folder or page_endpoint else []
+    return [*arguments, *(["--page", page_endpoint] if page_endpoint else [])]
 
 
-def _worker_launcher(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str]:
+def _worker_launcher_words(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str]:
     """Return the words of a worker's launcher. The cache may grow to the requested size, or to the size that the planned models need if that is larger."""
-    launcher = [str(host.python), f"{host.runtime}/runtime.py", "worker"]
+    words = [str(host.python), f"{host.runtime}/runtime.py", "worker"]
     tunnel = ["--tunnel", f"{worker.tunnel}={worker.listens}", *_key_arguments(host.prefix)] if worker.tunnel else []
     if not needs_launcher(host.service_manager, worker.cache):
-        return [*launcher, *tunnel, "--"] if tunnel else []
-    launcher += ["--port", str(names.port_of(worker.listens)), *tunnel]
+        return [*words, *tunnel, "--"] if tunnel else []
+    words += ["--port", str(names.port_of(worker.listens)), *tunnel]
     if worker.cache:
         folder = rpc_upload.cache_path(worker.environment)
         sharing_endpoints = {
@@ -66,10 +66,10 @@ def _worker_launcher(plan: Plan, host: HostPlan, worker: WorkerPlan) -> list[str
             for model_plan in plan.per_model()
         )
         limit_mib = max(worker.cache_mib, math.ceil(needed_mib))
-        launcher += ["--cache", folder, "--limit-mib", str(limit_mib)]
-        launcher += [word for size in _cached_file_sizes(plan) for word in ("--size", str(size))]
+        words += ["--cache", folder, "--limit-mib", str(limit_mib)]
+        words += [word for size in _cached_file_sizes(plan) for word in ("--size", str(size))]
     service = names.service_name(f"worker-{worker.name}")
-    return [*launcher, *metrics_arguments(host.metrics, host.prefix, service), "--"]
+    return [*words, *metrics_arguments(host.metrics, host.prefix, service), "--"]
 
 
 def tunnel_ends(workers: Iterable[Worker | WorkerPlan]) -> list[str]:
@@ -127,13 +127,13 @@ def _model_paths(plan: Plan) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-PATH_SEPARATOR = re.compile("[=,:;]")
+SEPARATOR_PATTERN = re.compile("[=,:;]")
 """Separator of several paths in a word, or of a path and a key."""
-HOME_PATTERN = re.compile(rf"(?:^|{PATH_SEPARATOR.pattern})/+(?:home|root|run/user)(?:/|$)")
+HOME_PATTERN = re.compile(rf"(?:^|{SEPARATOR_PATTERN.pattern})/+(?:home|root|run/user)(?:/|$)")
 """Pattern for a path in a home directory, as ProtectHome of systemd defines it."""
 SYSTEM_FOLDERS = ("/dev/", "/proc/", "/run/", "/sys/", "/usr/")
 """Folders without links into home directories."""
-UNQUOTED_PATH = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
+UNQUOTED_PATTERN = re.compile(r"(?:/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+")
 """Pattern for a path that needs no quotes in a unit."""
 
 
@@ -148,15 +148,15 @@ def _home_paths(plan: Plan) -> list[str] | None:
     files = set(_model_paths(plan))
     words = {*head.argv, *head.environment.values()}
     words.update(*(entry.head.argv for entry in plan.per_model()), *(entry.head.argv for entry in plan.fallbacks))
-    absolute_paths = {path for word in words - files for path in PATH_SEPARATOR.split(word) if path.startswith("/")}
+    absolute_paths = {path for word in words - files for path in SEPARATOR_PATTERN.split(word) if path.startswith("/")}
     other_paths = {path for path in absolute_paths if not path.startswith((*SYSTEM_FOLDERS, prefix + "/"))}
     folders = {posixpath.dirname(path) for path in files if HOME_PATTERN.match(path)}
     paths = {prefix, f"{prefix}/{names.MODELS_FOLDER}", *files, *folders, *other_paths}
-    hides_homes = not any(map(HOME_PATTERN.search, words - files)) and all(map(UNQUOTED_PATH.fullmatch, paths))
+    hides_homes = not any(map(HOME_PATTERN.search, words - files)) and all(map(UNQUOTED_PATTERN.fullmatch, paths))
     return sorted(paths) if hides_homes else None
 
 
-def _head_peers(plan: Plan) -> list[str]:
+def _head_peer_addresses(plan: Plan) -> list[str]:
     """Return the addresses with which the head's service may communicate: its clients, its workers and itself; none if its clients are unknown."""
     head = plan.head
     if not head.allowed and not names.is_loopback(head.address):
@@ -186,7 +186,7 @@ def _worker_service(plan: Plan, host: HostPlan, worker: WorkerPlan) -> ServicePl
         kind="worker",
         temporary=False,
         description=f"llama.cpp RPC worker {worker.name} ({worker.device})",
-        argv=(*_worker_launcher(plan, host, worker), *worker.argv),
+        argv=(*_worker_launcher_words(plan, host, worker), *worker.argv),
         process=worker.argv,
         environment=worker.environment,
         listens=worker.listens,
@@ -227,5 +227,5 @@ def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
         after=tuple(worker_services),
         devices=tuple(sorted(devices.union(backends.RDMA_DEVICE_FILES if uses_rdma else ()))),
         credentials=credentials,
-        allow=tuple(_head_peers(plan)),
+        allow=tuple(_head_peer_addresses(plan)),
     )

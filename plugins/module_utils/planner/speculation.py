@@ -58,15 +58,15 @@ def check_speculation(server: Server, model: Model, release: ReleasePlan) -> Non
 def _has_mtp_layers(model: Model) -> bool:
     """Return whether the draft model, or else the model itself, has layers for multi-token prediction, as far as headers show."""
     if model.path_of(host_types.DRAFT):
-        return model.draft is None or _has_prediction_tensors(model)
+        return model.draft is None or _draft_has_mtp_tensors(model)
     return kv_cache.count_mtp_layers(model.summary) > 0
 
 
-def _has_prediction_tensors(model: Model) -> bool:
+def _draft_has_mtp_tensors(model: Model) -> bool:
     return any(row.name.endswith(".nextn.eh_proj.weight") for row in (model.draft.tensor_groups if model.draft else ()))
 
 
-def with_prediction_layers(model: Model, server: Server) -> Model:
+def with_mtp_layers(model: Model, server: Server) -> Model:
     """Return the model with its layers for multi-token prediction, if llama-server loads them."""
     if not _uses_mtp_layers(model, server):
         return model
@@ -87,7 +87,7 @@ def spec_type(model: Model, server: Server, release: ReleasePlan) -> str:
         return ""
     tensors = {row.name for row in model.draft.tensor_groups} if model.draft else set()
     methods = {"eagle3": "draft-eagle3", "dflash": "draft-dspark" if "markov_w1.weight" in tensors else "draft-dflash"}
-    if _has_prediction_tensors(model):
+    if _draft_has_mtp_tensors(model):
         return DRAFT_MTP
     return methods.get(model.draft.architecture if model.draft else "", "draft-simple")
 

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import PatchPlan, ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts import Accelerator, Facts
 
-VULKAN_MEMORY = "vulkan-shared-memory"
+VULKAN_MEMORY_ADVISORY = "vulkan-shared-memory"
 """Id of an advisory: if it is accepted, devices lend more than their driver shows as their own."""
 
 
@@ -62,10 +62,10 @@ class Host(NamedTuple):
     toolchain: str | None = None
     build_host: str | None = None
     """``llama_build_host``: host that compiles for this host, if both are of the same kind."""
-    share_builds: bool = False
+    shares_builds: bool = False
     """``llama_build_share``: whether this host shares builds with other hosts."""
     tuning: Tuning = Tuning()
-    releases: Mapping[str, ReleaseRequest | None] = {}
+    release_requests: Mapping[str, ReleaseRequest | None] = {}
     """Variable → requested release, for ``llama_release`` and ``llama_release_<backend>``."""
     unknown_variables: Mapping[str, str] = {}
     """Variable that the collection does not have → the most similar variable."""
@@ -73,7 +73,7 @@ class Host(NamedTuple):
     """Folder in which launchers write metrics; None if ``llama_metrics`` is off."""
     transport: str = names.PLAIN_TRANSPORT
     """``llama_transport`` of its workers. The head has the transport stunnel if tunnels end there."""
-    rdma: bool = False
+    uses_rdma: bool = False
     """Whether the head reaches its workers by RDMA; on the head, whether it reaches any worker by RDMA."""
     scope: str = "auto"
     """``llama_host_scope`` in the inventory."""
@@ -136,7 +136,7 @@ class Server(NamedTuple):
         return next((pair for pair in reversed(pairs) if options.by_word(pair[0]) == options.by_name(name)), None)
 
     @property
-    def tls(self) -> bool:
+    def uses_tls(self) -> bool:
         return bool(self.tls_certificate_file and self.tls_key_file)
 
 
@@ -186,7 +186,7 @@ class ModelReport(NamedTuple):
     summary: ModelSummary | None = None
     unreadable_path: str | None = None
     """File or folder that the service cannot read."""
-    refused: str | None = None
+    refusal_text: str | None = None
     files: tuple[host_types.ModelFilePlan, ...] = ()
     offered: tuple[Quantisation, ...] = ()
     draft: ModelSummary | None = None
@@ -286,7 +286,7 @@ class ModelEntry(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """The inventory of one cluster. Server, model and releases are those of its head; with several models, those of the first."""
+    """The inventory of one cluster. Server, model and release requests are those of its head; with several models, those of the first."""
 
     name: str
     head: str
@@ -294,9 +294,9 @@ class Cluster(NamedTuple):
     server: Server
     model: ModelRequest
     placement: str | None
-    accepted: frozenset[str]
-    releases: Mapping[str, ReleaseRequest | None]
-    external: tuple[ExternalWorker, ...] = ()
+    accepted_ids: frozenset[str]
+    release_requests: Mapping[str, ReleaseRequest | None]
+    external_workers: tuple[ExternalWorker, ...] = ()
     external_hosts: Mapping[str, Host] = {}
     """Hosts of external workers, which no run contacts."""
     layer_hosts: frozenset[str] | None = None
@@ -315,9 +315,9 @@ class Cluster(NamedTuple):
     """Summaries of the other models."""
 
     @property
-    def has_memory_limits(self) -> bool:
+    def has_driver_limits(self) -> bool:
         """Return whether devices hold no more than their drivers show as their own."""
-        return VULKAN_MEMORY not in self.accepted
+        return VULKAN_MEMORY_ADVISORY not in self.accepted_ids
 
     @property
     def all_hosts(self) -> dict[str, Host]:
@@ -364,10 +364,10 @@ class Worker(NamedTuple):
     """Address and port of its program."""
     endpoint: str
     """Endpoint to which the head connects: the worker's own, or the head's end of a tunnel."""
-    open: str | None
+    open_endpoint: str | None
     """Address and port that are open to the head on a network; None if the operator's tunnel leads to the worker."""
     backend: str
-    build: str
+    build_backend: str
     """Backend of the build whose program it runs. A worker on the processor may use a build for a GPU. Empty for an external worker."""
     device: str
     capacity_mib: int
@@ -378,23 +378,23 @@ class Worker(NamedTuple):
     cache_mib: int = 0
     cache_why: str = ""
     environment: Mapping[str, str] = {}
-    rdma: bool = False
+    uses_rdma: bool = False
     """Whether the head reaches it by RDMA."""
 
     @property
-    def external(self) -> bool:
+    def is_external(self) -> bool:
         """Return whether others run it."""
-        return not self.build
+        return not self.build_backend
 
     @property
     def tunnel(self) -> str | None:
         """Return the endpoint of the launcher's tunnel on its host."""
-        return self.open if self.open != self.listens else None
+        return self.open_endpoint if self.open_endpoint != self.listens else None
 
     @property
     def connection_endpoint(self) -> str:
         """Return the endpoint of the head's connection on the network."""
-        return self.open or self.endpoint
+        return self.open_endpoint or self.endpoint
 
 
 class Device(NamedTuple):
@@ -484,7 +484,7 @@ class EquippedHost(NamedTuple):
     """Tool → package."""
     optional_tools: Mapping[str, str]
     workers: tuple[Worker, ...]
-    devices: tuple[Device, ...]
+    driven_devices: tuple[Device, ...]
     """Devices that llama-server itself drives there; empty unless it is the head."""
     builds: Mapping[str, host_types.BuildPlan] = {}
     """Backend → build."""

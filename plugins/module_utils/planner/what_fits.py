@@ -23,19 +23,19 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import planner, types
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import model_inputs
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.cost_model import EXPERT_TENSORS
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.cost_model import EXPERT_PATTERN
 
 ANY_MODEL = types.ModelRequest(None, None, None)
 """Placeholder for cluster_inputs.read_cluster if the cluster has no model yet."""
 GIB = 1024 * MIB
 LONGER_CONTEXTS = (32768, 65536, 131072, 262144)
 """Contexts in tokens that are tried if they are longer than the requested context."""
-ACCESS_ADVISORIES = {"rpc-remote-code-execution", "unprotected-worker", "external-worker"}
-ACCESS_ADVISORIES |= {"open-server", "server-for-everybody", "unlimited-server"}
-"""Errors about access, which do not depend on the model."""
-SMALLEST_FOR_SPEED = "Q4_K_M"
+ACCESS_IDS = {"rpc-remote-code-execution", "unprotected-worker", "external-worker"}
+ACCESS_IDS |= {"open-server", "server-for-everybody", "unlimited-server"}
+"""Ids of errors about access, which do not depend on the model."""
+MIN_FAST_QUANTISATION = "Q4_K_M"
 """Smallest quantisation that is chosen for speed alone."""
-SMALL_QUANTISATIONS = frozenset([*shapes.TYPE_MIXTURES][[*shapes.TYPE_MIXTURES].index(SMALLEST_FOR_SPEED) :])
+SMALL_QUANTISATIONS = frozenset([*shapes.TYPE_MIXTURES][[*shapes.TYPE_MIXTURES].index(MIN_FAST_QUANTISATION) :])
 
 
 class FitQuery(NamedTuple):
@@ -77,7 +77,7 @@ class FitResult(NamedTuple):
     """The largest quantisation that is fast enough, otherwise the largest that fits; the smallest if none fits."""
     bytes: int
     parameters: int
-    active: int
+    active_parameters: int
     """Parameters that a token uses."""
     why_not: str = ""
     """Why the cluster cannot serve it; then the following fields are not set."""
@@ -143,8 +143,8 @@ def fit_models(
     :raises Refusal: this cluster cannot be planned with any model.
     """
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)
-    test_cluster = cluster._replace(server=server, placement="fastest", accepted=cluster.accepted | ACCESS_ADVISORIES)
-    results = [_fit_model(test_cluster, offer, catalogue, query) for offer in offers]
+    cluster = cluster._replace(server=server, placement="fastest", accepted_ids=cluster.accepted_ids | ACCESS_IDS)
+    results = [_fit_model(cluster, offer, catalogue, query) for offer in offers]
     reasons = {result.why_not for result in results}
     if len(results) > 1 and len(reasons) == 1 and reasons != {""}:
         raise Refusal(f"none of the models can be planned: {reasons.pop()}")
@@ -153,7 +153,7 @@ def fit_models(
 
 ORDER_TEXT = (
     "The order is: models that generate at least {:g} tokens/s, the largest first; slower models, the fastest first; models that do not fit. Each is shown "
-    f"with its largest quantisation that is fast enough, or else that fits; none below {SMALLEST_FOR_SPEED} is chosen for speed alone."
+    f"with its largest quantisation that is fast enough, or else that fits; none below {MIN_FAST_QUANTISATION} is chosen for speed alone."
 )
 
 
@@ -190,7 +190,7 @@ def _fit_quantisation(
     cluster: types.Cluster, offer: Offer, name: str, summary: ModelSummary, catalogue: types.Catalogue, context: int
 ) -> FitResult:
     expert_parameters = sum(
-        row.tensor_count * math.prod(row.shape) for row in summary.tensor_groups if EXPERT_TENSORS.search(row.name)
+        row.tensor_count * math.prod(row.shape) for row in summary.tensor_groups if EXPERT_PATTERN.search(row.name)
     )
     active_parameters = (summary.parameters or 0) - int(expert_parameters * (1 - summary.active_expert_share))
     result = FitResult(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
@@ -214,8 +214,8 @@ def _plan_model(
 ) -> Plan | Refused:
     source = types.ModelSource(host_types.MODEL, "llama_model_path", path=f"/{summary.name}.gguf")
     server = cluster.server._replace(context=context)
-    changed_cluster = cluster._replace(server=server, model=types.ModelRequest(source, None, summary))
-    return planner.make_candidate(changed_cluster, catalogue, "")
+    cluster = cluster._replace(server=server, model=types.ModelRequest(source, None, summary))
+    return planner.make_trial_plan(cluster, catalogue, "")
 
 
 def _refusal_reason(plan: Plan | Refused) -> str:

@@ -121,7 +121,7 @@ def plan_workload(
     counts_draft = bool(model.draft) and host_types.DRAFT not in uncounted_models
     unplanned_args = unplanned_options(server, counts_draft)
     speculation.check_speculation(server, model, release)
-    model = speculation.with_prediction_layers(model, server)
+    model = speculation.with_mtp_layers(model, server)
     spec_type = speculation.spec_type(model, server, release)
     uncounted_memory = [_describe_auxiliary(model, role) for role in uncounted_models]
     uncounted_memory += speculation.uncounted_memory(model, server, spec_type)
@@ -143,7 +143,7 @@ def plan_workload(
 
 def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) -> kv_cache.CacheSettings:
     """Return the settings that change the KV cache. The context is limited to the tokens that all requests can use."""
-    words = _memory_arguments(server.extra_args)
+    arguments = _memory_arguments(server.extra_args)
     kv_offload, _value = server.argument("kv-offload") or ("", "")
     unified, _value = server.argument("unified") or ("", "")
     return kv_cache.CacheSettings(
@@ -153,14 +153,14 @@ def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) 
         type_v=server.cache_type_v,
         flash_attention=server.flash_attention,
         unified=options.switch_value(unified) == "on",
-        full_window="full_window" in words,
+        full_window="full_window" in arguments,
         micro_batch=server.micro_batch or kv_cache.DEFAULT_MICRO_BATCH,
         batch=_batch_of(server),
         fork=fork,
-        latent_attention=_whole_number(words, "latent_attention", "a whole number"),
-        attention_batch=_whole_number(words, "attention_batch", "a whole number of MiB"),
+        latent_attention=_whole_number(arguments, "latent_attention", "a whole number"),
+        attention_batch=_whole_number(arguments, "attention_batch", "a whole number of MiB"),
         offload=options.normalize(kv_offload) not in NO_OFFLOAD_WORDS,
-        every_output="every_output" in words,
+        every_output="every_output" in arguments,
     )
 
 
@@ -169,21 +169,21 @@ def _batch_of(server: Server) -> int:
     return server.batch or max(kv_cache.DEFAULT_BATCH, server.micro_batch or 0)
 
 
-def _memory_arguments(arguments: Sequence[str]) -> dict[str, tuple[str, str]]:
+def _memory_arguments(extra_args: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return field of kv_cache.CacheSettings → the last extra arg that sets it, and the word after it."""
-    words = {}
-    for word, next_word in zip(arguments, [*arguments[1:], ""]):
+    arguments = {}
+    for word, next_word in zip(extra_args, [*extra_args[1:], ""]):
         option = options.by_word(word)
         if option and option.effect:
-            words[option.effect] = (word, next_word)
-    return words
+            arguments[option.effect] = (word, next_word)
+    return arguments
 
 
-def _whole_number(words: Mapping[str, tuple[str, str]], field: str, description: str) -> int | None:
+def _whole_number(arguments: Mapping[str, tuple[str, str]], field: str, description: str) -> int | None:
     """Return the value of an extra arg, 0 or more; None unless it is set."""
-    if field not in words:
+    if field not in arguments:
         return None
-    word, text = words[field]
+    word, text = arguments[field]
     value = parse_count(text)
     if value is None or value >= 1 << 31:
         raise Refusal(f"llama_server_extra_args has {word} {gguf.quote(text)}: use {description}")
@@ -241,5 +241,5 @@ def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dic
 def _describe_auxiliary(model: Model, role: str) -> str:
     """Return the variable of an auxiliary model, and its size if it is known."""
     sizes = [file.bytes for file in model.files if file.role == role]
-    mib = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
-    return f"{model_source.AUXILIARY_VARIABLES[role]}{mib}"
+    note = f" ({sum(size for size in sizes if size) // MIB} MiB)" if all(sizes) else ""
+    return f"{model_source.AUXILIARY_VARIABLES[role]}{note}"

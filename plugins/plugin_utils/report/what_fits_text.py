@@ -29,7 +29,7 @@ def text_of(results: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -
 
 
 def _cells(result: what_fits.FitResult) -> list[str]:
-    parameter_counts = dict.fromkeys((result.parameters, result.active))
+    parameter_counts = dict.fromkeys((result.parameters, result.active_parameters))
     parameters = " of ".join(f"{count / 1e9:.{0 if count > 1e10 else 1}f} B" for count in reversed(parameter_counts))
     cells = [parameters, result.quantisation, f"{result.bytes / what_fits.GIB:.1f}"]
     if result.why_not:

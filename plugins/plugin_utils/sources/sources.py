@@ -54,13 +54,13 @@ OTHER_SOURCES_HINT = "source: pypi (compiled on the hosts), or source: package i
 
 def look_up(find_file: Callable[[str], str], cluster: Cluster, catalogue: Catalogue) -> Cluster:
     """Return the cluster with the details that only the controller can look up for the needed releases, and with a release instead of ``auto``."""
-    resolved_requests = {}
+    requests, resolved_requests = cluster.release_requests, {}
     for variable in programs.release_variables(cluster, catalogue):
         try:
-            resolved_requests[variable] = resolve(releases.requested_release(variable, cluster.releases), find_file)
+            resolved_requests[variable] = resolve(releases.requested_release(variable, requests), find_file)
         except Refusal as refusal:
             raise release_request.with_variable(refusal, variable) from None
-    return automatic.resolve_release(cluster._replace(releases={**cluster.releases, **resolved_requests}), catalogue)
+    return automatic.resolve_release(cluster._replace(release_requests={**requests, **resolved_requests}), catalogue)
 
 
 def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> ReleaseRequest:

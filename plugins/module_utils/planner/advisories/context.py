@@ -49,7 +49,9 @@ class AdvisoryContext(NamedTuple):
     def variables_of(self, release_id: str) -> list[str]:
         """Return the variables that set a release, for all backends that use it."""
         builds = [build for host in self.plan.hosts.values() for build in host.builds if build.release == release_id]
-        return list(dict.fromkeys(releases.variable_of(build.backend, self.cluster.releases) for build in builds))
+        return list(
+            dict.fromkeys(releases.variable_of(build.backend, self.cluster.release_requests) for build in builds)
+        )
 
     def backends_of(self, host: str) -> list[str]:
         """Return the backends that a host builds for; none for a host with external workers."""

@@ -79,7 +79,7 @@ def displacing_prompt_cache(context: AdvisoryContext) -> Cases:
 
     def head_units(variant: Candidate) -> int:
         head_shares = [share for share in variant.layout.shares() if share.device.host == candidate.site.head]
-        return sum(share.layers + share.output for share in head_shares)
+        return sum(share.layers + share.has_output for share in head_shares)
 
     cacheless_candidate = place_with_cache(0)
     moved_layers = head_units(cacheless_candidate) - head_units(candidate)

@@ -70,7 +70,7 @@ def slower_than_one_host(context: AdvisoryContext) -> Cases:
         steps.append(f"set llama_server_gpu_layers to {best_host.gpu_layers}")
     elif server.gpu_layers is not None:
         variables_to_remove.append("llama_server_gpu_layers")
-    variables_to_remove += ["llama_external_workers"] if context.cluster.external else []
+    variables_to_remove += ["llama_external_workers"] if context.cluster.external_workers else []
     steps += [f"remove {name}" for name in variables_to_remove]
     speeds = {"cluster_speed": cluster_speed, "host_speed": host_speed}
     speed_texts = {name: str(speed.generation_range or speed.prompt_range) for name, speed in speeds.items() if speed}

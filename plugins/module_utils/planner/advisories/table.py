@@ -26,7 +26,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
     Cases,
     Finding,
 )
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import VULKAN_MEMORY
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import VULKAN_MEMORY_ADVISORY
 
 LLAMA_CPP_ISSUE = "ggml-org/llama.cpp#{}"
 
@@ -110,7 +110,7 @@ ADVISORIES = (
         LLAMA_CPP_ISSUE.format(19745),
     ),
     Advisory(
-        VULKAN_MEMORY,
+        VULKAN_MEMORY_ADVISORY,
         "error",
         memory.underreported_memory,
         "Mesa's Vulkan driver reports only two thirds of the memory shared with the processor: {where}. "

@@ -21,13 +21,13 @@ COMPILING_BENEFITS = "compiling would allow llama_build_fast_load, patches, and 
 
 
 def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    sources = releases.sources_of(cluster.releases)
+    sources = releases.sources_of(cluster.release_requests)
     return {name: requirements.backends_of(host, sources, catalogue) for name, host in cluster.hosts.items()}
 
 
 def resolve_release(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     """Return the cluster with a release instead of ``auto``, and the reason for it."""
-    request = releases.requested_release(VARIABLE, cluster.releases)
+    request = releases.requested_release(VARIABLE, cluster.release_requests)
     if request.source != "auto":
         return cluster
     compiled_request = release_request.request_of(release_request.DEFAULT_RELEASE)
@@ -39,17 +39,17 @@ def resolve_release(cluster: Cluster, catalogue: Catalogue) -> Cluster:
     )
     obstacle = _archive_obstacle(archive_cluster, compiled_cluster, catalogue)
     reason = obstacle or f"upstream has an archive for each host; {COMPILING_BENEFITS}"
-    choice = releases.requested_release(VARIABLE, (compiled_cluster if obstacle else archive_cluster).releases)
+    choice = releases.requested_release(VARIABLE, (compiled_cluster if obstacle else archive_cluster).release_requests)
     return _with_release(cluster, choice._replace(why=reason))
 
 
 def _with_release(cluster: Cluster, request: ReleaseRequest) -> Cluster:
-    return cluster._replace(releases={**cluster.releases, VARIABLE: request})
+    return cluster._replace(release_requests={**cluster.release_requests, VARIABLE: request})
 
 
 def _archive_obstacle(archive_cluster: Cluster, compiled_cluster: Cluster, catalogue: Catalogue) -> str:
     """Return why not all hosts can run upstream's programs; empty if they can."""
-    request = releases.requested_release(VARIABLE, archive_cluster.releases)
+    request = releases.requested_release(VARIABLE, archive_cluster.release_requests)
     try:
         compilable_backends = backends_of_hosts(compiled_cluster, catalogue)
     except Refusal:
@@ -59,7 +59,7 @@ def _archive_obstacle(archive_cluster: Cluster, compiled_cluster: Cluster, catal
         releases.release_of(request, {})
         for name, host in archive_cluster.hosts.items():
             for backend in archive_backends[name]:
-                if releases.variable_of(backend, archive_cluster.releases) == VARIABLE:
+                if releases.variable_of(backend, archive_cluster.release_requests) == VARIABLE:
                     prebuilt_archives.archives_of(host, backend, int(request.build or 0), archive_cluster.server)
             worst_rank = max(backends.BY_NAME[backend].preference_rank for backend in archive_backends[name])
             better_backends = [

@@ -84,7 +84,7 @@ def suitable_archives(name: str, facts: Facts, backend: str, build: int) -> tupl
 def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str]:
     """Yield reasons why an archive does not run on a host, each with a remedy. Messages put the host's name in front."""
     archive = f"upstream's archive {asset.platform} (llama_release, source: prebuilt)"
-    architectures, toolkit, parse = facts.architectures(backend), facts.newest_toolkit(backend), versions.parse
+    architectures, toolkit, parse = facts.architectures_of(backend), facts.newest_toolkit(backend), versions.parse
     system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
     if version is not None and parse(version) < parse(asset.oldest_system):
         library = f"{system_library} {version}" if version else "a C library other than glibc"

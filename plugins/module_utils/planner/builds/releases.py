@@ -170,9 +170,9 @@ def releases_by_backend(cluster: types.Cluster, built_backends: Mapping[str, Seq
     }
     releases = {}
     for backend in backends_in_use(built_backends):
-        variable = variable_of(backend, cluster.releases)
+        variable = variable_of(backend, cluster.release_requests)
         try:
-            releases[backend] = release_of(requested_release(variable, cluster.releases), package_versions)
+            releases[backend] = release_of(requested_release(variable, cluster.release_requests), package_versions)
         except Refusal as refusal:
             raise release_request.with_variable(refusal, variable) from None
         hosts = [host for name, host in cluster.hosts.items() if backend in built_backends[name]]
@@ -249,7 +249,7 @@ def with_builds(
         host, release = equipped_hosts[name].host, programs.releases[backend]
         build = _with_programs(build, release, host, sorted(targets_by_key[_shared_key(build)]), catalogue)
         builds[name, backend] = build
-        if host.share_builds and equipped_hosts[name].build_tools[backend]:
+        if host.shares_builds and equipped_hosts[name].build_tools[backend]:
             sharing_hosts.setdefault(build.id, []).append(host)
     for (name, backend), build in builds.items():
         peers = sharing_hosts.get(build.id, [])
@@ -358,7 +358,7 @@ def _cmake_options(
                 f"llama_build_cmake_options for {host.name} turns {option} off, but llama_server_tls_certificate_file needs that option: remove the option "
                 "there, or serve without TLS"
             )
-    architectures = host.facts.architectures(backend)
+    architectures = host.facts.architectures_of(backend)
     needs_all_quants = backends.needs_all_quants(server.cache_type_k, server.cache_type_v, release.fork)
     return {
         **backends.cmake_options(backend, architectures, needs_all_quants, release.fork, uses_tls),
@@ -369,7 +369,7 @@ def _cmake_options(
 
 def _check_rdma(host: types.Host, release: ReleasePlan) -> None:
     """Refuse RDMA if the programs of this release do not support it."""
-    if not host.rdma or (release.source in release_request.COMPILED_SOURCES and release.mainline):
+    if not host.uses_rdma or (release.source in release_request.COMPILED_SOURCES and release.mainline):
         return
     raise Refusal(
         f"llama_transport is rdma, but llama_release for {host.name} ({release.ref}) is not compiled with RDMA: use source: pypi, git or archive of "

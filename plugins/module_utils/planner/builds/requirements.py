@@ -132,7 +132,7 @@ def tools_of(
         *service_managers.MANAGERS[facts.service_manager].tools,
         *(name for name in root_tools if name in packages and facts.lacks_tool(name)),
         *[names.STUNNEL] * (host.transport == names.STUNNEL),
-        *[toolkits.IBVERBS.name] * host.rdma,
+        *[toolkits.IBVERBS.name] * host.uses_rdma,
     ]
     tools: dict[str, str] = {}
     for backend, compiling_tools in build_tools.items():

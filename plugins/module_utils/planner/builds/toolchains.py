@@ -101,7 +101,7 @@ def _suitable_toolkit(host: Host, candidates: list[Toolchain], libraries: Sequen
         return None
     facts, backend = host.facts, candidates[0].backend
     alternative = f"or set llama_backend to {other_backends_text(facts, backend)} for {host.name}"
-    reasons = [_unsuitable_reason(toolkit, facts.architectures(backend)) for toolkit in candidates]
+    reasons = [_unsuitable_reason(toolkit, facts.architectures_of(backend)) for toolkit in candidates]
     matches = [toolkit for toolkit, reason in zip(candidates, reasons) if not reason]
     if not matches:
         raise Refusal(f"{host.name} has {reasons[-1]}, {alternative}")

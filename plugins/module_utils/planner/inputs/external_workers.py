@@ -59,9 +59,9 @@ def read_workers(entries: Sequence[Mapping[str, Any]], hosts: Collection[str]) -
             host=host,
             listens=endpoint,
             endpoint=endpoint,
-            open=endpoint,
+            open_endpoint=endpoint,
             backend=backend,
-            build="",
+            build_backend="",
             device=backends.device_name(backend, device_index),
             capacity_mib=values["memory_mib"],
         )

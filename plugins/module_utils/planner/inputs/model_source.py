@@ -126,7 +126,7 @@ def parse_model_report(data: Any) -> ModelReport:
             ),
             summary=header_summary.parse(raw_report.summary) if raw_report.summary else None,
             unreadable_path=raw_report.unreadable_path,
-            refused=raw_report.refused,
+            refusal_text=raw_report.refused,
             files=raw_report.files,
             offered=raw_report.offered,
             draft=None if draft is None else header_summary.parse(draft),
@@ -234,8 +234,8 @@ def model_of(request: ModelRequest, facts: Facts) -> Model:
     source, report, summary = next(iter(request.sources()), None), request.report, request.summary
     if source and report.problem:
         raise typed_json.refusal_of_report("the head", f"the model ({_source_clause(source)})", report.problem)
-    if report.refused:
-        raise Refusal(report.refused)
+    if report.refusal_text:
+        raise Refusal(report.refusal_text)
     if request.known_answer:
         problem = known_answer.problem(*request.known_answer)
         if problem:

@@ -50,7 +50,7 @@ def _with_rdma(cluster: Cluster) -> Cluster:
         _check_rdma(name, hosts[head], addresses.address_for_peer(hosts[head], name, address))
         for host_name in (name, head):
             options = {**hosts[host_name].cmake_options, backends.RDMA_OPTION: "ON"}
-            hosts[host_name] = hosts[host_name]._replace(rdma=True, cmake_options=options)
+            hosts[host_name] = hosts[host_name]._replace(uses_rdma=True, cmake_options=options)
     return cluster._replace(hosts=hosts)
 
 

@@ -52,8 +52,8 @@ def _auxiliary_model(workload: Workload, role: str, device: Device | None) -> Au
     if isinstance(header, Projector):
         return AuxiliaryModel(role, device, projector.bytes_of(header, backend.alignment), 0, projector.COMPUTE_BYTES)
     # A draft model may be a part of a model: its layers for multi-token prediction. Their header counts the other layers, but the file lacks these.
-    is_part = not all(header.layer_bytes)
-    summary = header.without_key("nextn_predict_layers") if is_part else header
+    lacks_layers = not all(header.layer_bytes)
+    summary = header.without_key("nextn_predict_layers") if lacks_layers else header
     cache = _cache_settings(workload)
     load = device_load.load_of(summary, cache, workload.release.build)
     units = list(range(load.units))
@@ -61,7 +61,7 @@ def _auxiliary_model(workload: Workload, role: str, device: Device | None) -> Au
     head_weights = load.head_weights() if device else 0
     # Only the own layers of a part get a KV cache (ctx_type in llama-model.cpp of build 11063): an upper bound for it.
     layer_kv, own_layers = load.kv[: load.layers], sum(map(bool, summary.layer_bytes))
-    kv = own_layers * max(layer_kv) if is_part else sum(layer_kv)
+    kv = own_layers * max(layer_kv) if lacks_layers else sum(layer_kv)
     return AuxiliaryModel(role, device, weights, kv, load.compute, head_weights)
 
 

@@ -46,11 +46,11 @@ class Candidate(NamedTuple):
         """Return the plan's entry for each device."""
         load_mode, load, workload = self.layout.load_mode, self.layout.load, self.workload
         entries = []
-        for share, reason in zip(self.layout.shares(), self.layout.why):
+        for share, reason in zip(self.layout.shares(), self.layout.share_reasons):
             device = share.device
             maps_file = backends.BY_NAME[device.backend].maps_model_file and load_mode not in ("none", "mlock")
-            has_exact_sizes = not (device.worker.external if device.worker else maps_file)
-            exact_sizes = {"weights_mib": load.weights_exact and has_exact_sizes, "kv_mib": load.kv_exact}
+            has_exact_sizes = not (device.worker.is_external if device.worker else maps_file)
+            exactness = {"weights_mib": load.has_exact_weights and has_exact_sizes, "kv_mib": load.has_exact_kv}
             entries.append(
                 DevicePlacement(
                     device=device.buffer,
@@ -58,18 +58,18 @@ class Candidate(NamedTuple):
                     worker=device.worker.name if device.worker else None,
                     endpoint=device.endpoint,
                     layers=share.layers,
-                    output=share.output,
+                    output=share.has_output,
                     weights_mib=share.weights_mib,
                     kv_mib=round(share.kv / MIB, 2),
                     compute_mib=round(share.compute / MIB, 2),
-                    auxiliary_mib=round(share.auxiliary / MIB, 2),
+                    auxiliary_mib=round(share.auxiliary_bytes / MIB, 2),
                     total_mib=round(share.total / MIB, 2),
                     capacity_mib=device.capacity_mib,
                     reason=reason,
                     exact=tuple(
-                        size
-                        for size, is_exact in exact_sizes.items()
-                        if is_exact and workload.is_exact and not share.auxiliary
+                        field
+                        for field, is_exact in exactness.items()
+                        if is_exact and workload.is_exact and not share.auxiliary_bytes
                     ),
                     without=workload.uncounted_memory,
                 )

@@ -15,25 +15,25 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.su
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import ReleasePlan
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import device_load
 
-EXPERT_TENSORS = re.compile(r"_(?:ch)?exps\b")
+EXPERT_PATTERN = re.compile(r"_(?:ch)?exps\b")
 """Pattern for names of tensors of which a token uses only the chosen experts."""
 
 
 ASSUMED_BITS = 4.85
 """Bits per weight if the summary has no number of weights: those of Q4_K_M."""
-LAYER_NUMBER = re.compile(r"^blk\.(\d+)\.")
+LAYER_PATTERN = re.compile(r"^blk\.(\d+)\.")
 """Pattern for the beginning of the name of a layer's tensor."""
-LATENT_MATRICES, LATENT_COST = re.compile(r"attn_[kv]_b\."), 12
+LATENT_PATTERN, LATENT_FACTOR = re.compile(r"attn_[kv]_b\."), 12
 """Pattern for the matrices that decompress a latent cache, one per head, and factor by which reading them takes longer: 18 on an H200, 8 on an M3 Ultra."""
 
 
 PROMPT_TOKENS = 512
 """Tokens of a prompt: one batch, as llama-bench measures it."""
-EXPERT_COST, EXPERT_TOKENS = 1.1, 20
+EXPERT_FACTOR, DOUBLING_TOKENS = 1.1, 20
 """Factor of the time of a multiplication with an expert in prompts, and number of tokens per expert at which it doubles."""
 
 
-class PartCost(NamedTuple):
+class TensorCost(NamedTuple):
     """The cost of a tensor for a token."""
 
     read_bytes: float
@@ -44,53 +44,53 @@ class PartCost(NamedTuple):
     """Part of ``read_bytes`` that belongs to experts."""
     dense_weights: float
     """Weights that each token is multiplied with, without those of experts."""
-    experts: float
+    expert_weights: float
     """Weights of its experts."""
 
 
 @functools.lru_cache(maxsize=32)
-def part_costs(load: device_load.Load) -> tuple[PartCost, ...]:
+def tensor_costs(load: device_load.Load) -> tuple[TensorCost, ...]:
     summary = load.summary
     rows = {(row.name, row.bytes): row for row in summary.tensor_groups}
-    weights = sum(part.bytes for part in load.parts)
-    average_bits = 8 * weights / summary.parameters if summary.parameters and weights else ASSUMED_BITS
+    weight_bytes = sum(tensor.bytes for tensor in load.tensors)
+    average_bits = 8 * weight_bytes / summary.parameters if summary.parameters and weight_bytes else ASSUMED_BITS
     costs = []
-    for part in load.parts:
-        experts = 0
-        if EXPERT_TENSORS.search(part.name):
-            experts = part.bytes
-        elif not part.name and part.unit is not None and part.unit < len(summary.expert_bytes):
-            experts = summary.expert_bytes[part.unit]
-        row = rows.get((LAYER_NUMBER.sub("blk.*.", part.name), part.bytes))
-        costs.append(_part_cost(part.bytes, experts, summary.active_expert_share, row, average_bits))
+    for tensor in load.tensors:
+        expert_bytes = 0
+        if EXPERT_PATTERN.search(tensor.name):
+            expert_bytes = tensor.bytes
+        elif not tensor.name and tensor.unit is not None and tensor.unit < len(summary.expert_bytes):
+            expert_bytes = summary.expert_bytes[tensor.unit]
+        row = rows.get((LAYER_PATTERN.sub("blk.*.", tensor.name), tensor.bytes))
+        costs.append(_tensor_cost(tensor.bytes, expert_bytes, summary.active_expert_share, row, average_bits))
     return tuple(costs)
 
 
-def _part_cost(size: int, experts: int, active_share: float, row: TensorGroup | None, average_bits: float) -> PartCost:
+def _tensor_cost(size: int, expert_bytes: int, active_share: float, row: TensorGroup | None, bits: float) -> TensorCost:
     """
-    :param size: bytes, of which ``experts`` are those of experts.
-    :param average_bits: bits per weight if the type of the tensor is unknown.
+    :param size: bytes, of which ``expert_bytes`` are those of experts.
+    :param bits: bits per weight if the type of the tensor is unknown.
     """
-    bits = 8 * row.bytes / math.prod(row.shape) if row else average_bits
+    bits = 8 * row.bytes / math.prod(row.shape) if row else bits
     cost = device_rates.cost_of_type(row.type) if row else device_rates.DEFAULT_TYPE_COST
     prompt_weights = 8 * cost.prompt_factor / bits
-    latent = LATENT_COST if row and len(row.shape) > 2 and LATENT_MATRICES.search(row.name) else 1
-    return PartCost(
-        read_bytes=(size - experts * (1 - active_share)) * cost.generation_factor * latent,
-        multiplied_weights=(size - experts + experts * EXPERT_COST * (active_share + EXPERT_TOKENS / PROMPT_TOKENS))
-        * prompt_weights,
-        expert_read_bytes=experts * active_share * cost.generation_factor,
-        dense_weights=(size - experts) * prompt_weights,
-        experts=experts * active_share * prompt_weights,
+    latent_factor = LATENT_FACTOR if row and len(row.shape) > 2 and LATENT_PATTERN.search(row.name) else 1
+    expert_factor = EXPERT_FACTOR * (active_share + DOUBLING_TOKENS / PROMPT_TOKENS)
+    return TensorCost(
+        read_bytes=(size - expert_bytes * (1 - active_share)) * cost.generation_factor * latent_factor,
+        multiplied_weights=(size - expert_bytes + expert_bytes * expert_factor) * prompt_weights,
+        expert_read_bytes=expert_bytes * active_share * cost.generation_factor,
+        dense_weights=(size - expert_bytes) * prompt_weights,
+        expert_weights=expert_bytes * active_share * prompt_weights,
     )
 
 
 def bytes_read_by_unit(load: device_load.Load) -> list[float]:
     """Return the bytes of weights that a token reads of each unit (the layers, then the output), without the KV cache."""
     unit_bytes = [0.0] * load.units
-    for part, cost in zip(load.parts, part_costs(load)):
-        if part.unit is not None:
-            unit_bytes[part.unit] += cost.read_bytes
+    for tensor, cost in zip(load.tensors, tensor_costs(load)):
+        if tensor.unit is not None:
+            unit_bytes[tensor.unit] += cost.read_bytes
     return unit_bytes
 
 
@@ -115,16 +115,16 @@ def generation_ms(rate: device_rates.Rate, read_bytes: float, nodes: float, weig
 
 
 @functools.lru_cache(maxsize=64)
-def model_ms(load: device_load.Load, rate: device_rates.Rate) -> tuple[float, list[float]]:
+def model_and_unit_ms(load: device_load.Load, rate: device_rates.Rate) -> tuple[float, list[float]]:
     """Return the milliseconds of a token on a device that holds the whole model, and those of each unit."""
     unit_bytes, nodes = bytes_read_by_unit(load), nodes_per_layer(load)
-    size = sum(unit_bytes)
-    weights = sum(cost.dense_weights + cost.experts for cost in part_costs(load)) / size
+    read_bytes = sum(unit_bytes)
+    weights_per_byte = sum(cost.dense_weights + cost.expert_weights for cost in tensor_costs(load)) / read_bytes
     unit_ms = [
-        generation_ms(rate, unit_size, nodes * (unit < load.layers), weights * unit_size)
+        generation_ms(rate, unit_size, nodes * (unit < load.layers), weights_per_byte * unit_size)
         for unit, unit_size in enumerate(unit_bytes)
     ]
-    return generation_ms(rate, size, nodes * load.layers, weights * size), unit_ms
+    return generation_ms(rate, read_bytes, nodes * load.layers, weights_per_byte * read_bytes), unit_ms
 
 
 @functools.lru_cache(maxsize=64)
@@ -137,18 +137,18 @@ def fields_by_device(
     :param owners: device of each unit.
     """
     indices = {buffer: index for index, buffer in enumerate(buffers)}
-    names = (*PartCost._fields, "weights", "nodes", "visits")
+    names = (*TensorCost._fields, "weight_bytes", "nodes", "visits")
     fields: dict[int | None, dict[str, Any]] = {index: dict.fromkeys(names, 0) for index in (None, *indices.values())}
     unit_owners = [{owner: None} for owner in owners]
-    for part, cost in zip(load.parts, part_costs(load)):
-        layer = LAYER_NUMBER.match(part.name)
-        if part.unit is None and not part.device and not layer:
+    for tensor, cost in zip(load.tensors, tensor_costs(load)):
+        match = LAYER_PATTERN.match(tensor.name)
+        if tensor.unit is None and not tensor.buffer and not match:
             continue
-        owner = indices[part.device] if part.device in indices else None if part.unit is None else owners[part.unit]
-        for name, value in {**cost._asdict(), "weights": part.bytes}.items():
+        owner = indices.get(tensor.buffer or "", None if tensor.unit is None else owners[tensor.unit])
+        for name, value in {**cost._asdict(), "weight_bytes": tensor.bytes}.items():
             fields[owner][name] += value
-        if layer and part.unit is None:
-            unit_owners[int(layer[1])].setdefault(owner)
+        if match and tensor.unit is None:
+            unit_owners[int(match[1])].setdefault(owner)
     last_owner: object = ""
     for unit, visited_owners in enumerate(unit_owners):
         for owner in visited_owners:
@@ -168,10 +168,10 @@ class Link(NamedTuple):
     """The link over which the head reaches a worker."""
 
     kind: str
-    """Kind as site.kind_of returns it."""
+    """Kind as site.link_kind_of returns it."""
     round_trip_ms: float
     gbit: float
-    measured: bool
+    is_measured: bool
     """Whether the round trip was measured; ``gbit`` may still be assumed."""
     host_is_board: bool = False
     """Whether the worker's host is a small board."""
@@ -180,7 +180,7 @@ class Link(NamedTuple):
 
 
 ASSUMED_LINKS = {
-    kind: Link(kind, round_trip_ms, gbit, measured=False)
+    kind: Link(kind, round_trip_ms, gbit, is_measured=False)
     for kind, round_trip_ms, gbit in (
         ("loopback", 0.04, 11.0),
         ("infiniband", 0.06, 40.0),
@@ -221,12 +221,12 @@ class ModelPart(NamedTuple):
     """The part of the model that one device holds."""
 
     host: str
-    device: str
-    """Name of the device for messages."""
+    buffer: str
+    """Buffer of the device."""
     rate: device_rates.Rate
     read_bytes: float
     """Bytes that a token reads of its weights."""
-    weights: float
+    weight_bytes: float
     """Bytes of all its weights."""
     multiplied_weights: float
     """Weights that each token is multiplied with."""
@@ -237,19 +237,19 @@ class ModelPart(NamedTuple):
     """Number of times that a token visits the device."""
     attention_weights: float = 0.0
     """Numbers that attention multiplies each token of a prompt with."""
-    cache: float = 0.0
+    cache_read_bytes: float = 0.0
     """Bytes of weights that take as long to read as the KV cache and states of one conversation."""
     expert_read_bytes: float = 0.0
     """Part of ``read_bytes`` that belongs to experts."""
     dense_weights: float = 0.0
     """Weights that each token is multiplied with, without those of experts."""
-    experts: float = 0.0
+    expert_weights: float = 0.0
     """Weights of its experts."""
-    active: float = 1.0
+    active_share: float = 1.0
     """Share of the experts that a token uses."""
     network_bytes: float = 0.0
     """Bytes that cross the network for each token, there and back."""
-    output: float = 0.0
+    result_bytes: float = 0.0
     """Bytes of the result that cross the network for each generated token."""
 
 
@@ -267,56 +267,56 @@ def parts_of(
     used_indices = [index for index in hosts if fields[index]["visits"]]
     parts = []
     for index in used_indices:
-        buffer = device_load.CPU if index is None else buffers[index]
+        buffer = device_load.CPU_BUFFER if index is None else buffers[index]
         link, is_last = links.get(buffer), index == used_indices[-1]
         part = ModelPart(
             host=hosts[index],
-            device=buffer,
+            buffer=buffer,
             rate=rates[buffer],
             link=link,
-            active=summary.active_expert_share,
+            active_share=summary.active_expert_share,
             # Only the last token's result comes back from the device with the output.
             network_bytes=4.0 * summary.width * (2 * fields[index]["visits"] - is_last) if link else 0.0,
-            output=4.0 * summary.vocabulary if link and is_last else 0.0,
+            result_bytes=4.0 * summary.vocabulary if link and is_last else 0.0,
             **fields[index],
         )
         parts.append(part)
     return tuple(parts)
 
 
-VECTOR_TOKENS, VECTOR_COST = 8, 5.0
-"""Most tokens that kernels for single tokens compute in one step (MMVQ_MAX_BATCH_SIZE). Each but the first takes as long as VECTOR_COST tokens of a
+MAX_VECTOR_TOKENS, VECTOR_TOKEN_COST = 8, 5.0
+"""Most tokens that kernels for single tokens compute in one step (MMVQ_MAX_BATCH_SIZE). Each but the first takes as long as VECTOR_TOKEN_COST tokens of a
 prompt: 5.6 on an H200, 3 and 6 on an M2 Ultra with q8_0 and f16."""
 
 
 def extra_token_cost(tokens: float) -> float:
     """Return the time of all tokens of a step but the first, in tokens of a prompt."""
-    return VECTOR_COST * (min(tokens, VECTOR_TOKENS) - 1) + max(0.0, tokens - VECTOR_TOKENS)
+    return VECTOR_TOKEN_COST * (min(tokens, MAX_VECTOR_TOKENS) - 1) + max(0.0, tokens - MAX_VECTOR_TOKENS)
 
 
 def device_ms(part: ModelPart, users: int = 1) -> float:
     """Return the milliseconds of a step with a token of each user. Dense weights are read once, experts if any of the tokens uses them, and the KV cache of
     each user. The step takes no longer than as many steps with one token each."""
-    rate, single_read = part.rate, part.read_bytes + part.cache
-    single_ms = generation_ms(rate, single_read, part.nodes, part.dense_weights + part.experts)
+    rate, single_bytes = part.rate, part.read_bytes + part.cache_read_bytes
+    weights = part.dense_weights + part.expert_weights
+    single_ms = generation_ms(rate, single_bytes, part.nodes, weights)
     if users == 1:
         return single_ms
-    count = (1 - (1 - part.active) ** users) / part.active
-    read_bytes = single_read + (count - 1) * part.expert_read_bytes + (users - 1) * part.cache
-    extra_cost = part.dense_weights * extra_token_cost(users) + count * part.experts * extra_token_cost(
-        max(1.0, users / count)
+    expert_factor = (1 - (1 - part.active_share) ** users) / part.active_share
+    read_bytes = single_bytes + (expert_factor - 1) * part.expert_read_bytes + (users - 1) * part.cache_read_bytes
+    extra_cost = part.dense_weights * extra_token_cost(users) + expert_factor * part.expert_weights * extra_token_cost(
+        max(1.0, users / expert_factor)
     )
     computing_ms = 2 * extra_cost / rate.prompt_gflops / 1e6
-    return min(
-        users * single_ms, generation_ms(rate, read_bytes, part.nodes, part.dense_weights + part.experts) + computing_ms
-    )
+    return min(users * single_ms, generation_ms(rate, read_bytes, part.nodes, weights) + computing_ms)
 
 
 def link_ms(part: ModelPart, users: int = 1) -> float:
     """Return the milliseconds that the link adds to such a step; 0 if llama-server drives the device itself."""
     if not part.link or not part.visits:
         return 0.0
-    return worker_ms(part.link, part.rate, part.visits) + wire_ms(part.link, users * (part.network_bytes + part.output))
+    size = users * (part.network_bytes + part.result_bytes)
+    return worker_ms(part.link, part.rate, part.visits) + wire_ms(part.link, size)
 
 
 def token_ms(parts: Sequence[ModelPart], users: int = 1) -> float:
@@ -324,17 +324,17 @@ def token_ms(parts: Sequence[ModelPart], users: int = 1) -> float:
     return sum(device_ms(part, users) + link_ms(part, users) for part in parts)
 
 
-CACHE_SHARE = 0.45
+CACHE_RATE_SHARE = 0.45
 """Share of the rate for weights at which a token reads KV cache: 0.38 and 0.44 on Strix Halo with 32768 tokens (kyuz0), 0.37 to 0.56 on GB10
 (ggml-org/llama.cpp#15405)."""
 ATTENTION_COST_RATIO = 2.5
 """Time of a multiplication of attention in prompts, with the mask that workers get, divided by that of weights: 3.8 on Strix Halo, 0.9 on GB10 by the
 same reports."""
-ATTENTION_FACTOR = 2.2
+ATTENTION_UNCERTAINTY = 2.2
 """Factor by which this ratio may be larger or smaller, as in these reports."""
-LINK_FACTOR, WIRE_FACTOR = 1.6, 3.0
+LINK_UNCERTAINTY, WIRE_UNCERTAINTY = 1.6, 3.0
 """Factors by which two times may be shorter or longer: of a worker without its device, and of data on a link whose rate is assumed."""
-PROMPT_POWER = 1.1
+PROMPT_EXPONENT = 1.1
 """Exponent of the factor of a device for prompts, whose predictions are less certain."""
 
 
@@ -348,22 +348,22 @@ def _mean_factor(costs: Sequence[tuple[float, float]]) -> float:
 
 
 def _link_factor(part: ModelPart) -> float:
-    return LINK_FACTOR if not part.link or part.link.is_rate_known else WIRE_FACTOR
+    return LINK_UNCERTAINTY if not part.link or part.link.is_rate_known else WIRE_UNCERTAINTY
 
 
 def token_factor(parts: Sequence[ModelPart], users: int = 1) -> float:
     """Return the factor by which generation may be faster or slower than token_ms says. A step of several users is less certain, like prompts."""
-    power = PROMPT_POWER if users > 1 else 1.0
-    costs = [(device_ms(part, users), part.rate.uncertainty**power) for part in parts]
+    exponent = PROMPT_EXPONENT if users > 1 else 1.0
+    costs = [(device_ms(part, users), part.rate.uncertainty**exponent) for part in parts]
     for part in parts:
-        visits_ms = link_ms(part._replace(network_bytes=0.0, output=0.0))
-        costs += [(visits_ms, LINK_FACTOR), (link_ms(part, users) - visits_ms, _link_factor(part))]
+        visits_ms = link_ms(part._replace(network_bytes=0.0, result_bytes=0.0))
+        costs += [(visits_ms, LINK_UNCERTAINTY), (link_ms(part, users) - visits_ms, _link_factor(part))]
     return _mean_factor(costs)
 
 
-MIN_GAIN = 1.05
+MIN_SPEEDUP = 1.05
 """Smallest predicted speed-up that is reported."""
-HOP_GAIN = 0.1
+MIN_SAVED_SHARE = 0.1
 """Share of a token's time that a worker on another host has to save before it replaces the head's devices: predictions are no more precise."""
 LIKELY_SHARE = 0.66
 """Share of the uncertainty, which covers four of five measurements, by which a candidate has to be faster to be so in four of five cases."""
@@ -372,20 +372,20 @@ LIKELY_SHARE = 0.66
 def is_likely_faster(faster_parts: Sequence[ModelPart], slower_parts: Sequence[ModelPart], users: int = 1) -> bool:
     """Return whether the first parts are predicted to generate faster in at least four of five cases. A kind of device that takes part in both has the same
     error in both; errors of other devices are independent."""
-    uncertainty_by_rate: dict[device_rates.Rate | None, float] = {}
+    share_by_rate: dict[device_rates.Rate | None, float] = {}
     for model_parts, direction in ((faster_parts, 1), (slower_parts, -1)):
         total = token_ms(model_parts, users)
         for part in model_parts:
             for rate, ms in ((part.rate, device_ms(part, users)), (None, link_ms(part, users))):
-                uncertainty_by_rate[rate] = uncertainty_by_rate.get(rate, 0.0) + direction * ms / total
+                share_by_rate[rate] = share_by_rate.get(rate, 0.0) + direction * ms / total
     uncertainties = [
-        share * math.log(rate.uncertainty if rate else LINK_FACTOR) for rate, share in uncertainty_by_rate.items()
+        share * math.log(rate.uncertainty if rate else LINK_UNCERTAINTY) for rate, share in share_by_rate.items()
     ]
-    gain = math.log(token_ms(slower_parts, users) / token_ms(faster_parts, users))
-    return gain > max(math.log(MIN_GAIN), LIKELY_SHARE * math.hypot(*uncertainties))
+    log_speedup = math.log(token_ms(slower_parts, users) / token_ms(faster_parts, users))
+    return log_speedup > max(math.log(MIN_SPEEDUP), LIKELY_SHARE * math.hypot(*uncertainties))
 
 
-LINK_KIND = "link to"
+LINK_COST = "link to"
 """Kind of the costs that a worker adds to those of its device."""
 PROMPT_NODE_FACTOR = 3
 """Factor of a node's time with the tokens of a prompt, compared with one token."""
@@ -396,12 +396,12 @@ def prompt_costs(part: ModelPart, tokens: int = PROMPT_TOKENS) -> dict[str, floa
     only with experts that it uses."""
     rate = part.rate
     costs = {
-        "memory of": part.weights / part.rate.gb_per_s / 1e6,
+        "memory of": part.weight_bytes / part.rate.gb_per_s / 1e6,
         "computing on": 2 * tokens * (part.multiplied_weights + part.attention_weights) / rate.prompt_gflops / 1e6
         + part.nodes * rate.node_us * PROMPT_NODE_FACTOR / 1e3,
     }
     if part.link:
-        costs[LINK_KIND] = link_ms(part._replace(output=0.0), tokens)
+        costs[LINK_COST] = link_ms(part._replace(result_bytes=0.0), tokens)
     return costs
 
 
@@ -409,10 +409,10 @@ def prompt_factor(parts: Sequence[ModelPart], tokens: int = PROMPT_TOKENS) -> fl
     """Return the factor by which prompts may be faster or slower than predicted."""
     costs = []
     for part in parts:
-        device_factor, device_costs = part.rate.uncertainty**PROMPT_POWER, prompt_costs(part, tokens)
+        device_factor, device_costs = part.rate.uncertainty**PROMPT_EXPONENT, prompt_costs(part, tokens)
         attention_ms = 2 * tokens * part.attention_weights / part.rate.prompt_gflops / 1e6
-        costs += [(ms, _link_factor(part) if kind == LINK_KIND else device_factor) for kind, ms in device_costs.items()]
-        costs += [(-attention_ms, device_factor), (attention_ms, device_factor * ATTENTION_FACTOR)]
+        costs += [(ms, _link_factor(part) if kind == LINK_COST else device_factor) for kind, ms in device_costs.items()]
+        costs += [(-attention_ms, device_factor), (attention_ms, device_factor * ATTENTION_UNCERTAINTY)]
     return _mean_factor(costs)
 
 
@@ -425,16 +425,16 @@ SEND_S_PER_GB = {False: 3.1, True: 0.75}
 the same machine in 29.0 and 7.9 s, without a cache (docs/performance.md)."""
 
 
-def load_cost(release: ReleasePlan, part: ModelPart) -> tuple[str, float]:
+def largest_load_cost(release: ReleasePlan, part: ModelPart) -> tuple[str, float]:
     """Return what limits the load of one device, and the seconds for its weights: the file is read, copied and sent at the same time."""
     s_per_gb = {"disk of": 1 / DISK_GB_PER_S}
     if part.link:
-        s_per_gb[LINK_KIND] = 8 / part.link.gbit
+        s_per_gb[LINK_COST] = 8 / part.link.gbit
         s_per_gb["RPC on"] = SEND_S_PER_GB[release.loads_fast] if release.mainline else 0.0
     kind = max(s_per_gb, key=s_per_gb.__getitem__)
-    return kind, s_per_gb[kind] * part.weights / 1e9
+    return kind, s_per_gb[kind] * part.weight_bytes / 1e9
 
 
 def load_s(release: ReleasePlan, parts: Sequence[ModelPart]) -> float:
     """Return the seconds until the weights are on their devices, one after the other, if no worker has them in its cache."""
-    return sum(load_cost(release, part)[1] for part in parts)
+    return sum(largest_load_cost(release, part)[1] for part in parts)

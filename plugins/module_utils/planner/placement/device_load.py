@@ -25,22 +25,22 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import AuxiliaryModel, Device
 
 ROW_TENSORS = frozenset(("token_embd", "position_embd", "token_types"))
-HEAD_TENSORS = ROW_TENSORS | {"per_layer_token_embd"}
+TABLE_TENSORS = ROW_TENSORS | {"per_layer_token_embd"}
 """Beginnings of the names of tensors that stay in the head's memory, since only single rows of them are read."""
 FIRST_LAYER_TENSORS = frozenset(("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"))
 """Beginnings of the names of tensors that belong to the first layer. Others belong to the output."""
 REPLICATED_TENSORS = frozenset(("rope_freqs", "rope_factors_long", "rope_factors_short"))
 """Beginnings of the names of tensors of which every device with layers gets a copy."""
 
-LAYER = "blk."
+LAYER_PREFIX = "blk."
 """Beginning of the names of a layer's tensors."""
-CPU = "CPU"
+CPU_BUFFER = "CPU"
 """Name of the head's memory in overrides."""
 UNQUANTISED_TYPES = frozenset(("F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"))
 
 
-class Part(NamedTuple):
-    """Tensors of one name and shape."""
+class LoadedTensor(NamedTuple):
+    """A tensor that llama-server loads, or all tensors of a unit if the summary has no names."""
 
     name: str
     bytes: int
@@ -48,8 +48,8 @@ class Part(NamedTuple):
     """Unit to which it belongs; None if it stays in the head's memory."""
     padding_bytes: int = 0
     """Bytes that pad its rows to backends.MATRIX_ROW_PADDING."""
-    device: str | None = None
-    """Device of an override; None if it follows its unit."""
+    buffer: str | None = None
+    """Buffer of an override; None if it follows its unit."""
 
 
 def _row_padding(row: TensorGroup) -> int:
@@ -60,54 +60,55 @@ def _row_padding(row: TensorGroup) -> int:
 
 
 @functools.lru_cache(maxsize=4)
-def _parts(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
+def _tensors_and_copies(summary: ModelSummary) -> tuple[list[LoadedTensor], list[LoadedTensor]]:
     """Return the tensors that llama-server loads, and those of which devices get copies."""
     layers, mtp_start = summary.layers, summary.layers - kv_cache.count_mtp_layers(summary)
-    parts, copies = [], []
+    tensors, copies = [], []
     for row in summary.tensor_groups:
         padding_bytes = _row_padding(row)
         if row.layers is not None:
             names = ((layer, row.name.replace("*", str(layer))) for layer in row.layers if layer < mtp_start)
-            parts += [Part(name, row.bytes, layer, padding_bytes) for layer, name in names]
+            tensors += [LoadedTensor(name, row.bytes, layer, padding_bytes) for layer, name in names]
             continue
         name_start = row.name.split(".", 1)[0]
         if name_start in REPLICATED_TENSORS:
-            copies.append(Part(row.name, row.bytes, None))
+            copies.append(LoadedTensor(row.name, row.bytes, None))
             continue
-        unit = None if name_start in HEAD_TENSORS else 0 if name_start in FIRST_LAYER_TENSORS else layers
-        parts.append(Part(row.name, row.bytes, unit, padding_bytes))
-    if not any(part.name == "output.weight" for part in parts):
-        parts += [part._replace(unit=layers) for part in parts if part.name == "token_embd.weight"]
-    return parts, copies
+        unit = None if name_start in TABLE_TENSORS else 0 if name_start in FIRST_LAYER_TENSORS else layers
+        tensors.append(LoadedTensor(row.name, row.bytes, unit, padding_bytes))
+    if not any(tensor.name == "output.weight" for tensor in tensors):
+        tensors += [tensor._replace(unit=layers) for tensor in tensors if tensor.name == "token_embd.weight"]
+    return tensors, copies
 
 
-def _parts_without_names(summary: ModelSummary) -> tuple[list[Part], list[Part]]:
+def _unnamed_tensors_and_copies(summary: ModelSummary) -> tuple[list[LoadedTensor], list[LoadedTensor]]:
     sizes = [*summary.layer_bytes, summary.output_bytes]
-    return [Part("", summary.input_bytes, None), *(Part("", size, unit) for unit, size in enumerate(sizes))], []
+    tensors = [LoadedTensor("", size, unit) for unit, size in enumerate(sizes)]
+    return [LoadedTensor("", summary.input_bytes, None), *tensors], []
 
 
-def _with_overrides(parts: list[Part], overrides: Sequence[tuple[str, str]]) -> list[Part]:
-    """Return the tensors, with each on the device of the first override that matches its name."""
-    expressions = [(re.compile(pattern), device) for pattern, device in overrides]
-    placed_parts = []
-    for part in parts:
-        device = next((device for expression, device in expressions if expression.search(part.name)), None)
-        placed_parts.append(
-            part if device is None else part._replace(unit=None, device=None if device == CPU else device)
+def _with_overrides(tensors: list[LoadedTensor], overrides: Sequence[tuple[str, str]]) -> list[LoadedTensor]:
+    """Return the tensors, with each in the buffer of the first override that matches its name."""
+    expressions = [(re.compile(pattern), buffer) for pattern, buffer in overrides]
+    placed_tensors = []
+    for tensor in tensors:
+        buffer = next((buffer for expression, buffer in expressions if expression.search(tensor.name)), None)
+        placed_tensors.append(
+            tensor if buffer is None else tensor._replace(unit=None, buffer=None if buffer == CPU_BUFFER else buffer)
         )
-    return placed_parts
+    return placed_tensors
 
 
-def _padded_size(part: Part, backend: str) -> int:
+def _padded_size(tensor: LoadedTensor, backend: str) -> int:
     backend_type = backends.BY_NAME[backend]
-    return kv_cache.pad(part.bytes + (part.padding_bytes if backend_type.pads_rows else 0), backend_type.alignment)
+    return kv_cache.pad(tensor.bytes + (tensor.padding_bytes if backend_type.pads_rows else 0), backend_type.alignment)
 
 
 class Share(NamedTuple):
     """The share of one device: number of layers, whether it has the output, and bytes of weights and KV cache."""
 
     layers: int
-    output: bool
+    has_output: bool
     weights: int
     kv: int
 
@@ -117,12 +118,12 @@ class DeviceShare(NamedTuple):
 
     device: Device
     layers: int
-    output: bool
+    has_output: bool
     weights: int
     kv: int
     compute: int
     """Upper bound of the compute buffer."""
-    auxiliary: int
+    auxiliary_bytes: int
     """Size of auxiliary models."""
 
     @property
@@ -131,7 +132,7 @@ class DeviceShare(NamedTuple):
 
     @property
     def total(self) -> int:
-        return self.model_bytes + self.compute + self.auxiliary
+        return self.model_bytes + self.compute + self.auxiliary_bytes
 
     @property
     def weights_mib(self) -> float:
@@ -140,12 +141,12 @@ class DeviceShare(NamedTuple):
     @property
     def held_mib(self) -> float:
         """Return the size of weights and KV caches."""
-        return self.weights_mib + round(self.kv / MIB, 2) + round(self.auxiliary / MIB, 2)
+        return self.weights_mib + round(self.kv / MIB, 2) + round(self.auxiliary_bytes / MIB, 2)
 
 
-def _unique_parts(parts: Iterable[Part]) -> list[Part]:
+def _unique_tensors(tensors: Iterable[LoadedTensor]) -> list[LoadedTensor]:
     """Return tensors without duplicate names: the output that is tied to the token embedding has the same name."""
-    return list({part.name or index: part for index, part in enumerate(parts)}.values())
+    return list({tensor.name or index: tensor for index, tensor in enumerate(tensors)}.values())
 
 
 class Load:
@@ -160,17 +161,17 @@ class Load:
     ) -> None:
         """
         :param summary: result of header_summary.summarize; without ``tensors`` only the sizes of layers are known.
-        :param overrides: expressions for names of tensors, each with the device of these tensors.
+        :param overrides: expressions for names of tensors, each with the buffer of these tensors.
         """
         self.summary = summary
         self.layers: int = summary.layers
         self.units: int = self.layers + 1
         has_names, self.overrides = summary.tensors is not None, overrides
-        parts, self.copies = _parts(summary) if has_names else _parts_without_names(summary)
-        self.parts = _with_overrides(parts, overrides)
-        self.kv, self.kv_exact = kv_cache.sizes(summary, settings, build)
+        tensors, self.copies = _tensors_and_copies(summary) if has_names else _unnamed_tensors_and_copies(summary)
+        self.tensors = _with_overrides(tensors, overrides)
+        self.kv, self.has_exact_kv = kv_cache.sizes(summary, settings, build)
         windows = kv_cache.windowed_flags(summary)
-        self.checkpointed = kv_cache.checkpointed_flags(summary, settings)
+        self.is_checkpointed = kv_cache.checkpointed_flags(summary, settings)
         """Whether checkpoints of the context contain the cache of each layer."""
         self.split_cache_backends = {
             name for name in backends.BY_NAME if kv_cache.is_cache_split(summary, settings, name)
@@ -180,22 +181,22 @@ class Load:
         self.recurrent_layers = sum(kv_cache.recurrent_flags(summary)) if is_known_architecture else 0
         self.compute = compute_buffers.buffer_bound(summary, settings)
         self.device_kv = self.kv if settings.offload else [0] * len(self.kv)
-        is_known = settings.fork == MAINLINE and kv_cache.is_known_build(build)
-        self.weights_exact = has_names and is_known and is_known_architecture
+        is_known_release = settings.fork == MAINLINE and kv_cache.is_known_build(build)
+        self.has_exact_weights = has_names and is_known_release and is_known_architecture
         self.needs_copies = [not (summary.architecture == "gemma4" and window) for window in windows]
         self.weights = [0] * self.units
-        for part in self.parts:
-            if part.unit is not None:
-                self.weights[part.unit] += part.bytes
-        placed_parts = _unique_parts(part for part in self.parts if part.device)
-        self.parts_by_device = {
-            device: [part for part in placed_parts if part.device == device] for _name, device in overrides
+        for tensor in self.tensors:
+            if tensor.unit is not None:
+                self.weights[tensor.unit] += tensor.bytes
+        placed_tensors = _unique_tensors(tensor for tensor in self.tensors if tensor.buffer)
+        self.tensors_by_buffer = {
+            buffer: [tensor for tensor in placed_tensors if tensor.buffer == buffer] for _name, buffer in overrides
         }
-        """Tensors that overrides put on a device."""
+        """Tensors that overrides put into a buffer."""
         self.override_targets: dict[int, set[str]] = {}
-        for part, moved_part in zip(parts, self.parts):
-            if part.unit is not None and moved_part.unit is None:
-                self.override_targets.setdefault(part.unit, set()).add(moved_part.device or CPU)
+        for tensor, moved_tensor in zip(tensors, self.tensors):
+            if tensor.unit is not None and moved_tensor.unit is None:
+                self.override_targets.setdefault(tensor.unit, set()).add(moved_tensor.buffer or CPU_BUFFER)
 
     def head_weights(self, units: Sequence[int] = ()) -> int:
         """Return the bytes of weights in the head's memory if its processor has these units. A tied output takes no copy there."""
@@ -205,9 +206,9 @@ class Load:
         """Return the bytes of KV cache in the head's memory if devices have the layers from ``first_offloaded``."""
         return sum(self.kv) - sum(self.device_kv[first_offloaded : self.layers])
 
-    def override_bytes(self, device: str, backend: str) -> int:
-        """Return the bytes of weights that overrides put on this device, in the layout of its backend."""
-        return sum(_padded_size(part, backend) for part in self.parts_by_device.get(device, ()))
+    def override_bytes(self, buffer: str, backend: str) -> int:
+        """Return the bytes of weights that overrides put into this buffer, in the layout of its backend."""
+        return sum(_padded_size(tensor, backend) for tensor in self.tensors_by_buffer.get(buffer, ()))
 
     def sizes(self, backend: str) -> solver.Sizes:
         """Return the bytes of weights and KV cache that a device needs for units, in the layout of its backend."""
@@ -219,51 +220,50 @@ class Load:
         if device.worker:
             return self.compute
         units = {None, *range(min(first_offloaded, self.layers))}
-        head_sizes = (
-            part.bytes for part in self.parts if part.device is None and part.unit in units and LAYER in part.name
-        )
-        return self.compute + max(head_sizes, default=0) + max(self.kv[:first_offloaded], default=0)
+        tensors = [tensor for tensor in self.tensors if tensor.buffer is None and tensor.unit in units]
+        copied_sizes = (tensor.bytes for tensor in tensors if LAYER_PREFIX in tensor.name)
+        return self.compute + max(copied_sizes, default=0) + max(self.kv[:first_offloaded], default=0)
 
-    def share(self, units: Sequence[int], backend: str, device: str = "") -> Share:
+    def share(self, units: Sequence[int], backend: str, buffer: str = "") -> Share:
         """Return the share of a device with these units, to the byte.
 
         :param backend: backend of the device, which decides how tensors are laid out.
-        :param device: name of the device in overrides.
+        :param buffer: buffer of the device, which overrides name.
         """
-        weights, copies = _weights(self, backend)
+        unit_bytes, copy_bytes = _unit_and_copy_bytes(self, backend)
         layers = [unit for unit in units if unit < self.layers]
-        held_bytes = sum(weights[unit] for unit in units) + (self.override_bytes(device, backend) if device else 0)
+        held_bytes = sum(unit_bytes[unit] for unit in units) + (self.override_bytes(buffer, backend) if buffer else 0)
         return Share(
             layers=len(layers),
-            output=self.layers in units,
-            weights=held_bytes + (copies if any(self.needs_copies[unit] for unit in layers) else 0),
+            has_output=self.layers in units,
+            weights=held_bytes + (copy_bytes if any(self.needs_copies[unit] for unit in layers) else 0),
             kv=sum(self.device_kv[unit] for unit in layers),
         )
 
 
 @functools.lru_cache(maxsize=128)
-def _weights(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
+def _unit_and_copy_bytes(load: Load, backend: str) -> tuple[tuple[int, ...], int]:
     """Return the bytes of weights of each unit, and of the tensors that each device copies, in the layout of a backend."""
     unit_bytes = [0] * load.units
-    for part in load.parts:
-        if part.unit is not None:
-            unit_bytes[part.unit] += _padded_size(part, backend)
-    return tuple(unit_bytes), sum(_padded_size(part, backend) for part in load.copies)
+    for tensor in load.tensors:
+        if tensor.unit is not None:
+            unit_bytes[tensor.unit] += _padded_size(tensor, backend)
+    return tuple(unit_bytes), sum(_padded_size(tensor, backend) for tensor in load.copies)
 
 
 @functools.lru_cache(maxsize=128)
 def _sizes(load: Load, backend: str) -> solver.Sizes:
-    weights, copies = _weights(load, backend)
+    weights, copy_bytes = _unit_and_copy_bytes(load, backend)
     unit_bytes = [sum(sizes) for sizes in zip(weights, [*load.device_kv[: load.layers], 0])]
-    return solver.Sizes(solver.prefix_sums(unit_bytes), solver.prefix_sums([*load.needs_copies, False]), copies)
+    return solver.Sizes(solver.prefix_sums(unit_bytes), solver.prefix_sums([*load.needs_copies, False]), copy_bytes)
 
 
 @functools.lru_cache(maxsize=128)
 def _head_weights(load: Load, units: tuple[int, ...]) -> int:
-    head_units = {None, *units}
-    parts = [part for part in load.parts if part.device is None and part.unit in head_units]
-    parts += load.copies if any(unit < load.layers and load.needs_copies[unit] for unit in units) else []
-    return sum(kv_cache.pad(part.bytes, backends.CPU.alignment) for part in _unique_parts(parts))
+    cpu_units = {None, *units}
+    tensors = [tensor for tensor in load.tensors if tensor.buffer is None and tensor.unit in cpu_units]
+    tensors += load.copies if any(unit < load.layers and load.needs_copies[unit] for unit in units) else []
+    return sum(kv_cache.pad(tensor.bytes, backends.CPU.alignment) for tensor in _unique_tensors(tensors))
 
 
 @functools.lru_cache(maxsize=32)
@@ -308,7 +308,7 @@ class Layout(NamedTuple):
     gpu_layers: int
     reasons: tuple[str, ...] = ()
     """Reasons why the model does not fit."""
-    why: tuple[str, ...] = ()
+    share_reasons: tuple[str, ...] = ()
     """Reason for the share of each device."""
     missing_mib: int = 0
     """Memory that is missing on all devices and on the head."""
@@ -334,14 +334,14 @@ class Layout(NamedTuple):
         """Return the index of the device of each unit; None is the head's processor."""
         return assign_units(self.load.layers, self.gpu_layers, self.split if self.devices else ())
 
-    def units_of(self, device: int | None) -> list[int]:
-        """Return the units of one of the devices, or of the head's processor."""
-        return [unit for unit, owner in enumerate(self.owners) if owner == device]
+    def units_of(self, index: int | None) -> list[int]:
+        """Return the units of the device with this index; None is the head's processor."""
+        return [unit for unit, owner in enumerate(self.owners) if owner == index]
 
     @property
     def layer_buffers(self) -> list[str]:
-        """Return the buffer of each layer, and of the output; CPU is the head's processor."""
-        return [CPU if owner is None else self.devices[owner].buffer for owner in self.owners]
+        """Return the buffer of each layer, and of the output; CPU_BUFFER is the head's processor."""
+        return [CPU_BUFFER if owner is None else self.devices[owner].buffer for owner in self.owners]
 
     def shares(self) -> list[DeviceShare]:
         return [
@@ -349,17 +349,17 @@ class Layout(NamedTuple):
                 device,
                 *self.load.share(self.units_of(index), device.backend, device.buffer),
                 compute=self.load.compute_on(device, self.load.units - self.gpu_layers),
-                auxiliary=sum(model.total_on(device) for model in self.auxiliary),
+                auxiliary_bytes=sum(model.total_on(device) for model in self.auxiliary),
             )
             for index, device in enumerate(self.devices)
         ]
 
     def head_share(self) -> Share:
         units = self.units_of(None)
-        head_kv = self.load.head_kv_bytes(sum(unit < self.load.layers for unit in units))
-        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.head_weights(units), kv=head_kv)
+        kv = self.load.head_kv_bytes(sum(unit < self.load.layers for unit in units))
+        return self.load.share(units, backends.CPU.name)._replace(weights=self.load.head_weights(units), kv=kv)
 
-    def overloaded_devices(self) -> list[tuple[Device, int]]:
+    def overloads(self) -> list[tuple[Device, int]]:
         """Return the devices that get more than they hold, and the MiB that are missing on each."""
         sizes = [(share.device, -(-share.model_bytes // MIB) - share.device.capacity_mib) for share in self.shares()]
         return [(device, mib) for device, mib in sizes if mib > 0]
@@ -371,11 +371,11 @@ def check_split(load: Load, gpu_layers: int, units: Sequence[int]) -> None:
     :param units: number of units of each device, as in ``-ts``.
     :raises ValueError: llama.cpp would put some units on other devices.
     """
-    expected_devices = [index for index, count in enumerate(units) for _unit in range(count)]
-    assigned_devices = [device for device in assign_units(load.layers, gpu_layers, tuple(units)) if device is not None]
-    if assigned_devices != expected_devices:
+    expected_owners = [index for index, count in enumerate(units) for _unit in range(count)]
+    assigned_owners = [owner for owner in assign_units(load.layers, gpu_layers, tuple(units)) if owner is not None]
+    if assigned_owners != expected_owners:
         raise ValueError(
-            f"llama.cpp would split {len(assigned_devices)} units differently with -ts {','.join(map(str, units))}"
+            f"llama.cpp would split {len(assigned_owners)} units differently with -ts {','.join(map(str, units))}"
         )
 
 

@@ -71,7 +71,7 @@ def capacities_of(
     workers: Sequence[types.Worker],
     head_devices: Sequence[types.Device],
     server: types.Server | None,
-    has_memory_limits: bool = False,
+    has_driver_limits: bool = False,
 ) -> dict[str, int]:
     """Return the MiB that each device of a host may hold; CPU stands for each worker on the processor.
 
@@ -80,7 +80,7 @@ def capacities_of(
     :param workers: its workers, with the capacity that the operator sets.
     :param head_devices: devices that llama-server itself drives, with all of their memory.
     :param server: variables of the server on the head; None for another host.
-    :param has_memory_limits: whether devices hold no more than their drivers show as their own.
+    :param has_driver_limits: whether devices hold no more than their drivers show as their own.
     """
     canonical_names, memory_mib = host.facts.canonical_names, host.facts.memory_mib
     accelerators = dict(host.facts.named_accelerators)
@@ -99,7 +99,7 @@ def capacities_of(
         accelerator = accelerators.get(name)
         if accelerator and accelerator.unified:
             shown_mib = math.inf  # drivers show all memory of the head's own devices
-            if has_memory_limits and name in environments:
+            if has_driver_limits and name in environments:
                 shown_mib = visible_mib(accelerator, environments[name])
             shared_mib[canonical_names[name]] = max(
                 shared_mib.get(canonical_names[name], 0), int(min(capacities[name], shown_mib))
@@ -141,10 +141,10 @@ def driven_devices(
         for name, accelerator in _visible_devices(host.facts, workers, backend).items()
         if accelerator.memory_mib
     ]
-    discrete = [device for device in sized_devices if not device.shares_memory]
+    discrete_devices = [device for device in sized_devices if not device.shares_memory]
     lent_accelerators = [host.facts.accelerator_of(worker.device) for worker in workers]
     lends_discrete = any(accelerator and not accelerator.unified for accelerator in lent_accelerators)
-    return discrete or ([] if lends_discrete else sized_devices[:1])
+    return discrete_devices or ([] if lends_discrete else sized_devices[:1])
 
 
 def _limits_of_head(head_devices: Sequence[types.Device], server: types.Server) -> dict[str, int]:

@@ -15,9 +15,9 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
 
 
-def round_figure(number: float) -> float:
-    """Return the number with three significant digits, since predictions are no more precise."""
-    return float(f"{number:.3g}")
+def round_figure(value: float) -> float:
+    """Return the value with three significant digits, since predictions are no more precise."""
+    return float(f"{value:.3g}")
 
 
 def _largest_cause(costs: Iterable[tuple[str, str, float]]) -> str:
@@ -27,8 +27,8 @@ def _largest_cause(costs: Iterable[tuple[str, str, float]]) -> str:
     """
     kinds: dict[str, dict[str, float]] = {}
     for kind, host, cost in costs:
-        by_host = kinds.setdefault(kind, {})
-        by_host[host] = by_host.get(host, 0) + cost
+        kinds.setdefault(kind, {}).setdefault(host, 0)
+        kinds[kind][host] += cost
     kind = max(kinds, key=lambda name: sum(kinds[name].values()))
     return kind.format(max(kinds[kind], key=lambda host: kinds[kind][host]))
 
@@ -45,14 +45,14 @@ def _prompt_bottleneck(candidate: Candidate) -> str:
     return _largest_cause(
         (f"{kind} {{}}", part.host, ms)
         for part in candidate.parts
-        for kind, ms in cost_model.prompt_costs(part, _short_prompt(candidate)).items()
+        for kind, ms in cost_model.prompt_costs(part, _short_prompt_tokens(candidate)).items()
     )
 
 
 def _load_bottleneck(candidate: Candidate) -> str:
-    costs = [(part.host, *cost_model.load_cost(candidate.release, part)) for part in candidate.parts]
+    costs = [(part.host, *cost_model.largest_load_cost(candidate.release, part)) for part in candidate.parts]
     return _largest_cause(
-        (f"{kind} {{}}", host if kind == cost_model.LINK_KIND else candidate.site.head, seconds)
+        (f"{kind} {{}}", host if kind == cost_model.LINK_COST else candidate.site.head, seconds)
         for host, kind, seconds in costs
     )
 
@@ -70,30 +70,30 @@ def range_of(speed: float, factor: float) -> types.SpeedRange:
     return types.SpeedRange(float(f"{speed / factor:.2g}"), float(f"{speed * factor:.2g}"))
 
 
-def _short_prompt(candidate: Candidate) -> int:
+def _short_prompt_tokens(candidate: Candidate) -> int:
     """Return how many tokens of a short prompt are computed together."""
     return min(cost_model.PROMPT_TOKENS, candidate.workload.micro_batch)
 
 
 def checkpoint_ms(candidate: Candidate, tokens: int) -> float:
     """Return the milliseconds that checkpoints add to a prompt of this number of tokens; 0 if none are made."""
-    return _checkpoint_ms(candidate, tokens) if checkpoints_pay_off(candidate) else 0.0
+    return _checkpoint_cost_ms(candidate, tokens) if checkpoints_pay_off(candidate) else 0.0
 
 
 def checkpoints_pay_off(candidate: Candidate) -> bool:
     """Return whether checkpoints take at most half as long as the planned prompt, which a conversation would compute again without them."""
     tokens = candidate.workload.prompt_tokens
-    return not candidate.parts or _checkpoint_ms(candidate, tokens) <= 500 * prompts.seconds_of(candidate, tokens)
+    return not candidate.parts or _checkpoint_cost_ms(candidate, tokens) <= 500 * prompts.seconds_of(candidate, tokens)
 
 
-def _checkpoint_ms(candidate: Candidate, tokens: int) -> float:
+def _checkpoint_cost_ms(candidate: Candidate, tokens: int) -> float:
     """Return the milliseconds of checkpoints: llama-server computes the last tokens separately, and fetches windows and states from the devices before them
     and, if a prompt is longer than a micro-batch, before its last one (server-context.cpp of build 11063)."""
     cache, parts = candidate.workload.cache, candidate.parts
     sizes = kv_cache.checkpoint_sizes(candidate.summary, cache, candidate.release.build, tokens)
-    if not candidate.release.mainline or not any(candidate.layout.load.checkpointed):
+    if not candidate.release.mainline or not any(candidate.layout.load.is_checkpointed):
         return 0.0
-    s_per_gb = {part.device: cost_model.COPY_S_PER_GB + (8 / part.link.gbit if part.link else 0) for part in parts}
+    s_per_gb = {part.buffer: cost_model.COPY_S_PER_GB + (8 / part.link.gbit if part.link else 0) for part in parts}
     layers = zip(candidate.layout.layer_buffers, sizes)
     fetch_ms = sum(size * s_per_gb.get(buffer, 0) for buffer, size in layers) / 1e6
     return cost_model.token_ms(parts) + fetch_ms * (1 + (tokens > cache.tokens))
@@ -107,12 +107,12 @@ def speeds_of(candidate: Candidate) -> Speeds:
         prompts.seconds_of(candidate, cost_model.PROMPT_TOKENS)
         + checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
     )
-    prompt = cost_model.PROMPT_TOKENS / prompt_s if prompt_s else 0.0
+    prompt_speed = cost_model.PROMPT_TOKENS / prompt_s if prompt_s else 0.0
     return Speeds(
         round_figure(generation),
-        round_figure(prompt),
+        round_figure(prompt_speed),
         range_of(generation, cost_model.token_factor(parts)),
-        range_of(prompt, cost_model.prompt_factor(parts, _short_prompt(candidate))),
+        range_of(prompt_speed, cost_model.prompt_factor(parts, _short_prompt_tokens(candidate))),
     )
 
 
@@ -131,14 +131,14 @@ def users_estimate(candidate: Candidate, users: int) -> types.UsersEstimate:
     )
     tokens = count * cost_model.PROMPT_TOKENS
     prompt_s = prompts.seconds_of(candidate, tokens) + count * checkpoint_ms(candidate, cost_model.PROMPT_TOKENS) / 1000
-    prompt = tokens / (prompt_s or math.inf)
+    prompt_speed = tokens / (prompt_s or math.inf)
     return types.UsersEstimate(
         users=users,
         at_once=count,
         generation_tokens_per_s=speed and round_figure(speed),
         generation_range=range_of(speed, cost_model.token_factor(variant.parts, count)) if speed else None,
-        prompt_tokens_per_s=round_figure(prompt),
-        prompt_range=range_of(prompt, cost_model.prompt_factor(candidate.parts, _short_prompt(candidate))),
+        prompt_tokens_per_s=round_figure(prompt_speed),
+        prompt_range=range_of(prompt_speed, cost_model.prompt_factor(candidate.parts, _short_prompt_tokens(candidate))),
     )
 
 
@@ -167,7 +167,7 @@ def prompt_estimate(candidate: Candidate) -> types.PromptEstimate:
     return types.PromptEstimate(tokens, speed, range_of(speed, factor), cache.batch, cache.micro_batch, is_pipelined)
 
 
-def _full_context(candidate: Candidate) -> tuple[types.ContextSpeed, ...]:
+def _full_context_speeds(candidate: Candidate) -> tuple[types.ContextSpeed, ...]:
     """Return the speeds of one request with all of its context filled."""
     context = candidate.workload.context_per_request
     speeds = speeds_of(prompts.at_depth(candidate, context))
@@ -180,7 +180,7 @@ def estimate(
     """Return the plan's ``estimate``."""
     parts, generates_text = candidate.parts, candidate.workload.generates_text
     sources = [part.rate.source for part in parts]
-    part_by_device = {part.device: part for part in parts}
+    part_by_device = {part.buffer: part for part in parts}
     worker_parts = [
         part_by_device[device.buffer]
         for device in candidate.layout.devices
@@ -198,7 +198,7 @@ def estimate(
         best_single_host=best_host,
         network_ms_per_token=round(sum(cost_model.link_ms(part) for part in worker_parts), 3),
         links=tuple(_links(candidate, part_by_device)),
-        at_context=_full_context(candidate) if parts and generates_text else (),
+        at_context=_full_context_speeds(candidate) if parts and generates_text else (),
         prompt=prompt_estimate(candidate) if parts else None,
         users=users_estimate(candidate, candidate.workload.users) if parts else None,
         shapes=shapes,
@@ -207,7 +207,7 @@ def estimate(
 
 def _device_estimate(part: cost_model.ModelPart) -> types.DeviceEstimate:
     return types.DeviceEstimate(
-        device=part.device,
+        device=part.buffer,
         host=part.host,
         gb_per_s=part.rate.gb_per_s,
         prompt_gflops=part.rate.prompt_gflops,
@@ -230,6 +230,6 @@ def _links(candidate: Candidate, part_by_device: Mapping[str, cost_model.ModelPa
                 kind=link.kind,
                 one_way_ms=round(link.round_trip_ms / 2, 4),
                 gbit_per_s=link.gbit,
-                measured=link.measured,
+                measured=link.is_measured,
                 ms_per_token=round_figure(cost_model.link_ms(part)) if part else 0.0,
             )

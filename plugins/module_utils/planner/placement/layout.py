@@ -32,7 +32,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.workload 
 
 def lay_out(workload: Workload, site: Site) -> Layout:
     """Return the layout with the least time for a token. Auxiliary models get the first placement with which everything fits."""
-    overrides = _overrides(workload, [device_load.CPU, *(device.buffer for device in site.devices)])
+    overrides = _overrides(workload, [device_load.CPU_BUFFER, *(device.buffer for device in site.devices)])
     placements = list(auxiliary_models.candidate_placements(workload, site))
     load = device_load.load_of(workload.summary, workload.cache, workload.release.build, overrides)
     without_buffers = [(models, auxiliary_models.without_buffers(models)) for models in placements if models]
@@ -71,33 +71,33 @@ def _lay_out_model(workload: Workload, site: Site, load: device_load.Load, head_
     server, devices = workload.server, site.devices
     gpu_layers = load.units if server.gpu_layers is None else min(server.gpu_layers, load.units)
     if not devices or not gpu_layers:
-        missing_mib = _missing_on_head(site.facts, load, load.units, head_bytes)
+        missing_mib = _missing_head_mib(site.head_facts, load, load.units, head_bytes)
         remedy = "increase llama_server_gpu_layers" if devices else "add a worker"
         text = f"the model does not fit, because {site.head} lacks {missing_mib} MiB of memory: {remedy}"
         layout = Layout((), (), load, 0, missing_mib=missing_mib, load_mode=server.load_mode)
         return layout._replace(reasons=(text,)) if missing_mib else layout
     first_offloaded = load.units - gpu_layers
-    reserved_bytes = reserve_mib(site.facts.memory_mib, shared=True) * MIB // 2
+    reserved_bytes = reserve_mib(site.head_facts.memory_mib, shared=True) * MIB // 2
     processor_kv = load.head_kv_bytes(first_offloaded) - load.head_kv_bytes(0)
     table_bytes = max(0, load.head_weights(range(first_offloaded)) - reserved_bytes)
-    head_kv = sum(load.kv) - sum(load.device_kv)
-    devices = _reserve_head_memory(site, table_bytes + processor_kv + head_bytes + head_kv)
+    head_kv_bytes = sum(load.kv) - sum(load.device_kv)
+    devices = _reserve_head_memory(site, table_bytes + processor_kv + head_bytes + head_kv_bytes)
     if server.tensor_split:
-        layout, fits = _layout_of_split(server.tensor_split, devices, load, gpu_layers), True
+        layout, can_fit = _layout_of_split(server.tensor_split, devices, load, gpu_layers), True
     else:
         options = _order_options(_device_options(workload, site._replace(devices=devices), load, first_offloaded), load)
-        layout, fits = _fastest_layout(options, load, first_offloaded, workload.uses_all_devices)
+        layout, can_fit = _fastest_layout(options, load, first_offloaded, workload.uses_all_devices)
     # With auto, llama-server maps nothing if a device of the head shares its memory.
     shares_memory = any(not device.worker and device.shares_memory for device in devices)
-    shares, overloads = layout.shares(), layout.overloaded_devices()
+    shares, overloads = layout.shares(), layout.overloads()
     load_mode = server.load_mode or load_mode_of(workload.release, shares, site.head_host)
     _check_device_count(layout.devices, bool(server.tensor_split))
     is_mapped = load_mode == "mmap" or (load_mode in (None, "auto") and not shares_memory)
-    missing_mib = _missing_on_head(site.facts, load, first_offloaded, head_bytes, is_mapped)
+    missing_mib = _missing_head_mib(site.head_facts, load, first_offloaded, head_bytes, is_mapped)
     cache_mib, keeps_weights = server.prompt_cache_mib or 0, bool(first_offloaded or load.overrides)
     reasons = [
         *_describe_head_shortage(site.head, load, first_offloaded, missing_mib, keeps_weights, cache_mib),
-        *_describe_overloads(overloads, fits),
+        *_describe_overloads(overloads, can_fit),
     ]
     return layout._replace(
         reasons=(*reasons, *(_unmatched_overrides(load) if reasons else ())),
@@ -111,7 +111,7 @@ def _reserve_head_memory(site: Site, size: int) -> tuple[Device, ...]:
     largest device that shares it."""
     sharing_devices = [device for device in site.devices if device.host == site.head and device.shares_memory]
     largest_device = max(sharing_devices, key=lambda device: device.capacity_mib, default=None)
-    free_mib = usable_mib(site.facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
+    free_mib = usable_mib(site.head_facts.memory_mib) - sum(device.capacity_mib for device in sharing_devices)
     missing_mib = max(0, -(-size // MIB) - max(0, free_mib))
     return tuple(
         device._replace(capacity_mib=max(0, device.capacity_mib - missing_mib)) if device is largest_device else device
@@ -153,14 +153,14 @@ def _layout_of_split(
             + ", ".join(device.label for device in devices)
         )
     pairs = [
-        (device, share) for device, share in zip(devices, split) if share or load.parts_by_device.get(device.buffer)
+        (device, share) for device, share in zip(devices, split) if share or load.tensors_by_buffer.get(device.buffer)
     ]
     return Layout(
         tuple(device for device, _share in pairs),
         tuple(share for _device, share in pairs),
         load,
         gpu_layers,
-        why=("llama_server_tensor_split",) * len(pairs),
+        share_reasons=("llama_server_tensor_split",) * len(pairs),
     )
 
 
@@ -181,20 +181,20 @@ def _device_options(workload: Workload, site: Site, load: device_load.Load, firs
     """Return the devices that the solver may choose. Units cost the same on similar devices, even if one is the head's and one a worker's: their
     memory then decides which layers they get, and the cost of a worker whether they get any."""
     rates = [site.rates[device.buffer] for device in site.devices]
-    times = [cost_model.model_ms(load, rate) for rate in rates]
+    times = [cost_model.model_and_unit_ms(load, rate) for rate in rates]
     token_ms = [ms for ms, _unit_ms in times]
     groups = solver.groups_of([1 / ms for ms in token_ms])
     unit_costs = {}
     for group in set(groups):
         fastest_index = min((ms, index) for index, ms in enumerate(token_ms) if groups[index] == group)[1]
         unit_costs[group] = [solver.cost_of(ms) for ms in times[fastest_index][1]]
-    visits = {
+    visits_ms = {
         device.buffer: [cost_model.worker_ms(link, rate, count) if link else 0 for count in (1, 2)]
         for device, rate in zip(site.devices, rates)
         for link in (site.links.get(device.buffer),)
     }
-    min_gain_ms = cost_model.HOP_GAIN * min(token_ms)
-    move_costs = {buffer: solver.cost_of(two_ms - one_ms) for buffer, (one_ms, two_ms) in visits.items()}
+    min_saved_ms = cost_model.MIN_SAVED_SHARE * min(token_ms)
+    move_costs = {buffer: solver.cost_of(two_ms - one_ms) for buffer, (one_ms, two_ms) in visits_ms.items()}
     options = []
     for device, rate, group in zip(site.devices, rates, groups):
         fixed_bytes, buffer, costs = (
@@ -206,18 +206,17 @@ def _device_options(workload: Workload, site: Site, load: device_load.Load, firs
             costs[-1] += solver.cost_of(cost_model.wire_ms(link, 4 * workload.summary.vocabulary))
         for unit, targets in load.override_targets.items():
             for target in targets - {buffer}:
-                costs[unit] += (
-                    move_costs[buffer] + move_costs.get(target, 0) + solver.MOVE_COST * (target != device_load.CPU)
-                )
-        base = solver.cost_of(visits[buffer][0] + (min_gain_ms if device.host != site.head else 0.0))
-        base += solver.DEVICE_COST + (solver.WORKER_COST if device.worker else 0)
+                costs[unit] += move_costs[buffer] + move_costs.get(target, 0)
+                costs[unit] += solver.MOVE_COST * (target != device_load.CPU_BUFFER)
+        base_cost = solver.cost_of(visits_ms[buffer][0] + (min_saved_ms if device.host != site.head else 0.0))
+        base_cost += solver.DEVICE_COST + (solver.WORKER_COST if device.worker else 0)
         spec = solver.DeviceSpec(
             capacity=device.capacity_mib * MIB,
             fixed_bytes=fixed_bytes,
             compute=load.compute_on(device, first_offloaded),
             sizes=load.sizes(device.backend),
-            cost=solver.prefix_sums(costs),
-            base=0 if fixed_bytes else base,
+            prefix_costs=solver.prefix_sums(costs),
+            base_cost=0 if fixed_bytes else base_cost,
             group=group,
         )
         options.append(DeviceOption(device, rate, spec))
@@ -231,10 +230,10 @@ def _order_options(options: Sequence[DeviceOption], load: device_load.Load) -> l
     for unit, buffers in load.override_targets.items():
         for buffer in buffers:
             units_by_buffer.setdefault(buffer, []).append(unit)
-    middle_units = {buffer: sum(units) / len(units) for buffer, units in units_by_buffer.items()}
+    mean_units = {buffer: sum(units) / len(units) for buffer, units in units_by_buffer.items()}
 
     def position(option: DeviceOption) -> tuple[float, bool, int]:
-        return middle_units.get(option.device.buffer, load.units), option.device.worker is None, -option.spec.group
+        return mean_units.get(option.device.buffer, load.units), option.device.worker is None, -option.spec.group
 
     return sorted(options, key=position)
 
@@ -245,7 +244,8 @@ def _solve(
     """Return the devices and the units of each; of more devices than llama.cpp supports, those with the most memory."""
 
     def units_of(subset: Sequence[DeviceOption]) -> Sequence[int] | None:
-        specs = [option.spec._replace(base=option.spec.base - solver.USE_REWARD * uses_all) for option in subset]
+        specs = [option.spec for option in subset]
+        specs = [spec._replace(base_cost=spec.base_cost - solver.USE_REWARD * uses_all) for spec in specs]
         return solver.solve(tuple(specs), first_offloaded)
 
     units = units_of(options)
@@ -271,26 +271,26 @@ def _fastest_layout(
     if units is None:
         capacities = [max(0, spec.capacity - spec.fixed_bytes) for spec in specs]
         shares = device_load.proportional_shares(gpu_layers, capacities)
-        texts = ("the model does not fit",) * len(shares)
-        return Layout(tuple(devices), tuple(shares), load, gpu_layers, why=texts), False
-    sentences = _share_reasons(options, units, uses_all)
+        share_reasons = ("the model does not fit",) * len(shares)
+        return Layout(tuple(devices), tuple(shares), load, gpu_layers, share_reasons=share_reasons), False
+    reasons = _share_reasons(options, units, uses_all)
     device_load.check_split(load, gpu_layers, units)
-    entries = [entry for entry in zip(options, devices, units, sentences) if entry[2] or entry[0].is_needed]
-    _options, used_devices, split, texts = zip(*entries)
-    return Layout(used_devices, split, load, gpu_layers, why=texts), True
+    entries = [entry for entry in zip(options, devices, units, reasons) if entry[2] or entry[0].is_needed]
+    _options, used_devices, split, share_reasons = zip(*entries)
+    return Layout(used_devices, split, load, gpu_layers, share_reasons=share_reasons), True
 
 
 def _share_reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_all: bool) -> list[str]:
     """Return for each device why it gets its units."""
-    sentences = []
+    reasons = []
     for option, count in zip(options, units):
         rate, group = option.rate, option.spec.group
-        peers = [peer.spec.capacity for peer, share in zip(options, units) if share and peer.spec.group == group]
-        share_text = "evenly" if peers and min(peers) >= solver.SIMILARITY * max(peers) else "by their memory"
-        peer_text = f", shared {share_text}" if count and len(peers) > 1 else ""
+        sizes = [peer.spec.capacity for peer, share in zip(options, units) if share and peer.spec.group == group]
+        share_text = "evenly" if sizes and min(sizes) >= solver.MIN_SIMILARITY * max(sizes) else "by their memory"
+        peer_text = f", shared {share_text}" if count and len(sizes) > 1 else ""
         reason = _share_reason(option.spec, count, [peer.spec for peer in options], units, uses_all)
-        sentences.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {reason}{peer_text}")
-    return sentences
+        reasons.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {reason}{peer_text}")
+    return reasons
 
 
 def _share_reason(
@@ -301,15 +301,15 @@ def _share_reason(
     shares = [*zip(specs, units)]
     if any(share for peer, share in shares if peer.group < spec.group):
         return "one layer, because every device is used" if uses_all and count == 1 else "overflow from faster devices"
-    units_on_slower = max((share for peer, share in shares if peer.group > spec.group), default=0)
-    if units_on_slower == 1 and uses_all:
+    max_slower_units = max((share for peer, share in shares if peer.group > spec.group), default=0)
+    if max_slower_units == 1 and uses_all:
         return "most layers: faster than the rest"
-    if units_on_slower:
+    if max_slower_units:
         return "filled first: faster than the rest"
-    unused_faster_peers = [peer for peer in specs if peer.group < spec.group]
-    if any(peer.fits_one_unit for peer in unused_faster_peers):
+    unused_faster_specs = [peer for peer in specs if peer.group < spec.group]
+    if any(peer.fits_one_unit for peer in unused_faster_specs):
         return "faster devices would add more overhead than they save"
-    if unused_faster_peers:
+    if unused_faster_specs:
         return "the fastest memory with enough space"
     return "the fastest memory" if len(specs) > 1 else "the only device"
 
@@ -321,17 +321,17 @@ def _check_device_count(devices: Sequence[Device], has_split: bool) -> None:
     """
     if len(devices) <= capabilities.MAX_DEVICES:
         return
-    worker_devices = sum(device.worker is not None for device in devices)
+    worker_count = sum(device.worker is not None for device in devices)
     remedy = "name fewer devices in llama_server_override_tensor"
     if has_split:
         remedy = "set the share of dispensable devices to 0 in llama_server_tensor_split"
     raise Refusal(
-        f"the plan needs {len(devices)} devices ({worker_devices} on workers, {len(devices) - worker_devices} on the head), but llama.cpp supports at most "
+        f"the plan needs {len(devices)} devices ({worker_count} on workers, {len(devices) - worker_count} on the head), but llama.cpp supports at most "
         f"{capabilities.MAX_DEVICES} in addition to the head's processor: {remedy}"
     )
 
 
-def _missing_on_head(
+def _missing_head_mib(
     facts: Facts, load: device_load.Load, first_offloaded: int, head_bytes: int, is_mapped: bool = False
 ) -> int:
     """Return the MiB that are missing in the head's memory for the layers before ``first_offloaded`` and for further bytes.
@@ -339,13 +339,13 @@ def _missing_on_head(
     :param is_mapped: whether the layers are pages of the model's file: the kernel drops some if the system needs more than half of its reserve.
     """
     size = load.head_weights(range(first_offloaded)) + load.head_kv_bytes(first_offloaded) + head_bytes
-    reserve = reserve_mib(facts.memory_mib, shared=True)
-    reserve = max(reserve_mib(0, shared=True), reserve // 2) if is_mapped else reserve
-    return max(0, -(-size // MIB) - max(0, facts.memory_mib - reserve))
+    reserved_mib = reserve_mib(facts.memory_mib, shared=True)
+    reserved_mib = max(reserve_mib(0, shared=True), reserved_mib // 2) if is_mapped else reserved_mib
+    return max(0, -(-size // MIB) - max(0, facts.memory_mib - reserved_mib))
 
 
 def _describe_head_shortage(
-    name: str, load: device_load.Load, first_offloaded: int, missing_mib: int, keeps_weights: bool, cache_mib: int
+    head: str, load: device_load.Load, first_offloaded: int, missing_mib: int, keeps_weights: bool, cache_mib: int
 ) -> tuple[str, ...]:
     """Return a sentence if the layers before ``first_offloaded`` do not fit into the head's memory.
 
@@ -356,20 +356,20 @@ def _describe_head_shortage(
         return ()
     if not keeps_weights:
         tables_note = f" for {load.head_weights() // MIB} MiB of embedding tables"
-        cached_bytes = sum(load.kv) - sum(load.device_kv)
+        head_kv_bytes = sum(load.kv) - sum(load.device_kv)
         conjunction = "," if cache_mib else " and"
-        tables_note += f"{conjunction} {cached_bytes // MIB} MiB of KV cache (--no-kv-offload)" * bool(cached_bytes)
+        tables_note += f"{conjunction} {head_kv_bytes // MIB} MiB of KV cache (--no-kv-offload)" * bool(head_kv_bytes)
         note = f" and {cache_mib} MiB for llama_server_prompt_cache_mib: reduce this variable, or" if cache_mib else ":"
-        return (f"{name} lacks {missing_mib} MiB of memory{tables_note}{note} choose a head with more memory",)
+        return (f"{head} lacks {missing_mib} MiB of memory{tables_note}{note} choose a head with more memory",)
     return (
         f"llama_server_gpu_layers and llama_server_override_tensor leave {first_offloaded} layers and {load.head_weights(range(first_offloaded)) // MIB} MiB "
-        f"of weights on the head, but {name} lacks {missing_mib} MiB of memory: leave fewer layers and tensors on the head",
+        f"of weights on the head, but {head} lacks {missing_mib} MiB of memory: leave fewer layers and tensors on the head",
     )
 
 
 def _unmatched_overrides(load: device_load.Load) -> list[str]:
     """Return a sentence for each override that matches no tensor, since that may be why the model does not fit."""
-    names = {part.name for part in load.parts}
+    names = {tensor.name for tensor in load.tensors}
     return [
         f"llama_server_override_tensor has {f'{pattern}={device}'!r}, which matches no tensor of the model: correct or remove it"
         for pattern, device in load.overrides
@@ -377,24 +377,24 @@ def _unmatched_overrides(load: device_load.Load) -> list[str]:
     ]
 
 
-def _describe_overloads(overloads: Sequence[tuple[Device, int]], fits: bool) -> list[str]:
+def _describe_overloads(overloads: Sequence[tuple[Device, int]], can_fit: bool) -> list[str]:
     """Return sentences about the devices that get more than they hold.
 
-    :param fits: whether the model could fit: then the operator's settings are the reason.
+    :param can_fit: whether the model could fit: then the operator's settings are the reason.
     """
-    if fits:
+    if can_fit:
         return [
             f"llama_server_tensor_split or llama_server_override_tensor assigns {mib} MiB too much to {device.label}, whose capacity is "
             f"{device.capacity_mib} MiB: reduce its share"
             for device, mib in overloads
         ]
-    full_hosts = list(
+    reserved_hosts = list(
         dict.fromkeys(device.host for device, _mib in overloads if device.endpoint and not device.capacity_mib)
     )
-    note = f"; all memory of {', '.join(full_hosts)} is reserved for the system: set a worker's memory_mib in llama_worker_endpoints to use some of it"
+    note = f"; all memory of {', '.join(reserved_hosts)} is reserved for the system: set a worker's memory_mib in llama_worker_endpoints to use some of it"
     return [
         f"the model does not fit: it exceeds the devices' capacity by {sum(mib for _device, mib in overloads)} MiB ("
         + ", ".join(f"by {mib} on {device.label}, whose capacity is {device.capacity_mib}" for device, mib in overloads)
         + "): add a worker, or choose a smaller model"
-        + (note if full_hosts else "")
+        + (note if reserved_hosts else "")
     ]

@@ -35,7 +35,7 @@ class PromptCache(NamedTuple):
     """Checkpoints of each slot; None if this build or model makes none, 0 if they take longer than they save."""
     checkpoints_mib: int
     """Largest size of the checkpoints of all slots."""
-    on_disk: ConversationsPlan | None = None
+    disk_plan: ConversationsPlan | None = None
     """Plan by which conversations survive a restart; None if they do not."""
 
 
@@ -49,7 +49,7 @@ def plan_prompt_cache(candidate: Candidate) -> PromptCache:
     }
     free_mib, load = _free_mib(candidate) // 2 // STEP_MIB * STEP_MIB, candidate.layout.load
     # Checkpoints contain the caches of windows, and states. Other caches need no checkpoints.
-    size = sum(size for size, is_contained in zip(load.kv, load.checkpointed) if is_contained)
+    size = sum(size for size, is_contained in zip(load.kv, load.is_checkpointed) if is_contained)
     checkpoints, checkpoints_mib = None, 0
     if size and "context-checkpoints" in supported_options:
         count = max(1, min(MAX_CHECKPOINTS, min(MAX_CACHE_MIB, free_mib) * MIB // size))
@@ -84,14 +84,14 @@ def plan_prompt_cache(candidate: Candidate) -> PromptCache:
 def why_not_on_disk(candidate: Candidate) -> str:
     """Return why llama-server cannot restore conversations from its disk; empty if it can."""
     workload, release, load = candidate.workload, candidate.release, candidate.layout.load
-    drafts = [workload.server.argument(name) for name in ("draft", options.SPECULATION)]
+    draft_arguments = [workload.server.argument(name) for name in ("draft", options.SPECULATION)]
     if not workload.generates_text:
         return "the model generates no text"
     if not release.mainline:
         return f"restoring conversations has not been tested with {release.fork}"
-    if workload.spec_type.startswith("draft") or any(drafts):
+    if workload.spec_type.startswith("draft") or any(draft_arguments):
         return "llama-server does not save the context of a draft model (ggml-org/llama.cpp#28619)"
-    if any(load.checkpointed) and release.build < MIN_CHECKPOINT_BUILD:
+    if any(load.is_checkpointed) and release.build < MIN_CHECKPOINT_BUILD:
         return f"{candidate.summary.name} has sliding windows or recurrent layers, whose checkpoints only build {MIN_CHECKPOINT_BUILD} or newer saves"
     if any(device.backend in load.split_cache_backends for device in candidate.layout.devices):
         return "llama-server crashes when it saves a KV cache that is split into several buffers (ggml-org/llama.cpp#25584)"
@@ -100,7 +100,7 @@ def why_not_on_disk(candidate: Candidate) -> str:
 
 def _free_mib(candidate: Candidate) -> int:
     """Return the part of the head's memory beyond the reserve that the plan does not use."""
-    layout, facts = candidate.layout, candidate.site.facts
+    layout, facts = candidate.layout, candidate.site.head_facts
     head_share, load = layout.head_share(), layout.load
     size = head_share.weights + head_share.kv + (load.compute if head_share.layers else 0)
     size += sum(model.head_bytes for model in layout.auxiliary)

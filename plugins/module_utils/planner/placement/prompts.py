@@ -34,14 +34,14 @@ def at_depth(candidate: Candidate, depth: int) -> Candidate:
     workload, buffers = candidate.workload, candidate.layout.layer_buffers
     cache_bytes: dict[str, float] = {}
     attention_weights: dict[str, float] = {}
-    layers = kv_cache.attention_costs(candidate.summary, workload.cache, candidate.release.build, max(1, depth))
-    for buffer, size, multiplications in zip(buffers, *layers):
+    costs = kv_cache.attention_costs(candidate.summary, workload.cache, candidate.release.build, max(1, depth))
+    for buffer, size, multiplications in zip(buffers, *costs):
         cache_bytes[buffer] = cache_bytes.get(buffer, 0.0) + size
         attention_weights[buffer] = attention_weights.get(buffer, 0.0) + multiplications
     parts = [
         part._replace(
-            cache=cache_bytes.get(part.device, 0.0) / cost_model.CACHE_SHARE,
-            attention_weights=attention_weights.get(part.device, 0.0) * cost_model.ATTENTION_COST_RATIO,
+            cache_read_bytes=cache_bytes.get(part.buffer, 0.0) / cost_model.CACHE_RATE_SHARE,
+            attention_weights=attention_weights.get(part.buffer, 0.0) * cost_model.ATTENTION_COST_RATIO,
         )
         for part in candidate.parts
     ]
@@ -60,7 +60,7 @@ def prompt_s(parts: Sequence[cost_model.ModelPart], tokens: int, micro_batch: in
         return count * sum(stage_ms) / 1000
     waits_for_link = [bool(part.link or next_part.link) for part, next_part in zip(parts, parts[1:])] + [False]
     serial_ms = sum(ms for ms, waits_here in zip(stage_ms, waits_for_link) if waits_here) + costs[-1].get(
-        cost_model.LINK_KIND, 0.0
+        cost_model.LINK_COST, 0.0
     )
     parallel_ms = max(ms for ms, waits_here in zip(stage_ms, waits_for_link) if not waits_here)
     return (sum(stage_ms) + (count - 1) * max(serial_ms, parallel_ms)) / 1000
@@ -86,11 +86,11 @@ def _best_micro_batch(candidate: Candidate) -> int:
     sizes = [size for size in sizes if _fits_on_devices(candidate, workload.cache._replace(micro_batch=size))]
     candidate = at_depth(candidate, workload.prompt_tokens // 2)
     lengths = cost_model.PROMPT_TOKENS, workload.prompt_tokens
-    seconds = {size: math.prod(_seconds(candidate, tokens, size) for tokens in lengths) for size in [default, *sizes]}
-    shortest_time = min(seconds.values())
-    if shortest_time > MAX_TIME_SHARE * seconds[default]:
+    products = {size: math.prod(_seconds(candidate, tokens, size) for tokens in lengths) for size in [default, *sizes]}
+    least_product = min(products.values())
+    if least_product > MAX_TIME_SHARE * products[default]:
         return default
-    alternatives = [size for size, time in seconds.items() if time <= NOISE_FACTOR * shortest_time]
+    alternatives = [size for size, value in products.items() if value <= NOISE_FACTOR * least_product]
     return min(alternatives, key=lambda size: abs(size - default))
 
 
@@ -104,16 +104,16 @@ def _fits_on_devices(candidate: Candidate, cache: kv_cache.CacheSettings) -> boo
 def is_pipelined(candidate: Candidate) -> bool:
     """Return whether llama.cpp's pipeline is on (llama_context of build 11063)."""
     layout, workload = candidate.layout, candidate.workload
-    has_layers = layout.gpu_layers >= layout.load.units and workload.cache.offload
-    return len(layout.devices) > 1 and workload.release.mainline and has_layers and not workload.server.override_tensor
+    can_pipeline = len(layout.devices) > 1 and workload.release.mainline and not workload.server.override_tensor
+    return can_pipeline and layout.gpu_layers >= layout.load.units and workload.cache.offload
 
 
 def is_overlapped(candidate: Candidate) -> bool:
     """Return whether devices compute different micro-batches at the same time. Workers need no pipeline for that, but each may be visited only once."""
     workload, devices = candidate.workload, candidate.layout.devices
-    has_pipeline = len(devices) > 1 and workload.release.mainline
+    can_overlap = len(devices) > 1 and workload.release.mainline
     has_single_visits = not workload.server.override_tensor and workload.cache.offload
-    return is_pipelined(candidate) or (has_pipeline and has_single_visits and all(device.worker for device in devices))
+    return is_pipelined(candidate) or (can_overlap and has_single_visits and all(device.worker for device in devices))
 
 
 def _seconds(candidate: Candidate, tokens: int, micro_batch: int) -> float:

@@ -45,7 +45,7 @@ class Site(NamedTuple):
         return self.hosts[self.head]
 
     @property
-    def facts(self) -> Facts:
+    def head_facts(self) -> Facts:
         return self.head_host.facts
 
     def without_workers(self, workers: Collection[Worker]) -> Site:
@@ -66,7 +66,7 @@ def site_of(
         device.buffer: _link(device, hosts[device.host], hosts[head].facts) for device in site_devices if device.worker
     }
     rates = {device.buffer: rate_of(device, hosts[device.host], architecture) for device in site_devices}
-    rates[device_load.CPU] = processor_rate(hosts[head].facts)
+    rates[device_load.CPU_BUFFER] = processor_rate(hosts[head].facts)
     return Site(head, hosts, tuple(site_devices), rates, links, server_backends)
 
 
@@ -79,7 +79,7 @@ def rate_of(device: Device, host: Host, architecture: str = "") -> device_rates.
 
 def processor_rate(facts: Facts) -> device_rates.Rate:
     """Return the rate of the host's processor. A few cores, like those of a virtual machine, cannot use the memory's full rate, and compute less."""
-    gflops, cores_rate = cores_gflops(facts), facts.cpu.cores * device_rates.THREAD_GB_PER_S
+    gflops, cores_gb_per_s = cores_gflops(facts), facts.cpu.cores * device_rates.THREAD_GB_PER_S
     names = (facts.cpu.model, *(accelerator.name for accelerator in facts.accelerators if accelerator.unified))
     row = next(filter(None, map(device_rates.processor_row, names)), None)
     assumed_row = device_rates.ASSUMED_RATES["board" if facts.is_board else "processor"]
@@ -88,10 +88,10 @@ def processor_rate(facts: Facts) -> device_rates.Rate:
     if row and row.family in ("apple-processor", "board"):
         return rate
     rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, gflops))
-    if cores_rate >= rate.gb_per_s:
+    if cores_gb_per_s >= rate.gb_per_s:
         return rate
     uncertainty = max(rate.uncertainty, device_rates.UNLISTED_UNCERTAINTY)
-    return rate._replace(gb_per_s=cores_rate, source=device_rates.ASSUMED_SOURCE, uncertainty=uncertainty)
+    return rate._replace(gb_per_s=cores_gb_per_s, source=device_rates.ASSUMED_SOURCE, uncertainty=uncertainty)
 
 
 def cores_gflops(facts: Facts) -> float:
@@ -102,26 +102,26 @@ def cores_gflops(facts: Facts) -> float:
 
 def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:
     """Return how the head reaches a worker's device, measured or assumed for the kind of its link."""
-    kind = kind_of(device.connection_endpoint, host.links, host.facts.interfaces)
+    kind = link_kind_of(device.connection_endpoint, host.links, host.facts.interfaces)
     if kind == "loopback" and not host.is_head:
         kind = "tunnel"
     measurement = (head_facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
-    round_trip, mbit = measurement[:2] if measurement.requested else (None, None)
+    round_trip_ms, mbit_per_second = measurement[:2] if measurement.requested else (None, None)
     assumed_link = cost_model.ASSUMED_LINKS[kind]
     declared_gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
-    gbit = mbit / 1000 if mbit else declared_gbit or assumed_link.gbit
+    gbit = mbit_per_second / 1000 if mbit_per_second else declared_gbit or assumed_link.gbit
     is_encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
     return cost_model.Link(
         kind,
-        (round_trip or assumed_link.round_trip_ms) + is_encrypted * cost_model.STUNNEL_MS,
+        (round_trip_ms or assumed_link.round_trip_ms) + is_encrypted * cost_model.STUNNEL_MS,
         min(gbit, cost_model.STUNNEL_GBIT) if is_encrypted else gbit,
-        bool(round_trip),
+        bool(round_trip_ms),
         host.facts.is_board,
-        bool(mbit or declared_gbit or kind == "loopback"),
+        bool(mbit_per_second or declared_gbit or kind == "loopback"),
     )
 
 
-def kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Interface] = ()) -> str:
+def link_kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[Interface] = ()) -> str:
     """Return the kind of the link over which the head reaches a worker, a key of cost_model.ASSUMED_LINKS."""
     address = endpoint.rsplit(":", 1)[0]
     if is_loopback(address):

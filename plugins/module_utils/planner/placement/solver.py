@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-SIMILARITY = 0.9
+MIN_SIMILARITY = 0.9
 """Smallest ratio between the rates of similar devices: measurements differ by as much."""
 FREE_STEPS = 16
 """Number of steps in which free space for compute buffers is reduced, if the model does not fit with their upper bounds."""
@@ -40,12 +40,12 @@ class Sizes(NamedTuple):
     """Bytes of all units before each one, and of all."""
     copied_before: tuple[int, ...]
     """Number of these units that need the tensors of which a device has one copy."""
-    copies: int
+    copy_bytes: int
     """Bytes of these tensors."""
 
     def bytes_of(self, start: int, end: int) -> int:
-        copies = self.copies if self.copied_before[end] > self.copied_before[start] else 0
-        return self.bytes_before[end] - self.bytes_before[start] + copies
+        copy_bytes = self.copy_bytes if self.copied_before[end] > self.copied_before[start] else 0
+        return self.bytes_before[end] - self.bytes_before[start] + copy_bytes
 
 
 class DeviceSpec(NamedTuple):
@@ -57,16 +57,16 @@ class DeviceSpec(NamedTuple):
     compute: int
     """Upper bound of its compute buffer in bytes."""
     sizes: Sizes
-    cost: tuple[int, ...]
+    prefix_costs: tuple[int, ...]
     """Cost on this device of all units before each one, and of all."""
-    base: int
+    base_cost: int
     """Cost of using the device at all."""
     group: int
     """Group of similar devices; group 0 is the fastest."""
 
     @property
     def fits_one_unit(self) -> bool:
-        smallest_unit = min(self.sizes.bytes_of(unit, unit + 1) for unit in range(len(self.cost) - 1))
+        smallest_unit = min(self.sizes.bytes_of(unit, unit + 1) for unit in range(len(self.prefix_costs) - 1))
         return self.fixed_bytes + smallest_unit <= self.capacity
 
 
@@ -88,13 +88,13 @@ def groups_of(rates: Sequence[float]) -> list[int]:
     """Return the group of each device: group 0 has the fastest device and similar devices."""
     leaders: list[float] = []
     for rate in sorted(rates, reverse=True):
-        if not leaders or rate < SIMILARITY * leaders[-1]:
+        if not leaders or rate < MIN_SIMILARITY * leaders[-1]:
             leaders.append(rate)
-    return [next(index for index, leader in enumerate(leaders) if rate >= SIMILARITY * leader) for rate in rates]
+    return [next(index for index, leader in enumerate(leaders) if rate >= MIN_SIMILARITY * leader) for rate in rates]
 
 
-def cost_of(milliseconds: float) -> int:
-    return round(milliseconds * 1e15) * ATTOSECOND
+def cost_of(ms: float) -> int:
+    return round(ms * 1e15) * ATTOSECOND
 
 
 def prefix_sums(numbers: Sequence[int]) -> tuple[int, ...]:
@@ -110,7 +110,7 @@ def cheapest_placement(
     :param last_unit: unit before which each device has to start.
     """
     units = positions[-1][-1]
-    costs = _no_units_placed(specs, positions[0][0])
+    costs = _initial_costs(specs, positions[0][0])
     starts = []
     for index, (spec, limit) in enumerate(zip(specs, limits)):
         costs, first_units = _add_device(spec, limit, costs, positions[index], positions[index + 1], last_unit)
@@ -125,14 +125,14 @@ def cheapest_placement(
     return Placement(costs[units], counts[::-1])
 
 
-def _no_units_placed(specs: Sequence[DeviceSpec], first_unit: int) -> list[int]:
-    costs = [INFINITE_COST] * len(specs[0].cost)
+def _initial_costs(specs: Sequence[DeviceSpec], first_unit: int) -> list[int]:
+    costs = [INFINITE_COST] * len(specs[0].prefix_costs)
     costs[first_unit] = 0
     return costs
 
 
 def _all_positions(specs: Sequence[DeviceSpec], first_unit: int) -> list[list[int]]:
-    units = len(specs[0].cost) - 1
+    units = len(specs[0].prefix_costs) - 1
     return [[first_unit], *([list(range(first_unit, units + 1))] * len(specs))]
 
 
@@ -144,29 +144,29 @@ def _add_device(
     :param costs: costs without the device; only those at ``starts`` count.
     :param ends: units before which costs are computed.
     """
-    (bytes_before, copies_before, copies), cost, base, (maximum, minimum) = (spec.sizes, spec.cost, spec.base, limit)
+    (bytes_before, copied_before, copy_bytes), prefix_costs, (maximum, minimum) = spec.sizes, spec.prefix_costs, limit
     result, first_units = [INFINITE_COST] * len(costs), [-1] * len(costs)
     queue: deque[tuple[int, int]] = deque()
-    head = tail = 0
+    index = leave_index = 0
     count = len(starts)
     for end in ends:
-        size, end_count, result[end] = bytes_before[end], copies_before[end], costs[end]
+        size, end_count, result[end] = bytes_before[end], copied_before[end], costs[end]
         bound = min(end, last_unit)
-        while head < count and (start := starts[head]) < bound:
-            if minimum and size - bytes_before[start] + (copies if end_count > copies_before[start] else 0) < minimum:
+        while index < count and (start := starts[index]) < bound:
+            if minimum and size - bytes_before[start] + copy_bytes * (end_count > copied_before[start]) < minimum:
                 break
-            value = costs[start] - cost[start]
+            value = costs[start] - prefix_costs[start]
             while queue and queue[-1][0] > value:
                 queue.pop()
             queue.append((value, start))
-            head += 1
-        while tail < count and (start := starts[tail]) < end:
-            if size - bytes_before[start] + (copies if end_count > copies_before[start] else 0) <= maximum:
+            index += 1
+        while leave_index < count and (start := starts[leave_index]) < end:
+            if size - bytes_before[start] + copy_bytes * (end_count > copied_before[start]) <= maximum:
                 break
-            tail += 1
+            leave_index += 1
             if queue and queue[0][1] == start:
                 queue.popleft()
-        if queue and (value := queue[0][0] + cost[end] + base) < result[end]:
+        if queue and (value := queue[0][0] + prefix_costs[end] + spec.base_cost) < result[end]:
             result[end], first_units[end] = value, queue[0][1]
     return result, first_units
 
@@ -174,7 +174,7 @@ def _add_device(
 @functools.lru_cache(maxsize=64)  # most attempts of a plan have the same devices and the same model
 def solve(specs: tuple[DeviceSpec, ...], first_unit: int) -> tuple[int, ...] | None:
     """Return the units of each device; None if they do not fit. Of placements with equal costs, it is the one that fills similar devices most evenly."""
-    units = len(specs[0].cost) - 1
+    units = len(specs[0].prefix_costs) - 1
     for last_unit in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
         limits = _choose_limits(specs, first_unit, last_unit)
         placement = cheapest_placement(specs, limits, _all_positions(specs, first_unit), last_unit) if limits else None
@@ -194,14 +194,14 @@ def _choose_limits(specs: Sequence[DeviceSpec], first_unit: int, last_unit: int)
     if not attempt:
         return None
 
-    def is_enough(steps: int) -> bool:
+    def fits_with(steps: int) -> bool:
         placement = cheapest_placement(specs, limits_of(steps), positions, last_unit)
         return placement is not None and placement.cost // USE_REWARD <= attempt.cost // USE_REWARD
 
     lower_bound, upper_bound = 0, FREE_STEPS
     steps = FREE_STEPS  # most models leave this much space
     while lower_bound < upper_bound:
-        lower_bound, upper_bound = (steps, upper_bound) if is_enough(steps) else (lower_bound, steps - 1)
+        lower_bound, upper_bound = (steps, upper_bound) if fits_with(steps) else (lower_bound, steps - 1)
         steps = (lower_bound + upper_bound + 1) // 2
     return limits_of(lower_bound)
 
@@ -210,11 +210,11 @@ def _positions_at_cost(
     specs: Sequence[DeviceSpec], limits: Sequence[Limits], first_unit: int, last_unit: int, cost: int
 ) -> list[list[int]]:
     """Return the numbers of units that may be placed before the first device and after each device if the placement has to cost this much."""
-    positions, units = _all_positions(specs, first_unit), len(specs[0].cost) - 1
-    costs_before = [_no_units_placed(specs, first_unit)]
+    positions, units = _all_positions(specs, first_unit), len(specs[0].prefix_costs) - 1
+    costs_before = [_initial_costs(specs, first_unit)]
     for spec, limit, starts, ends in zip(specs, limits, positions, positions[1:]):
         costs_before.append(_add_device(spec, limit, costs_before[-1], starts, ends, last_unit)[0])
-    costs_after = [_no_units_placed(specs, 0)]
+    costs_after = [_initial_costs(specs, 0)]
     all_positions = list(range(units + 1))
     for spec, limit in zip(reversed(specs), reversed(limits)):
         costs_after.append(_add_device(_mirror(spec), limit, costs_after[-1], all_positions, all_positions, units)[0])
@@ -230,8 +230,9 @@ def _mirror(spec: DeviceSpec) -> DeviceSpec:
     def flip(sums: Sequence[int]) -> tuple[int, ...]:
         return tuple(sums[-1] - total for total in reversed(sums))
 
-    bytes_before, copied_before, copies = spec.sizes
-    return spec._replace(sizes=Sizes(flip(bytes_before), flip(copied_before), copies), cost=flip(spec.cost))
+    sizes = spec.sizes
+    sizes = sizes._replace(bytes_before=flip(sizes.bytes_before), copied_before=flip(sizes.copied_before))
+    return spec._replace(sizes=sizes, prefix_costs=flip(spec.prefix_costs))
 
 
 class _Group(NamedTuple):
@@ -241,7 +242,7 @@ class _Group(NamedTuple):
     members: Sequence[int]
     first_unit: int
     """The first unit that is on a device."""
-    balanced_units: Callable[[list[Limits]], list[int] | None]
+    find_units: Callable[[list[Limits]], list[int] | None]
     """Function that returns units within limits at the same cost; None if there are none."""
 
     def fill_levels(self, units: Sequence[int]) -> list[int]:
@@ -274,7 +275,7 @@ class _Group(NamedTuple):
         lower_bound, upper_bound = 0, max(self.fill_levels(units), default=0)
         while upper_bound - lower_bound > upper_bound >> COMPARED_BITS:
             fill_level = (lower_bound + upper_bound) // 2
-            trial_units = self.balanced_units(limits_below(fill_level))
+            trial_units = self.find_units(limits_below(fill_level))
             if trial_units is None:
                 lower_bound = fill_level + 1
             else:
@@ -296,7 +297,7 @@ class _Group(NamedTuple):
         lower_bound, upper_bound = min(fill_levels, default=0), max(fill_levels, default=0)
         while upper_bound - lower_bound > upper_bound >> COMPARED_BITS:
             fill_level = (lower_bound + upper_bound + 1) // 2
-            trial_units = self.balanced_units(limits_above(fill_level))
+            trial_units = self.find_units(limits_above(fill_level))
             if trial_units is None:
                 upper_bound = fill_level - 1
             else:
@@ -315,13 +316,13 @@ def _balance(
     cost, units = placement
     positions = _positions_at_cost(specs, limits, first_unit, last_unit, cost)
 
-    def balanced_units(trial_limits: list[Limits]) -> list[int] | None:
+    def find_units(trial_limits: list[Limits]) -> list[int] | None:
         placement = cheapest_placement(specs, trial_limits, positions, last_unit)
         return placement.units if placement and placement.cost == cost else None
 
     for group in sorted({spec.group for spec in specs}):
         members = [index for index, spec in enumerate(specs) if spec.group == group and spec.capacity]
         if len(members) > 1:
-            peers = _Group(specs, members, first_unit, balanced_units)
+            peers = _Group(specs, members, first_unit, find_units)
             limits, units = peers.raise_minimum(*peers.lower_maximum(limits, units))
     return units

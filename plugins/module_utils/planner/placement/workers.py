@@ -32,7 +32,7 @@ FIRST_PORT = 50052
 SPIN_ENVIRONMENT = {"GOMP_SPINCOUNT": "1000"}
 """Environment with which threads of a worker on the processor that wait for each other soon yield it to other programs. By default GNU's OpenMP
 spins for milliseconds: a program that kept one of 32 cores busy made a worker fifty times as slow (docs/performance.md)."""
-WORKER_NAME = r"[a-z0-9][a-z0-9_-]{0,31}"
+WORKER_NAME_PATTERN = r"[a-z0-9][a-z0-9_-]{0,31}"
 DISK_FACTOR = 2
 """Multiple of the size of a model's large tensors that a disk needs for a cache. Assumed: the rest is for the system and older models."""
 GIB = 1024 * MIB
@@ -42,10 +42,10 @@ class LendableDevice(NamedTuple):
     """A device that the host's builds offer."""
 
     backend: str
-    build: str
+    build_backend: str
     """Backend of the build that offers it."""
-    device: str
     name: str
+    label: str
     """Name for messages."""
     memory_mib: int
     shared: bool
@@ -65,48 +65,48 @@ def lendable_devices(host: types.Host, built_backends: Collection[str]) -> list[
 
 
 def _device_of(
-    place: str, request: types.WorkerRequest, devices: list[LendableDevice], used_devices: Collection[str]
+    place: str, request: types.WorkerRequest, devices: list[LendableDevice], used_names: Collection[str]
 ) -> LendableDevice:
     """Return the device that a worker lends: the one that its entry names, or else the first free one of its backend."""
     free_devices = [
-        device for device in devices if device.device not in used_devices and request.backend in (None, device.backend)
+        device for device in devices if device.name not in used_names and request.backend in (None, device.backend)
     ]
-    offers = ", ".join(device.device for device in devices)
+    offer_text = ", ".join(device.name for device in devices)
     if not free_devices and not request.device and request.backend not in (None, "cpu"):
         raise Refusal(
-            f"{place} sets backend to {request.backend!r}, but no such device is free: the host's builds offer only {offers}. "
+            f"{place} sets backend to {request.backend!r}, but no such device is free: the host's builds offer only {offer_text}. "
             "Remove this entry, add the backend to llama_backend, or declare more devices in llama_hardware"
         )
-    name = request.device or (free_devices or devices[-1:])[0].device
-    device = next((device for device in devices if device.device == name), None)
+    name = request.device or (free_devices or devices[-1:])[0].name
+    device = next((device for device in devices if device.name == name), None)
     if device is None:
         raise Refusal(
-            f"{place} sets device to {name!r}: use one of {offers}; or add the device's backend to llama_backend, "
+            f"{place} sets device to {name!r}: use one of {offer_text}; or add the device's backend to llama_backend, "
             "or declare the device in llama_hardware"
         )
     if request.backend not in (None, device.backend):
         raise Refusal(
             f"{place} sets backend to {request.backend!r}, but the device {name} belongs to the backend {device.backend}: remove backend or device"
         )
-    if device.backend != "cpu" and name in used_devices:
+    if device.backend != "cpu" and name in used_names:
         raise Refusal(f"{place} lends {name}, which another entry already lends: remove one of the two entries")
     if device.backend != "cpu" and not (device.memory_mib or request.memory_mib):
         raise Refusal(
-            f"{place} lends {name} ({device.name}), whose memory size is unknown: set memory_mib in this entry, or declare the "
+            f"{place} lends {name} ({device.label}), whose memory size is unknown: set memory_mib in this entry, or declare the "
             "device in llama_hardware"
         )
     return device
 
 
 def _check_ranges(place: str, request: types.WorkerRequest, port: int, used_ports: Collection[int]) -> None:
-    for variable, value, maximum in (
+    for key, value, maximum in (
         ("threads", request.threads, MAX_THREADS),
         ("memory_mib", request.memory_mib, MAX_MIB),
         ("cache_mib", request.cache_mib or None, MAX_MIB),
     ):
         remedy = validation.range_remedy(value, 1, maximum)
         if remedy:
-            raise Refusal(f"{place} sets {variable} to {value}: {remedy}, or remove it")
+            raise Refusal(f"{place} sets {key} to {value}: {remedy}, or remove it")
     if isinstance(port, bool) or not 0 < port < 65536:
         raise Refusal(f"{place} sets port to {port}: use 1 to 65535")
     if port in used_ports:
@@ -117,7 +117,7 @@ def _check_ranges(place: str, request: types.WorkerRequest, port: int, used_port
 
 def _name_of(place: str, request: types.WorkerRequest, default: str, used_names: Collection[str]) -> str:
     name = request.name or default
-    if not re.fullmatch(WORKER_NAME, name):
+    if not re.fullmatch(WORKER_NAME_PATTERN, name):
         raise Refusal(f"{place} has the name {name!r}: use up to 32 of a-z, 0-9, - and _, with a letter or digit first")
     if name in used_names:
         raise Refusal(f"{place} has the name {name!r}, which another worker on this host already has: use another name")
@@ -168,14 +168,14 @@ def _default_devices(
     """
     canonical_names, builds = host.facts.canonical_names, programs.built_backends[host.name]
     keeps_devices = host.is_head and len(builds) > 1
-    kept_devices = [device.device for device in devices if keeps_devices and device.backend == programs.serving_backend]
-    used_devices = {canonical_names[name] for name in kept_devices if name in canonical_names}
+    kept_names = [device.name for device in devices if keeps_devices and device.backend == programs.serving_backend]
+    used_names = {canonical_names[name] for name in kept_names if name in canonical_names}
     chosen_devices = []
     for device in devices:
-        name = canonical_names.get(device.device)
-        if name not in used_devices and (device.device != "CPU" or "cpu" in builds):
+        name = canonical_names.get(device.name)
+        if name not in used_names and (device.name != "CPU" or "cpu" in builds):
             chosen_devices.append(device)
-            used_devices |= {name} if name and host.backends == ("auto",) else set()
+            used_names |= {name} if name and host.backends == ("auto",) else set()
     return chosen_devices
 
 
@@ -209,9 +209,9 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
         return []
     cached_bytes = sum(map(_cached_tensor_bytes, filter(None, (cluster.model.summary, *cluster.other_summaries))))
     devices = lendable_devices(host, programs.built_backends[host.name])
-    defaults = _default_devices(host, programs, devices)
+    default_devices = _default_devices(host, programs, devices)
     requests: Sequence[types.WorkerRequest] = host.worker_requests or [
-        types.WorkerRequest(device=device.device) for device in defaults
+        types.WorkerRequest(device=device.name) for device in default_devices
     ]
     has_direct_endpoint = any(request.tunnel is None for request in requests) and not host.is_head
     address = addresses.address_for_peer(host, cluster.head) if has_direct_endpoint else LOOPBACK
@@ -221,8 +221,8 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
         device = _device_of(place, request, devices, {worker.device for worker in workers})
         port = FIRST_PORT + index if request.port is None else request.port
         _check_ranges(place, request, port, {names.port_of(worker.listens) for worker in workers})
-        suffix = str(index) if len(requests) > 1 and device.device == "CPU" else ""
-        name = _name_of(place, request, device.device.lower() + suffix, {worker.name for worker in workers})
+        suffix = str(index) if len(requests) > 1 and device.name == "CPU" else ""
+        name = _name_of(place, request, device.name.lower() + suffix, {worker.name for worker in workers})
         listens, endpoint, open_endpoint = _endpoints(host, port, _tunnel_end(place, host, request.tunnel), address)
         has_cache, cache_why = _decide_cache(request, host.facts, cached_bytes)
         worker = types.Worker(
@@ -230,10 +230,10 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
             host=host.name,
             listens=listens,
             endpoint=endpoint,
-            open=open_endpoint,
+            open_endpoint=open_endpoint,
             backend=device.backend,
-            build=device.build,
-            device=device.device,
+            build_backend=device.build_backend,
+            device=device.name,
             threads=request.threads,
             cache=has_cache,
             cache_mib=request.cache_mib,
@@ -241,7 +241,7 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
             shared=device.shared,
             capacity_mib=request.memory_mib or 0,
             environment=request.environment,
-            rdma=host.rdma and not host.is_head,
+            uses_rdma=host.uses_rdma and not host.is_head,
         )
         workers.append(worker._replace(environment=_environment_of(host, worker)))
     processor_workers = [worker for worker in workers if worker.backend == backends.CPU.name]
@@ -259,7 +259,7 @@ def _environment_of(host: types.Host, worker: types.Worker) -> dict[str, str]:
     if bus_order_setting and len({accelerator.name for accelerator in host.facts.accelerators_of(worker.backend)}) > 1:
         environment.setdefault(*bus_order_setting)
     if worker.cache:
-        release = host.releases["llama_release"]
+        release = host.release_requests["llama_release"]
         cache_suffix = fast_load.CACHE_SUFFIX if release and release.fast_load else ""
         environment.setdefault("LLAMA_CACHE", f"{host.facts.prefix}/state/cache/{worker.name}{cache_suffix}")
         if not environment["LLAMA_CACHE"].startswith("/"):

@@ -19,7 +19,7 @@ def with_remedies(plan: Plan, offered: Sequence[Quantisation], cluster: Cluster,
     """
     if plan.fits:
         return plan
-    trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted), attempt)
+    trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted_ids), attempt)
     clauses = [*remedies.memory_remedies(trial), *remedies.quantisation_remedies(trial, offered)]
     fit_text = [f"To make the model fit, {', or '.join(clauses)}"] if clauses else []
     return plan._replace(reasons=(*plan.reasons, *fit_text))

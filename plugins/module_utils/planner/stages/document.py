@@ -45,7 +45,7 @@ def compose_plan(installation: Installation, candidate: Candidate) -> Plan:
         links=tuple(
             name
             for name, entry in installation.equipped_hosts.items()
-            if entry.host.links and name != cluster.head and any(worker.open for worker in entry.workers)
+            if entry.host.links and name != cluster.head and any(worker.open_endpoint for worker in entry.workers)
         ),
         fallbacks=(),
         no_fallback=(),

@@ -40,7 +40,7 @@ def with_fallbacks(installation: Installation, main_candidate: Candidate, plan: 
     # Planned batch sizes suit devices with more memory than a fallback may have.
     workload = main_candidate.workload.with_batches(*main_candidate.workload.requested_batches)
     findings = table.evaluate_advisories(AdvisoryContext(plan, cluster, main_candidate))
-    ignored_ids = cluster.accepted.union(finding.advisory.id for finding in findings)
+    ignored_ids = cluster.accepted_ids.union(finding.advisory.id for finding in findings)
     candidates, fallbacks, failures = [main_candidate], [], []
     for absence in absences:
         candidate, missing_mib, reason = _attempt_fallback(workload, main_candidate.site, absence)
@@ -68,12 +68,12 @@ def with_fallbacks(installation: Installation, main_candidate: Candidate, plan: 
 
 def _absences(candidate: Candidate) -> Iterator[Absence]:
     """Yield each used worker in the order of the plan's hosts, then each other host with several of them, since it may lose power."""
-    by_host: dict[str, list[Worker]] = {}
+    workers_by_host: dict[str, list[Worker]] = {}
     for device in candidate.site.devices:
         if device.worker and device.endpoint in candidate.layout.endpoints:
-            by_host.setdefault(device.host, []).append(device.worker)
+            workers_by_host.setdefault(device.host, []).append(device.worker)
             yield Absence(f"{device.host}:{device.worker.name}", (device.worker,))
-    for host, workers in by_host.items():
+    for host, workers in workers_by_host.items():
         if len(workers) > 1 and host != candidate.site.head:
             yield Absence(host, tuple(workers))
 

@@ -40,21 +40,21 @@ METRICS_OPTION = "--metrics"
 def plan_of_head(installation: Installation, candidate: Candidate, load_s: float | None) -> types.HeadPlan:
     """Return the head's part of the plan."""
     host, workload, layout = installation.head.host, candidate.workload, candidate.layout
-    server, cache, head_share = workload.server, plan_prompt_cache(candidate), layout.head_share()
-    scheme = "https" if server.tls else "http"
+    server, prompt_cache, head_share = workload.server, plan_prompt_cache(candidate), layout.head_share()
+    scheme = "https" if server.uses_tls else "http"
     own_url = f"{scheme}://{'127.0.0.1' if server.host == names.ANY_ADDRESS else server.host}:{server.port}"
-    runtime = installation.runtime_folder(host.facts.prefix)
+    runtime_folder = installation.runtime_folder(host.facts.prefix)
     head = types.HeadPlan(
         host=host.name,
         service=names.SERVER_SERVICE,
-        argv=argv_of(candidate, cache, installation.serving_build.id),
+        argv=argv_of(candidate, prompt_cache, installation.serving_build.id),
         launcher=(
             str(host.facts.python),
-            f"{runtime}/runtime.py",
+            f"{runtime_folder}/runtime.py",
             "head",
-            *_launcher_words(installation, candidate, cache.on_disk, own_url),
+            *_launcher_words(installation, candidate, prompt_cache.disk_plan, own_url),
         ),
-        runtime=runtime,
+        runtime=runtime_folder,
         environment={},
         url=f"{scheme}://{_address_for_clients(server, host)}:{server.port}",
         own_url=own_url,
@@ -73,10 +73,10 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
         devices=tuple(device.name for device in layout.head_devices()),
         backends=(),
         cpu=types.HeadMemory(head_share.layers, round(head_share.weights / MIB, 2), round(head_share.kv / MIB, 2)),
-        prompt_cache_mib=cache.mib,
-        checkpoints_mib=cache.checkpoints_mib,
+        prompt_cache_mib=prompt_cache.mib,
+        checkpoints_mib=prompt_cache.checkpoints_mib,
         idle_seconds=server.idle_seconds,
-        conversations=cache.on_disk,
+        conversations=prompt_cache.disk_plan,
     )
     return serve_candidates(head, installation, [candidate])
 
@@ -107,10 +107,10 @@ def _launcher_words(
     if server.fallback:
         yield from ("--fallbacks", f"{prefix}/{names.FALLBACKS_FILE}", "--fallback-after", str(server.fallback_after))
     if disk_plan:
-        sizes = (disk_plan.limit_mib, disk_plan.file_mib, disk_plan.timeout_s, math.ceil(disk_plan.computing_s))
-        yield from ("--conversations", *map(str, sizes))
-    page = f"{server.host}:{server.page_port}" if server.page_port else None
-    yield from services.metrics_arguments(host.metrics, prefix, names.SERVER_SERVICE, page)
+        values = (disk_plan.limit_mib, disk_plan.file_mib, disk_plan.timeout_s, math.ceil(disk_plan.computing_s))
+        yield from ("--conversations", *map(str, values))
+    page_endpoint = f"{server.host}:{server.page_port}" if server.page_port else None
+    yield from services.metrics_arguments(host.metrics, prefix, names.SERVER_SERVICE, page_endpoint)
     workers = [worker for entry in installation.equipped_hosts.values() for worker in entry.workers]
     yield from services.tunnel_arguments(workers, prefix)
 
@@ -126,9 +126,9 @@ def _address_for_clients(server: Server, host: Host) -> str:
     if server.host != names.ANY_ADDRESS:
         return server.host
     addresses = [host.address, *(link.address.partition("/")[0] for link in host.links), *host.facts.addresses]
-    candidates = [address for address in addresses if address != "localhost" and not names.is_loopback(address)]
+    addresses = [address for address in addresses if address != "localhost" and not names.is_loopback(address)]
     networks = [ipaddress.IPv4Network(network) for network in server.allowed]
-    return next((address for address in candidates if _is_within(address, networks)), [*candidates, host.name][0])
+    return next((address for address in addresses if _is_within(address, networks)), [*addresses, host.name][0])
 
 
 def _is_within(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
@@ -138,7 +138,7 @@ def _is_within(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
         return False
 
 
-def argv_of(candidate: Candidate, cache: PromptCache, build_id: str) -> tuple[str, ...]:
+def argv_of(candidate: Candidate, prompt_cache: PromptCache, build_id: str) -> tuple[str, ...]:
     """Return llama-server's command line. --rpc comes first, because --device and --override-tensor name its devices."""
     workload, layout, host = candidate.workload, candidate.layout, candidate.site.hosts[candidate.site.head]
     server, model, release = workload.server, workload.model, workload.release
@@ -162,14 +162,14 @@ def argv_of(candidate: Candidate, cache: PromptCache, build_id: str) -> tuple[st
         ("cache-type-v", server.cache_type_v),
         ("flash-attention", server.flash_attention),
         ("threads", str(server.threads or "")),
-        ("prompt-cache", str(cache.mib)),
-        ("context-checkpoints", "" if cache.checkpoints is None else str(cache.checkpoints)),
+        ("prompt-cache", str(prompt_cache.mib)),
+        ("context-checkpoints", "" if prompt_cache.checkpoints is None else str(prompt_cache.checkpoints)),
         ("sleep", str(server.idle_seconds or "")),
-        ("conversations", f"{host.facts.prefix}/state/conversations" if cache.on_disk else None),
+        ("conversations", f"{host.facts.prefix}/state/conversations" if prompt_cache.disk_plan else None),
         ("load-mode", candidate.layout.load_mode),
         ("repack", "off" if _crashes_with_amx(candidate) else None),
         ("ui", "none" if server.ui == "false" else None),
-        *zip(CREDENTIAL_OPTIONS, _credentials(server, host.facts)),
+        *zip(CREDENTIAL_OPTIONS, _credential_paths(server, host.facts)),
         ("fit", "off"),
         ("log-verbosity", "4"),
     ]
@@ -188,11 +188,11 @@ def argv_of(candidate: Candidate, cache: PromptCache, build_id: str) -> tuple[st
 def _crashes_with_amx(candidate: Candidate) -> bool:
     """Return whether AMX would hold attn_k_b of MLA on the head. Its buffers cannot be read back, so llama-server crashes with SIGSEGV when the
     scheduler moves that tensor (ggml-org/llama.cpp#11115, seen with 0.3.36)."""
-    if not candidate.site.facts.cpu.amx or not candidate.release.mainline:
+    if not candidate.site.head_facts.cpu.amx or not candidate.release.mainline:
         return False
     units = {None, *candidate.layout.units_of(None)}
-    parts = candidate.layout.load.parts
-    return any(".attn_k_b." in part.name and part.device is None and part.unit in units for part in parts)
+    tensors = candidate.layout.load.tensors
+    return any(".attn_k_b." in tensor.name and tensor.buffer is None and tensor.unit in units for tensor in tensors)
 
 
 def _device_names(fork: str, layout: Layout) -> list[str]:
@@ -213,7 +213,7 @@ def _unsupported_message(name: str, value: object, release: types.ReleasePlan) -
     return f"{options.by_name(name).variable} is {value}, which {release.ref} does not support: {remedy}"
 
 
-def _credentials(server: Server, facts: Facts) -> Iterator[str | None]:
+def _credential_paths(server: Server, facts: Facts) -> Iterator[str | None]:
     """Yield the path at which the service finds each credential; None without it. systemd passes copies, so only root needs to read the files."""
     uses_credentials = service_managers.MANAGERS[facts.service_manager].passes_credentials
     for name, field in services.CREDENTIALS.items():

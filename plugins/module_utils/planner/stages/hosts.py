@@ -24,7 +24,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs import addresses, release_request
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement import workers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.candidate import Candidate
-from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout, Part
+from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.placement.device_load import Layout, LoadedTensor
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.stages.programs import Installation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import EquippedHost, Host, Server, Worker
 
@@ -83,7 +83,7 @@ def plan_of_host(installation: Installation, entry: EquippedHost, candidate: Can
 def _worker_plan(
     installation: Installation, entry: EquippedHost, candidate: Candidate, worker: Worker
 ) -> host_types.WorkerPlan:
-    release, build = installation.programs.releases[worker.build], entry.builds[worker.build]
+    release, build = installation.programs.releases[worker.build_backend], entry.builds[worker.build_backend]
     folder = entry.host.facts.prefix + "/releases"
     return host_types.WorkerPlan(
         name=worker.name,
@@ -91,7 +91,7 @@ def _worker_plan(
         endpoint=worker.endpoint,
         listens=worker.listens,
         tunnel=worker.tunnel,
-        rdma=worker.rdma or None,
+        rdma=worker.uses_rdma or None,
         backend=worker.backend,
         device=worker.device,
         shared=worker.shared,
@@ -112,7 +112,7 @@ def _worker_prefill(
     worker: Worker, build: host_types.BuildPlan, release: ReleasePlan, folder: str, candidate: Candidate
 ) -> host_types.CachePrefill | None:
     """Return how a worker's cache is filled; None if there is nothing to fill, or a fork has another protocol."""
-    tensors = _prefill_tensors(_worker_parts(candidate.layout, worker.endpoint), candidate.workload.model.path)
+    tensors = _prefill_tensors(_worker_tensors(candidate.layout, worker.endpoint), candidate.workload.model.path)
     if not worker.cache or not tensors or not release.mainline:
         return None
     fork, processor = release.fork, backends.CPU.device
@@ -129,21 +129,21 @@ def _worker_prefill(
     )
 
 
-def _worker_parts(layout: Layout, endpoint: str) -> list[Part]:
+def _worker_tensors(layout: Layout, endpoint: str) -> list[LoadedTensor]:
     """Return the tensors on the device of a worker; none if the worker is not used."""
     for index, device in enumerate(layout.devices):
         if device.endpoint == endpoint:
             units = set(layout.units_of(index))
-            return [part for part in layout.load.parts if part.unit in units or part.device == device.buffer]
+            return [tensor for tensor in layout.load.tensors if tensor.unit in units or tensor.buffer == device.buffer]
     return []
 
 
-def _prefill_tensors(parts: Sequence[Part], path: str) -> list[host_types.PrefillTensor]:
+def _prefill_tensors(tensors: Sequence[LoadedTensor], path: str) -> list[host_types.PrefillTensor]:
     layers_by_tensor: dict[tuple[str, int], list[int] | None] = {}
-    for part in parts:
-        if part.name and part.bytes > rpc_upload.CACHE_THRESHOLD:
-            match = re.fullmatch(r"blk\.(\d+)\.(.+)", part.name, re.DOTALL)
-            key = (f"blk.*.{match[2]}" if match else part.name, part.bytes)
+    for tensor in tensors:
+        if tensor.name and tensor.bytes > rpc_upload.CACHE_THRESHOLD:
+            match = re.fullmatch(r"blk\.(\d+)\.(.+)", tensor.name, re.DOTALL)
+            key = (f"blk.*.{match[2]}" if match else tensor.name, tensor.bytes)
             layers = layers_by_tensor.setdefault(key, [] if match else None)
             if match and layers is not None:
                 layers.append(int(match[1]))
@@ -155,7 +155,7 @@ def _prefill_tensors(parts: Sequence[Part], path: str) -> list[host_types.Prefil
 
 def _worker_rules(head: Host, host: Host, declared_workers: Sequence[Worker]) -> tuple[host_types.FirewallRule, ...]:
     """Return rules that open the port of each worker only to the head and, on a host with links, the port at which they are measured."""
-    opened_endpoints = [worker.open for worker in declared_workers if worker.open]
+    opened_endpoints = [worker.open_endpoint for worker in declared_workers if worker.open_endpoint]
     if not opened_endpoints:
         return ()
     address = names.address_of(opened_endpoints[0])
@@ -182,8 +182,8 @@ def _tunnel_key_paths(installation: Installation, entry: EquippedHost) -> tuple[
 
 
 def _firewall_manager(facts: Facts) -> str | None:
-    can_set = facts.scope == "system" and service_managers.MANAGERS[facts.service_manager].host_settings
-    return facts.firewall if can_set else None
+    can_change_firewall = facts.scope == "system" and service_managers.MANAGERS[facts.service_manager].host_settings
+    return facts.firewall if can_change_firewall else None
 
 
 def without_exposed_workers(installation: Installation, candidate: Candidate) -> tuple[Installation, Candidate]:
@@ -216,12 +216,12 @@ def _port_probes(installation: Installation, entry: EquippedHost) -> tuple[str, 
     name = entry.host.name
     if name == installation.cluster.head:
         return ()
-    peers = [peer for key, peer in installation.equipped_hosts.items() if key != installation.cluster.head]
+    peers = [peer for peer in installation.equipped_hosts.values() if peer.host.name != installation.cluster.head]
     position = peers.index(entry)
     next_peers = [*peers[position + 1 :], *peers[:position]][:PROBED_HOST_COUNT]
-    probed_peers = [peer for peer in next_peers if _unit_filters_ports(peer.host.facts) or peer.host.facts.firewall]
-    own_entry = [entry] if _unit_filters_ports(entry.host.facts) else []
-    return tuple(worker.open for peer in [*own_entry, *probed_peers] for worker in peer.workers if worker.open)
+    probed_hosts = [entry] if _unit_filters_ports(entry.host.facts) else []
+    probed_hosts += [peer for peer in next_peers if _unit_filters_ports(peer.host.facts) or peer.host.facts.firewall]
+    return tuple(endpoint for peer in probed_hosts for worker in peer.workers if (endpoint := worker.open_endpoint))
 
 
 def _accounts(facts: Facts, sources: set[str]) -> tuple[host_types.AccountPlan, ...]:
@@ -259,7 +259,7 @@ def _folders(
 ) -> tuple[host_types.FolderPlan, ...]:
     """Return the folders of the installation. Folders without an owner belong to others, and are created only if they are missing."""
     prefix, root = facts.prefix, "root" if account else None
-    paths = [
+    folders = [
         (prefix, root, "0755"),
         (f"{prefix}/{names.FOLDER_MARK}", root, "0755"),
         (prefix + "/models", root, "0755"),
@@ -271,20 +271,20 @@ def _folders(
     if sources != {"package"}:
         # Without an account this may be the private cache of the controller itself.
         mode = "0755" if account else "0700"
-        paths += [(facts.cache, root, mode), (facts.cache + "/sources", root, mode)]
-    return tuple(host_types.FolderPlan(path, owner, mode) for path, owner, mode in paths)
+        folders += [(facts.cache, root, mode), (facts.cache + "/sources", root, mode)]
+    return tuple(host_types.FolderPlan(path, owner, mode) for path, owner, mode in folders)
 
 
 def external_workers_of(installation: Installation, candidate: Candidate) -> tuple[ExternalWorkerPlan, ...]:
     return tuple(
         ExternalWorkerPlan(
-            name=external.worker.name,
-            host=external.worker.host,
-            endpoint=external.worker.endpoint,
-            backend=external.worker.backend,
-            memory_mib=external.worker.capacity_mib,
-            protocol=external.protocol or candidate.release.protocol,
-            used=external.worker.endpoint in candidate.layout.endpoints,
+            name=entry.worker.name,
+            host=entry.worker.host,
+            endpoint=entry.worker.endpoint,
+            backend=entry.worker.backend,
+            memory_mib=entry.worker.capacity_mib,
+            protocol=entry.protocol or candidate.release.protocol,
+            used=entry.worker.endpoint in candidate.layout.endpoints,
         )
-        for external in installation.cluster.external
+        for entry in installation.cluster.external_workers
     )

@@ -42,14 +42,14 @@ def equip_hosts(cluster: Cluster, programs: Programs, catalogue: Catalogue) -> t
     ]
     if cluster.layer_hosts is None and not usable_workers:
         _check_common_release(cluster, programs, equipped_hosts)
-    usable_workers += [external.worker for external in cluster.external]
+    usable_workers += [entry.worker for entry in cluster.external_workers]
     site_devices = [
         _lent_device(worker, cluster.all_hosts[worker.host])
         for worker in usable_workers
         if cluster.layer_hosts is None or worker.host in cluster.layer_hosts
     ]
-    site_devices += equipped_hosts[cluster.head].devices
-    if cluster.has_memory_limits:
+    site_devices += equipped_hosts[cluster.head].driven_devices
+    if cluster.has_driver_limits:
         site_devices = [
             device._replace(capacity_mib=int(min(device.capacity_mib, devices.limit_mib(device))))
             for device in site_devices
@@ -88,7 +88,7 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
             host, declared_workers, programs.serving_backend, cluster.server.environment
         )
     capacities = devices.capacities_of(
-        host, declared_workers, driven_devices, cluster.server if host.is_head else None, cluster.has_memory_limits
+        host, declared_workers, driven_devices, cluster.server if host.is_head else None, cluster.has_driver_limits
     )
     return EquippedHost(
         host=host,
@@ -99,23 +99,23 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
             worker._replace(capacity_mib=worker.capacity_mib or capacities[worker.device])
             for worker in declared_workers
         ),
-        devices=tuple(device._replace(capacity_mib=capacities[device.name]) for device in driven_devices),
+        driven_devices=tuple(device._replace(capacity_mib=capacities[device.name]) for device in driven_devices),
     )
 
 
 def _usable_workers(cluster: Cluster, entry: EquippedHost, programs: Programs) -> list[Worker]:
     """Return the workers of a host that the head may use: those whose release is compatible with the head's, and only one for each device."""
-    order = (cluster.server.backend or programs.serving_backend, *entry.backends)
+    backend_order = (cluster.server.backend or programs.serving_backend, *entry.backends)
     canonical_names = entry.host.facts.canonical_names
-    used_devices = {canonical_names[device.name] for device in entry.devices}
-    chosen_workers = set()
-    usable_workers = [worker for worker in entry.workers if worker.build in programs.usable_backends]
-    for worker in sorted(usable_workers, key=lambda worker: order.index(worker.build)):
+    used_names = {canonical_names[device.name] for device in entry.driven_devices}
+    chosen_names = set()
+    usable_workers = [worker for worker in entry.workers if worker.build_backend in programs.usable_backends]
+    for worker in sorted(usable_workers, key=lambda worker: backend_order.index(worker.build_backend)):
         device = canonical_names.get(worker.device)
-        if device is None or device not in used_devices:
-            chosen_workers.add(worker.name)
-            used_devices |= {device} if device else set()
-    return [worker for worker in entry.workers if worker.name in chosen_workers]
+        if device is None or device not in used_names:
+            chosen_names.add(worker.name)
+            used_names |= {device} if device else set()
+    return [worker for worker in entry.workers if worker.name in chosen_names]
 
 
 def _lent_device(worker: Worker, host: Host) -> Device:
@@ -134,11 +134,11 @@ def _lent_device(worker: Worker, host: Host) -> Device:
 
 def _check_common_release(cluster: Cluster, programs: Programs, equipped_hosts: Mapping[str, EquippedHost]) -> None:
     """Refuse workers if none of them has a build of the head's release."""
-    builds = list(dict.fromkeys(worker.build for entry in equipped_hosts.values() for worker in entry.workers))
+    builds = list(dict.fromkeys(worker.build_backend for entry in equipped_hosts.values() for worker in entry.workers))
     if not builds:
         return
     variables = dict.fromkeys(
-        releases.variable_of(backend, cluster.releases) for backend in (programs.serving_backend, *builds)
+        releases.variable_of(backend, cluster.release_requests) for backend in (programs.serving_backend, *builds)
     )
     common_backends = [backend for backend in builds if backend in programs.built_backends[cluster.head]]
     remedy = f"llama_server_backend to {' or '.join(common_backends)}, or " if common_backends else ""
@@ -154,18 +154,19 @@ def _check_consistency(cluster: Cluster, equipped_hosts: Mapping[str, EquippedHo
     :param release: release of the head.
     """
     declared_workers = [worker for host in equipped_hosts.values() for worker in host.workers]
-    declared_workers += [external.worker for external in cluster.external]
+    declared_workers += [entry.worker for entry in cluster.external_workers]
     _check_tunnels(declared_workers, cluster.server)
     _check_endpoints(declared_workers)
     _check_head_address(cluster.hosts[cluster.head], equipped_hosts)
-    external_workers.check_workers(cluster.external, cluster.hosts, release)
+    external_workers.check_workers(cluster.external_workers, cluster.hosts, release)
 
 
 def _check_endpoints(declared_workers: Sequence[Worker]) -> None:
     """Refuse two hosts with the same endpoint or address: the memory of that machine would count twice."""
     owners: dict[str, str] = {}
     for worker in declared_workers:
-        open_addresses = [] if worker.external or not worker.open else [(names.address_of(worker.open), "address")]
+        open_endpoint = None if worker.is_external else worker.open_endpoint
+        open_addresses = [(names.address_of(open_endpoint), "address")] if open_endpoint else []
         for address, kind in ((worker.endpoint, "worker"), *open_addresses):
             owner = owners.setdefault(address, worker.host)
             if owner != worker.host:
@@ -182,14 +183,14 @@ def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
     """Refuse a tunnel that ends on a port of the head which is already in use."""
     port_users = {server.port: "llama_server_port"}
     for worker in declared_workers:
-        if worker.open == worker.listens and names.is_loopback(worker.listens) and not worker.external:
+        if worker.open_endpoint == worker.listens and names.is_loopback(worker.listens) and not worker.is_external:
             port_users[names.port_of(worker.listens)] = f"the head's worker {worker.name}"
     for worker in declared_workers:
-        if not worker.open or (worker.external and names.is_loopback(worker.endpoint)):
+        if not worker.open_endpoint or (worker.is_external and names.is_loopback(worker.endpoint)):
             port = names.port_of(worker.endpoint)
             if port in port_users:
                 variable = (
-                    "endpoint in llama_external_workers" if worker.external else "tunnel in llama_worker_endpoints"
+                    "endpoint in llama_external_workers" if worker.is_external else "tunnel in llama_worker_endpoints"
                 )
                 raise Refusal(
                     f"the tunnel to the worker {worker.name} on {worker.host} listens on port {port} of the head, which {port_users[port]} already uses: let "
@@ -201,7 +202,7 @@ def _check_tunnels(declared_workers: Sequence[Worker], server: Server) -> None:
 def _check_head_address(head: Host, equipped_hosts: Mapping[str, EquippedHost]) -> None:
     """Refuse a head that is in the inventory twice: it would use its devices twice, directly and through workers."""
     for name, entry in equipped_hosts.items():
-        direct_addresses = [names.address_of(worker.open) for worker in entry.workers if worker.open]
+        direct_addresses = [names.address_of(worker.open_endpoint) for worker in entry.workers if worker.open_endpoint]
         if name == head.name or not direct_addresses:
             continue
         address = addresses.address_for_peer(head, name, direct_addresses[0])

@@ -67,7 +67,7 @@ def choose_programs(cluster: types.Cluster, catalogue: types.Catalogue) -> types
         serving_backend,
         server_backends,
         usable_backends=releases.compatible_backends(releases_by_backend, serving_backend),
-        tls_backend=serving_backend if cluster.server.tls else None,
+        tls_backend=serving_backend if cluster.server.uses_tls else None,
     )
 
 
@@ -78,14 +78,14 @@ def release_variables(cluster: types.Cluster, catalogue: types.Catalogue) -> lis
     """
     _check_same_release(cluster)
     used_backends = releases.backends_in_use(automatic.backends_of_hosts(cluster, catalogue))
-    return list(dict.fromkeys(releases.variable_of(backend, cluster.releases) for backend in used_backends))
+    return list(dict.fromkeys(releases.variable_of(backend, cluster.release_requests) for backend in used_backends))
 
 
 def _check_same_release(cluster: types.Cluster) -> None:
     """Refuse hosts whose releases differ from those of the head."""
     for name, host in cluster.hosts.items():
-        for variable, request in host.releases.items():
-            head_request = cluster.releases[variable]
+        for variable, request in host.release_requests.items():
+            head_request = cluster.release_requests[variable]
             if request != head_request:
                 has_other_patch = request and head_request and request.fast_load != head_request.fast_load
                 raise Refusal(

@@ -34,7 +34,7 @@ HOST_SHAPE, REPLICAS_SHAPE, SPLIT_SHAPE = "host", "replicas", "split"
 """Kinds of shapes."""
 
 
-class SingleHost(NamedTuple):
+class HostKind(NamedTuple):
     """Hosts with the same hardware, and the best candidate for one of them to serve alone."""
 
     names: tuple[str, ...]
@@ -49,28 +49,27 @@ class SingleHost(NamedTuple):
 def compare_shapes(candidate: Candidate) -> tuple[SingleHostEstimate, tuple[ShapeEstimate, ...]]:
     """Return the best host alone, and all shapes; no shapes for the known-answer model, which only tests workers."""
     hosts = [candidate.site.hosts[name] for name in candidate.site.server_backends]
-    single_hosts = list(_single_hosts(candidate, hosts))
-    best_host = _best_host(candidate, single_hosts, hosts)
+    host_kinds = list(_host_kinds(candidate, hosts))
+    best_host = _best_host(candidate, host_kinds, hosts)
     if candidate.workload.model.known_answer is not None or not candidate.fits:
         return best_host, ()
     head, has_workers = candidate.site.head, any(host.is_worker for host in hosts)
     shapes = []
-    for entry in single_hosts:
-        head_shape = candidate if head in entry.names and not candidate.layout.endpoints else None
+    for host_kind in host_kinds:
+        chosen_candidate = candidate if head in host_kind.names and not candidate.layout.endpoints else None
         settings = {
-            f"move {entry.names[0]} to llama_head": head not in entry.names,
+            f"move {host_kind.names[0]} to llama_head": head not in host_kind.names,
             "leave llama_workers empty": has_workers,
-            f"set llama_server_gpu_layers to {entry.gpu_layers}": entry.gpu_layers is not None,
-            f"set llama_server_override_tensor to ['{entry.override_tensor}']": entry.override_tensor,
+            f"set llama_server_gpu_layers to {host_kind.gpu_layers}": host_kind.gpu_layers is not None,
+            f"set llama_server_override_tensor to ['{host_kind.override_tensor}']": host_kind.override_tensor,
         }
-        shape = _shape(
-            HOST_SHAPE, entry.names, head_shape or entry.candidate, [text for text in settings if settings[text]]
-        )
-        shapes.append(shape._replace(chosen=bool(head_shape)))
-    replicas = [entry for entry in single_hosts if entry.candidate.fits]
-    speeds = [_speed(entry.candidate) for entry in replicas]
-    replicas = [entry for entry, speed in zip(replicas, speeds) if speed >= MIN_SPEED_SHARE * max(speeds)]
-    if sum(len(entry.names) for entry in replicas) > 1:
+        texts = [text for text in settings if settings[text]]
+        shape = _shape(HOST_SHAPE, host_kind.names, chosen_candidate or host_kind.candidate, texts)
+        shapes.append(shape._replace(chosen=bool(chosen_candidate)))
+    replicas = [host_kind for host_kind in host_kinds if host_kind.candidate.fits]
+    speeds = [_speed(host_kind.candidate) for host_kind in replicas]
+    replicas = [host_kind for host_kind, speed in zip(replicas, speeds) if speed >= MIN_SPEED_SHARE * max(speeds)]
+    if sum(len(host_kind.names) for host_kind in replicas) > 1:
         shapes.append(_replicas_shape(replicas, candidate.workload.users))
     shapes += _split_shapes(candidate)
     return best_host, tuple(shapes)
@@ -93,15 +92,15 @@ def _shape(kind: str, names: Sequence[str], candidate: Candidate, settings: Sequ
 
 def _free_mib(candidate: Candidate) -> int:
     """Return the free memory of the devices with layers, or of the host if no device has layers."""
-    layout, facts = candidate.layout, candidate.site.facts
+    layout, facts = candidate.layout, candidate.site.head_facts
     if not layout.devices:
         return devices.usable_mib(facts.memory_mib) - -(-(layout.head_share().weights + layout.head_share().kv) // MIB)
     return int(sum(share.device.capacity_mib - share.model_bytes / MIB for share in layout.shares()))
 
 
-def _replicas_shape(single_hosts: Sequence[SingleHost], users: int) -> ShapeEstimate:
+def _replicas_shape(host_kinds: Sequence[HostKind], users: int) -> ShapeEstimate:
     """Return the shape with one server on each host that holds the model. Users are distributed evenly."""
-    candidates = [(name, single_host.candidate) for single_host in single_hosts for name in single_host.names]
+    candidates = [(name, host_kind.candidate) for host_kind in host_kinds for name in host_kind.names]
     candidates.sort(key=lambda entry: -estimate.speeds_of(entry[1]).generation)
     counts = [users // len(candidates) + (index < users % len(candidates)) for index in range(len(candidates))]
     estimates = [estimate.users_estimate(entry[1], count) for entry, count in zip(candidates, counts) if count]
@@ -145,17 +144,17 @@ def _split_shapes(candidate: Candidate) -> Iterator[ShapeEstimate]:
 
 def _speed(candidate: Candidate) -> float:
     """Return the tokens per second of all users, in generation or, if the model generates no text, in prompts."""
-    users_speed = estimate.users_estimate(candidate, candidate.workload.users)
-    return users_speed.generation_tokens_per_s or users_speed.prompt_tokens_per_s
+    users_estimate = estimate.users_estimate(candidate, candidate.workload.users)
+    return users_estimate.generation_tokens_per_s or users_estimate.prompt_tokens_per_s
 
 
-def _best_host(candidate: Candidate, single_hosts: Sequence[SingleHost], hosts: Sequence[Host]) -> SingleHostEstimate:
+def _best_host(candidate: Candidate, host_kinds: Sequence[HostKind], hosts: Sequence[Host]) -> SingleHostEstimate:
     """Return the host that alone would be the fastest for all users; if none holds the model, the host with the most memory."""
-    fitting_hosts = [single_host for single_host in single_hosts if single_host.candidate.fits]
-    if not fitting_hosts:
+    fitting_kinds = [host_kind for host_kind in host_kinds if host_kind.candidate.fits]
+    if not fitting_kinds:
         largest_host = max(hosts, key=lambda host: host.facts.memory_mib)
         return SingleHostEstimate(largest_host.name, False, None, None, None, None, None, False)
-    best_host = max(fitting_hosts, key=lambda single_host: _speed(single_host.candidate))
+    best_host = max(fitting_kinds, key=lambda host_kind: _speed(host_kind.candidate))
     return SingleHostEstimate(
         host=best_host.names[0],
         fits=True,
@@ -177,13 +176,13 @@ def _is_likely_faster(host_candidate: Candidate, candidate: Candidate) -> bool:
     return cost_model.is_likely_faster(variants[0].parts, variants[1].parts, count)
 
 
-def _single_hosts(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[SingleHost]:
+def _host_kinds(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[HostKind]:
     """Yield for each kind of host the best candidate to serve alone: with all layers on its devices, with as many as they hold, with experts on its processor,
     or on its processor only. Devices leave space for the upper bound of the compute buffer, unless it is too large for the plan's own devices."""
     server = candidate.workload.server._replace(tensor_split=(), override_tensor=(), gpu_layers=None)
     workload, layout = candidate.workload._replace(server=server, placement=USE_FASTEST), candidate.layout
     compute_mib = -(-layout.load.compute // MIB)
-    is_full = any(share.model_bytes > (share.device.capacity_mib - compute_mib) * MIB for share in layout.shares())
+    lacks_space = any(share.model_bytes > (share.device.capacity_mib - compute_mib) * MIB for share in layout.shares())
     kinds: dict[tuple[Any, ...], list[Host]] = {}
     for host in hosts:
         kind = (host.is_head, host.facts.memory_mib, host.facts.cpu, host.facts.accelerators)
@@ -198,7 +197,7 @@ def _single_hosts(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[Singl
         site = site_of(host.name, {host.name: host}, host_devices, workload.summary.architecture, {})
         trials = [attempt_placement(workload, site._replace(devices=()))._replace(site=site)]
         if host_devices:
-            attempt = attempt_placement(workload, site if is_full else site._replace(devices=reduced_devices))
+            attempt = attempt_placement(workload, site if lacks_space else site._replace(devices=reduced_devices))
             reduced_site = site._replace(devices=reduced_devices)
             trials += (
                 [attempt]
@@ -207,12 +206,11 @@ def _single_hosts(candidate: Candidate, hosts: Sequence[Host]) -> Iterator[Singl
             )
         candidates = [trial for trial in trials if trial.fits]
         choice = max(candidates, key=_speed) if candidates else min(trials, key=lambda trial: trial.layout.missing_mib)
-        layers = (
+        gpu_layers = (
             choice.layout.gpu_layers if host_devices and choice.layout.gpu_layers <= workload.summary.layers else None
         )
-        yield SingleHost(
-            tuple(peer.name for peer in peers), choice, layers, next(iter(choice.workload.server.override_tensor), None)
-        )
+        override = next(iter(choice.workload.server.override_tensor), None)
+        yield HostKind(tuple(peer.name for peer in peers), choice, gpu_layers, override)
 
 
 def _offload_most_layers(workload: Workload, site: Site) -> Candidate:
@@ -222,7 +220,7 @@ def _offload_most_layers(workload: Workload, site: Site) -> Candidate:
     def attempt(count: int) -> Candidate:
         return attempt_placement(workload._replace(server=workload.server._replace(gpu_layers=units - count)), site)
 
-    return _smallest_fitting(attempt, units)
+    return _smallest_fitting_candidate(attempt, units)
 
 
 def _move_experts(workload: Workload, site: Site) -> list[Candidate]:
@@ -232,20 +230,20 @@ def _move_experts(workload: Workload, site: Site) -> list[Candidate]:
         return []
 
     def attempt(count: int) -> Candidate:
-        override = rf"blk\.({_numbers_below(count)})\.ffn_.*exps=CPU" if count < summary.layers else "exps=CPU"
+        override = rf"blk\.({_numbers_pattern(count)})\.ffn_.*exps=CPU" if count < summary.layers else "exps=CPU"
         return attempt_placement(workload._replace(server=workload.server._replace(override_tensor=(override,))), site)
 
-    return [_smallest_fitting(attempt, summary.layers)]
+    return [_smallest_fitting_candidate(attempt, summary.layers)]
 
 
-def _numbers_below(count: int) -> str:
+def _numbers_pattern(count: int) -> str:
     """Return a regular expression for the numbers below ``count``."""
     tens, ones = divmod(min(count, 100) - 1, 10)
     last_decade_pattern, full_decades_pattern = f"{tens or ''}[0-{ones}]", f"[1-{tens - 1}]?" if tens > 1 else ""
     return "|".join([f"{full_decades_pattern}[0-9]"] * bool(tens) + [last_decade_pattern, *map(str, range(100, count))])
 
 
-def _smallest_fitting(attempt: Callable[[int], Candidate], maximum: int) -> Candidate:
+def _smallest_fitting_candidate(attempt: Callable[[int], Candidate], maximum: int) -> Candidate:
     """Return the candidate with the smallest count that fits, or the candidate with the largest count if none fits."""
     lower_bound, upper_bound, best_candidate = 0, maximum, attempt(maximum)
     while best_candidate.fits and upper_bound - lower_bound > 1:
