@@ -98,7 +98,7 @@ class ActionModule(Action):
         job = BackgroundJob("proof", limit_seconds, REPORT_SECONDS, itertools.repeat(POLL_SECONDS), str, remedy)
         if arguments.stage == REFERENCE_STAGE and prediction:
             self._show(
-                f"unless an earlier run proved these devices, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "
+                f"unless these devices passed an earlier proof, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "
                 f"{plan.model.name} for about {prediction.seconds} s. Then the server stops while the devices compute the same layers (about "
                 f"{prediction.outage_s} s) and the model is loaded again"
             )

@@ -5,7 +5,7 @@
 
 DOCUMENTATION = r"""
 module: kept_plan
-short_description: Keeps a host's own part of a plan for a rollback
+short_description: Keeps a host's part of a plan for a rollback
 description:
   - Keeps the host's part of the current plan, of the previous plan and, while services change, of the new plan in the installation folder.
 extends_documentation_fragment: llamacpp.cluster.attributes

@@ -134,7 +134,7 @@ def main():
     target_path = arguments.folder or arguments.path
     limit_seconds = CHECK_MODE_LIMIT_SECONDS if module.check_mode else DOWNLOAD_LIMIT_SECONDS
     try:
-        result = reading.read_from_disk(target_path, lambda: deliver(arguments, module.check_mode), limit_seconds)
+        result = reading.run_disk_work(target_path, lambda: deliver(arguments, module.check_mode), limit_seconds)
     except Refusal as error:
         module.fail_json(msg=str(error))
     except OSError as error:

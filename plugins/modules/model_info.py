@@ -110,7 +110,7 @@ def main():
     )
     folders, paths, ollama_names = (module.params[name] for name in ("folders", "paths", "ollama"))
     with errors.report_errors(module):
-        report = reading.read_from_disk(
+        report = reading.run_disk_work(
             ", ".join([*folders, *paths, *ollama_names]),
             lambda: local_models.report(folders, paths, ollama_names, module.params["account"]),
             module.params["timeout"],

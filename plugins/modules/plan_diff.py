@@ -86,7 +86,7 @@ builders:
   returned: success
   type: list
   elements: str
-shared_builders:
+builder_by_build:
   description: For each build that a host lacks and receives from another host, the name of this other host.
   returned: success
   type: dict

@@ -15,7 +15,7 @@ def test_nothing_is_done_while_all_is_as_planned(local):
         "unreached_hosts": [],
         "absence_notes": {"here": "The cluster does not answer until this head is back."},
         "builders": [],
-        "shared_builders": {},
+        "builder_by_build": {},
         "builds_to_fetch": [],
         "hosts_without_key": [],
     }
@@ -75,7 +75,7 @@ def test_one_host_of_a_kind_builds_for_all(pair, lacking, builder, shared):
         found[name]["missing_builds"] = [identity]
     changes = decide(plan, found)
     assert changes.builders == (["head"] if "head" in lacking else [])
-    assert changes.shared_builders == ({identity: builder} if shared else {})
+    assert changes.builder_by_build == ({identity: builder} if shared else {})
     assert builder is None or builder in changes.outdated_hosts
 
 
@@ -121,7 +121,7 @@ def test_a_host_that_shares_nothing_builds_for_itself(pair):
     for drift in found.values():
         drift["missing_builds"] = [identity]
     changes = decide(plan, found)
-    assert (changes.builders, changes.shared_builders) == (["head", "worker1"], {identity: "head"})
+    assert (changes.builders, changes.builder_by_build) == (["head", "worker1"], {identity: "head"})
     pair.hosts["head"]["variables"]["llama_build_share"] = False
     assert builders(pair.plan()) == {"head": ["head"], "worker1": ["worker1"], "worker2": ["worker2"]}
 
@@ -152,7 +152,7 @@ def test_what_is_compiled_already_is_installed_by_each_host_itself(pair):
     for name, host in plan["hosts"].items():
         found[name]["missing_builds"] = [build["id"] for build in host["builds"]]
     changes = decide(plan, found)
-    assert (changes.builders, changes.shared_builders) == ([], {})
+    assert (changes.builders, changes.builder_by_build) == ([], {})
     (fetched,) = changes.builds_to_fetch  # once, and not for each host
     assert {*fetched.targets} == {target for host in plan["hosts"].values() for target in host["builds"][0]["targets"]}
     assert len(fetched.targets) == len({*fetched.targets}) > len(plan["hosts"]["worker1"]["builds"][0]["targets"])

@@ -212,7 +212,7 @@ def test_a_file_that_llama_server_refuses_is_deleted(place):
     place.stub.broken = "refuses"
     step(place.start())
     assert names(place) == []
-    assert place.logged == ["deleted the file of a conversation that could not be restored: invalid slot save file"]
+    assert place.logged == ["deleted a saved conversation that could not be restored: invalid slot save file"]
 
 
 def test_a_truncated_file_is_never_offered(place):
@@ -231,7 +231,7 @@ def test_a_file_with_which_llama_server_ends_is_tried_once(place):
     assert names(place) == [conversations.TRIED_SUFFIX]
     step(place.start())
     assert names(place) == []
-    assert place.logged == ["deleted the file of a conversation, because llama-server exited while restoring it"]
+    assert place.logged == ["deleted a saved conversation, because llama-server exited while restoring it"]
 
 
 def test_a_slot_that_computes_is_not_overwritten(place):

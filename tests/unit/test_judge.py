@@ -82,10 +82,10 @@ WRONG_EVIDENCE = [
     ("buffers", "model 3.0 MiB, planned", partial(with_buffers, device=WORKER, model=3.0)),
     ("buffers", "model 0.0 MiB", partial(without_device, device=WORKER)),
     ("buffers", "KV 99 MiB", partial(with_buffers, device=WORKER, KV=99)),
-    ("known answer", "word 3 is 'off' instead of 'of'", words(lambda w: w.__setitem__(2, "off"))),
-    ("known answer", "instead of 'right'", words(lambda w: w.pop())),
-    ("known answer", "instead of the end", words(lambda w: w.append("every"))),
-    ("known answer", "word 1 is missing", words(lambda w: w.clear())),
+    ("known answer", "word 3: expected 'of', got 'off'", words(lambda w: w.__setitem__(2, "off"))),
+    ("known answer", "expected 'right'", words(lambda w: w.pop())),
+    ("known answer", "expected the end, got", words(lambda w: w.append("every"))),
+    ("known answer", "got the end", words(lambda w: w.clear())),
     ("completion", "status 500", partial(with_server, completion=RIGHT._replace(error="status 500: no"))),
     ("completion", "0 tokens", partial(with_server, completion=RIGHT._replace(tokens=0))),
     ("health", WAITS, lambda _evidence: unhealthy(waits_for=(WAITS,))),
@@ -434,7 +434,7 @@ def test_the_gate_is_one_right_answer(local, plan):
     assert verify(described, healthy(plan), gate=True) == {"changed": False}
     result = verify(described, healthy(plan, wrong), gate=True)
     assert result["failed"]
-    assert "known answer: word 1 is 'wrong'" in result["msg"]
+    assert "known answer: word 1: expected" in result["msg"]
     result = verify(described, healthy(plan, RIGHT._replace(error="status 500: compute error")), gate=True)
     assert "completion: status 500" in result["msg"]
     described["model"].update(known_answer=None, name="some model")

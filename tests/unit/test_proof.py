@@ -184,7 +184,7 @@ def test_which_layers_are_taken(groups, keys, room, layers, every_kind, experts)
 def test_why_no_layers_are_taken():
     for groups, keys, room, why in (
         (ALIKE, {}, 99, "one layer and the embedding tables need 0.0 GiB, but the limit is 0.0"),
-        (DEEP, LATENT, 2600, "recognises this model by its number of layers, but not all 27 layers fit"),
+        (DEEP, LATENT, 2600, "recognises this model by its 27 layers, but the proof has"),
         ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "data of each layer"),
     ):
         summary, outside = summary_of(groups, **keys)
@@ -727,10 +727,10 @@ def test_the_service_of_a_proof_has_the_sandbox_of_the_head(served):
 @pytest.mark.programs
 def test_long_prompts_that_a_busy_processor_had_no_time_for_are_named(prove):
     (verdict,) = prove("right", ("right",), context=1040, limit_s=0).devices
-    assert (verdict.is_correct, verdict.longest) == (True, 513)
+    assert (verdict.is_correct, verdict.max_compared_tokens) == (True, 513)
     assert "prompts of more than 513 tokens were not compared" in verdict.sentence()
     (verdict,) = prove("right", ("right",), context=1040).devices
-    assert (verdict.is_correct, verdict.longest) == (True, None)
+    assert (verdict.is_correct, verdict.max_compared_tokens) == (True, None)
 
 
 @pytest.mark.programs

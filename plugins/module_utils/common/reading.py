@@ -89,7 +89,7 @@ def read_reply(reply: Any, max_bytes: int) -> bytes:
     return bytes(memoryview(data)[: reply.readinto(data)])
 
 
-def read_from_disk(path: str | Path, work: Callable[[], Any], seconds: float = READ_TIMEOUT_SECONDS) -> Any:
+def run_disk_work(path: str | Path, work: Callable[[], Any], seconds: float = READ_TIMEOUT_SECONDS) -> Any:
     """Return the result of ``work``, which reads this path.
 
     :raises Refusal: the work takes longer, for example because of a dead network mount.

@@ -23,7 +23,7 @@ PARAMETER_PATTERN = re.compile(
 )
 MIN_SECRET_LENGTH = 4
 """Minimum length of a known secret: a shorter text occurs in many words."""
-SECRET_NAME_FORM = re.compile(
+SECRET_NAME_PATTERN = re.compile(
     r"passw(?:or)?d|passphrase|secret|vault|credential|webhook|authorization|cookie|psk|jwt|(?:db|user)pass"
     r"|(?:private|preshared|access|api|auth|client|encryption|signing|ssh)[_-]?keys?|(?-i:[A-Z0-9]_KEYS?(?![A-Za-z]))"
     r"|(?:auth|access|api|hf|refresh|session)token(?![a-z])"
@@ -43,7 +43,7 @@ SECRET_PATTERNS = (
     ("stunnel key", r"(?:^|\s|\\n)(?!sha|md5)[\w.@-]{1,64}:(?P<secret>[0-9A-Fa-f]{32,})\b", 0),
     (
         "password, token or key",
-        rf"(?:{SECRET_NAME_FORM.pattern}){NOT_SECRET_PATTERN}[\w.-]{{0,99}}[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE_PATTERN}",
+        rf"(?:{SECRET_NAME_PATTERN.pattern}){NOT_SECRET_PATTERN}[\w.-]{{0,99}}[\"'\\]*\s*[:=][\s\"'\\]*{REST_OF_LINE_PATTERN}",
         re.IGNORECASE,
     ),
     (

@@ -28,7 +28,7 @@ NVIDIA_QUERY = ["nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--fo
 MISSING_VALUES = {"N/A", "Not Supported"}
 """Values that nvidia-smi prints, with or without brackets, for a missing property, such as dedicated memory."""
 
-UNIFIED_GFX_FORM = re.compile("gfx(90[29c]|1013|103[356]|1103|115[0-3])")
+APU_GFX_PATTERN = re.compile("gfx(90[29c]|1013|103[356]|1103|115[0-3])")
 """AMD processors with integrated graphics. Kernels before 6.10 do not report these in the KFD topology."""
 
 LOCAL_HEAPS = {"1", "2"}
@@ -187,7 +187,7 @@ def find_amd(root: Path) -> dict[str, dict]:
         banks = [_read_properties(bank) for bank in path.parent.glob("mem_banks/*/properties")]
         sizes = [parse_count(bank.get("size_in_bytes", "")) for bank in banks if bank.get("heap_type") in LOCAL_HEAPS]
         kfd_mib = sum(filter(None, sizes)) // MIB
-        is_integrated = bool(parse_count(values.get("cpu_cores_count", "")) or UNIFIED_GFX_FORM.fullmatch(architecture))
+        is_integrated = bool(parse_count(values.get("cpu_cores_count", "")) or APU_GFX_PATTERN.fullmatch(architecture))
         memory = _amd_memory(root / "sys/class/drm" / render_node / "device", kfd_mib, is_integrated)
         devices[render_node] = _accelerator(words.HIP, f"AMD {architecture}", architecture, *memory)
     return devices

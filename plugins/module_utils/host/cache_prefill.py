@@ -55,7 +55,7 @@ def fill_cache(worker: WorkerCache, check_mode: bool = False) -> int:
 
     :raises Refusal: a model cannot be read, or the worker does not accept a tensor.
     """
-    tensors = reading.read_from_disk(worker.folder, lambda: missing_tensors(worker), COMPARISON_TIMEOUT_SECONDS)
+    tensors = reading.run_disk_work(worker.folder, lambda: missing_tensors(worker), COMPARISON_TIMEOUT_SECONDS)
     missing_bytes = sum(tensor.bytes for tensor in tensors)
     if tensors and not check_mode:
         # The launcher that bounds the cache may serve another model, and removes files of unknown sizes.
@@ -162,5 +162,5 @@ def wait_for_worker(port: int, process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None or time.monotonic() > deadline:
             raise Refusal(f"the worker program on port {port} did not start: {answer.detail}")
         time.sleep(0.2)
-    if str(answer.protocol).partition(".")[0] not in rpc_upload.PROTOCOL_MAJORS:
+    if str(answer.protocol).partition(".")[0] not in rpc_upload.SUPPORTED_MAJORS:
         raise Refusal(f"the worker program on port {port} uses protocol {answer.protocol}, which is unknown")

@@ -84,7 +84,7 @@ def discover(addresses: Sequence[str], folders: Sequence[str], account: Optional
     :param addresses: IPv4 addresses of other hosts.
     :param account: account that reads the models; None for the account of this process.
     """
-    models = reading.read_from_disk(", ".join(folders), lambda: tuple(find_models(folders, account)), MAX_MODEL_SECONDS)
+    models = reading.run_disk_work(", ".join(folders), lambda: tuple(find_models(folders, account)), MAX_MODEL_SECONDS)
     return Discovery(platform.node(), interfaces_of(System(), addresses), models)
 
 

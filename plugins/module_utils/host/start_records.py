@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, sha256
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_from_disk
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import run_disk_work
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts.installation import read_json
 
 LARGE_FILE_BYTES = 64 * 1024 * 1024
@@ -26,7 +26,7 @@ def digest_of(definition: str, paths: Iterable[str]) -> str:
     """
     digest = hashlib.sha256(definition.encode())
     for path in paths:
-        digest.update(read_from_disk(path, functools.partial(_state_of, Path(path))).encode())
+        digest.update(run_disk_work(path, functools.partial(_state_of, Path(path))).encode())
     return digest.hexdigest()
 
 

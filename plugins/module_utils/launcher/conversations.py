@@ -142,7 +142,7 @@ class SlotStore:
         self.folder.mkdir(mode=0o700, exist_ok=True)
         for path in self._paths(NEW_SUFFIX, TRIED_SUFFIX):
             if path.suffix == TRIED_SUFFIX:
-                self.log("deleted the file of a conversation, because llama-server exited while restoring it")
+                self.log("deleted a saved conversation, because llama-server exited while restoring it")
             path.unlink()
 
     def watch_output(self, output: bytes) -> None:
@@ -232,7 +232,7 @@ class SlotStore:
             answer = self._await_answer(request, slot)
             if answer and not answer.get("n_restored"):
                 tried_path.unlink()
-                self.log(f"deleted the file of a conversation that could not be restored: {_error_text_of(answer)}")
+                self.log(f"deleted a saved conversation that could not be restored: {_error_text_of(answer)}")
             elif answer or (request and request.is_cancelled):
                 tried_path.replace(saved_path)
                 self.token_lists[saved_path] = _tokens_of(saved_path)

@@ -67,7 +67,7 @@ class Decision(NamedTuple):
     unreached_hosts: list[str]
     absence_notes: Mapping[str, str]
     builders: list[str]
-    shared_builders: Mapping[str, str]
+    builder_by_build: Mapping[str, str]
     builds_to_fetch: list[BuildPlan]
     hosts_without_key: list[str]
 
@@ -80,7 +80,7 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
     _check_archives(plan, drifts)
     kinds = {name: sorted({difference.kind for difference in drift.differences}) for name, drift in drifts.items()}
     restarts = _restarts(plan, drifts)
-    builders, shared_builders = _builders(plan, drifts)
+    builders, builder_by_build = _builders(plan, drifts)
     hosts_without_key = _hosts_without_key(plan, drifts)
     rekeyed_hosts = {*hosts_without_key, *([plan.head.host] if hosts_without_key else [])}
     return Decision(
@@ -89,12 +89,12 @@ def decide(plan: Plan, drifts: Mapping[str, Drift]) -> Decision:
         outdated_hosts=sorted(
             name
             for name in drifts
-            if kinds[name] or restarts[name] or name in shared_builders.values() or name in rekeyed_hosts
+            if kinds[name] or restarts[name] or name in builder_by_build.values() or name in rekeyed_hosts
         ),
         unreached_hosts=sorted(set(plan.hosts) - set(drifts)),
         absence_notes={name: absence_note(plan, name) for name in plan.hosts},
         builders=builders,
-        shared_builders=shared_builders,
+        builder_by_build=builder_by_build,
         builds_to_fetch=_builds_to_fetch(plan, drifts),
         hosts_without_key=hosts_without_key,
     )
@@ -202,19 +202,19 @@ def _check_archives(plan: Plan, drifts: Mapping[str, Drift]) -> None:
 
 
 def _builders(plan: Plan, drifts: Mapping[str, Drift]) -> tuple[list[str], dict[str, str]]:
-    """Return `builders` and `shared_builders` of Decision. The plan names the builder; the hosts' reports only decide which builds are missing."""
+    """Return `builders` and `builder_by_build` of Decision. The plan names the builder; the hosts' reports only decide which builds are missing."""
     builders = set()
-    shared_builders: dict[str, str] = {}
+    builder_by_build: dict[str, str] = {}
     for name, drift in drifts.items():
         for build in plan.hosts[name].builds:
             source = plan.releases[build.release].source
             if build.id not in drift.missing_builds or source == "package":
                 continue
             if build.builder != name:
-                shared_builders[build.id] = build.builder
+                builder_by_build[build.id] = build.builder
             elif source in release_request.COMPILED_SOURCES:
                 builders.add(name)
-    return sorted(builders), shared_builders
+    return sorted(builders), builder_by_build
 
 
 def _builds_to_fetch(plan: Plan, drifts: Mapping[str, Drift]) -> list[BuildPlan]:

@@ -107,8 +107,8 @@ def protocol_of(build: int, fork: str = MAINLINE) -> str | None:
     return next((protocol for first_build, protocol in reversed(PROTOCOLS) if first_build <= build), None)
 
 
-WORD_FORM = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
-OPTION_HEADING_FORM = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
+WORD_PATTERN = re.compile(r"(?<![^\s,])--?[A-Za-z][\w.-]*")
+OPTION_HEADING_PATTERN = re.compile(r" {0,16}((?:--?[A-Za-z][\w.-]*(?: [^\s,-][^\s,]*)?(?:, *|(?=\s|$)))+)")
 """Pattern for an option in a help text: its names and value. Descriptions are further to the right."""
 REMOVED_TEXT = "argument has been removed"
 
@@ -117,9 +117,10 @@ def parse_help(text: str) -> dict[str, bool]:
     """Return the options in a program's help text, and whether each takes a value."""
     help_options: dict[str, bool] = {}
     for entry in re.split(r"\n(?= {0,16}--?[A-Za-z])", "\n" + text):
-        match = OPTION_HEADING_FORM.match(entry)
+        match = OPTION_HEADING_PATTERN.match(entry)
         if match and REMOVED_TEXT not in " ".join(entry.split()):
-            help_options.update(dict.fromkeys(WORD_FORM.findall(match[1]), bool(re.search(r"[\w.-] [^\s-]", match[1]))))
+            takes_value = bool(re.search(r"[\w.-] [^\s-]", match[1]))
+            help_options.update(dict.fromkeys(WORD_PATTERN.findall(match[1]), takes_value))
     return help_options
 
 
@@ -133,7 +134,7 @@ def unknown_options(program: str, argv: Sequence[str], help_options: Mapping[str
     rejected_options, switch = [], ""
     arguments = iter(argv)
     for argument in arguments:
-        if not WORD_FORM.match(argument):
+        if not WORD_PATTERN.match(argument):
             rejected_options += [f"{switch} {argument}"] if switch else []
             continue
         word = argument.replace("_", "-") if program == options.SERVER and argument.startswith("--") else argument

@@ -38,7 +38,7 @@ class TransferError(Exception):
     """Failure of an upload to a worker; the message is the end of a sentence that names the worker."""
 
 
-PROTOCOL_MAJORS = ("7", "8")
+SUPPORTED_MAJORS = ("7", "8")
 """Major versions of llama.cpp's protocol with these messages. Other versions were not reviewed."""
 MAX_SOURCES = 10
 """GGML_MAX_SRC."""

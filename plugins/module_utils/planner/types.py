@@ -371,7 +371,7 @@ class Worker(NamedTuple):
     """Backend of the build whose program it runs. A worker on the processor may use a build for a GPU. Empty for an external worker."""
     device: str
     capacity_mib: int
-    shared: bool = False
+    shares_host_memory: bool = False
     """Whether the device's memory is the host's own."""
     threads: int | None = None
     cache: bool = False

@@ -27,7 +27,7 @@ LONG_LENGTHS = (1025, *range(1026, 1034), 1100, 1300, 2049, 2100, 3000, 4097, *r
 """Lengths at which a growing long prompt is sent. A step of 1 adds a single token."""
 CONTEXT_TOKENS = 4352
 """Number of tokens of the longest prompt and its answer, in blocks of 256."""
-LISTED_TOKENS, COMPARED_TOKENS = 64, 32
+LISTED_TOKEN_COUNT, COMPARED_TOKENS = 64, 32
 """Number of likeliest tokens that a side lists, and number of the processor's tokens to look up among them."""
 MIN_LOGPROB = -80.0
 """Logarithm below which a single-precision probability cannot be distinguished from zero."""
@@ -132,7 +132,7 @@ def parse_answer(reply: Any) -> Answer:
 
     :raises ValueError, TypeError, KeyError, IndexError: the reply is invalid.
     """
-    tokens = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED_TOKENS]
+    tokens = reply["choices"][0]["logprobs"]["content"][0]["top_logprobs"][:LISTED_TOKEN_COUNT]
     entries = itertools.takewhile(lambda token: token["logprob"] is not None and token["logprob"] > MIN_LOGPROB, tokens)
     return {int(token["id"]): float(token["logprob"]) for token in entries}
 

@@ -239,9 +239,9 @@ def _compare_side(
         return verdict._replace(failure=str(failure))
     distances = questions.distances(prompts, reference.answers, answers)
     value, bound, prompt_kind = questions.worst_distance(distances, reference.bounds)
-    lengths = [question.length for question in prompts]
-    longest = max(lengths[: len(answers)]) if len(answers) < len(lengths) else None
-    return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=prompt_kind, longest=longest)
+    if len(answers) < len(prompts):
+        verdict = verdict._replace(max_compared_tokens=max(question.length for question in prompts[: len(answers)]))
+    return verdict._replace(distance=round(value, 4), bound=round(bound, 4), place=prompt_kind)
 
 
 def _collect_answers(
@@ -327,7 +327,7 @@ class _Server(NamedTuple):
         return answers
 
     def _answer(self, prompt: Sequence[int], continues: bool) -> Answer:
-        body = {"prompt": [*prompt], "cache_prompt": continues, "n_predict": 1, "n_probs": questions.LISTED_TOKENS}
+        body = {"prompt": [*prompt], "cache_prompt": continues, "n_predict": 1, "n_probs": questions.LISTED_TOKEN_COUNT}
         reply = self._ask("/v1/completions", self.timeout_s, {**body, "temperature": 0, "grammar": CHARACTER_GRAMMAR})
         with suppress(ValueError, KeyError, TypeError, IndexError):
             return questions.parse_answer(reading.parse(reply.text))

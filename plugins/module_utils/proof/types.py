@@ -81,7 +81,7 @@ class Verdict(NamedTuple):
     """largest distance that counts as correct for these prompts"""
     place: Line = ""
     """prompts with that distance"""
-    longest: Absent[Count] = None
+    max_compared_tokens: Absent[Count] = None
     """tokens of the longest compared prompt, if the processor had no time for all prompts"""
     failure: Absent[Line] = None
     """how llama-server crashed, with a line of its log"""
@@ -100,8 +100,8 @@ class Verdict(NamedTuple):
             else f"computes incorrectly for {self.place} ({figures})"
         )
         limit_text = (
-            f"prompts of more than {self.longest} tokens were not compared, because the head's processor was too slow or busy"
-            if self.longest
+            f"prompts of more than {self.max_compared_tokens} tokens were not compared, because the head's processor was too slow or busy"
+            if self.max_compared_tokens
             else None
         )
         return "; ".join([f"{self.name} {self.failure or result}", *filter(None, [limit_text, self.remedy])])

@@ -471,7 +471,7 @@ def _judge_known_answer(model: ModelPlan, completion: types.Completion | None) -
     )
     actual_word, expected_word = (" ".join(map(repr, answer[position:][:1])) for answer in (words, expected_words))
     text = (
-        f"word {position + 1} is {actual_word or 'missing'} instead of {expected_word or 'the end'}: at least one layer computes incorrectly. "
+        f"word {position + 1}: expected {expected_word or 'the end'}, got {actual_word or 'the end'}: at least one layer computes incorrectly. "
         f"The answer is {completion.text[:300]!r}"
     )
     return False, text

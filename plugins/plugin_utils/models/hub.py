@@ -180,7 +180,7 @@ def quantisation_of(name: str) -> str:
 
 def _stem(name: str) -> str:
     """Return the name of a file without its part number and suffix."""
-    match = split_files.PART_FORM.fullmatch(name)
+    match = split_files.PART_PATTERN.fullmatch(name)
     return match[1] if match else re.sub(r"\.gguf$", "", name, flags=re.IGNORECASE)
 
 
@@ -216,10 +216,10 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
     if not models:
         kind = "projector (mmproj)" if source.role == host_types.MMPROJ else "GGUF file"
         available_names_text = _names_text(file.name for file in listing.files)
-        raw_part_names = sorted(file.name for file in listing.files if split_files.RAW_PART_FORM.fullmatch(file.name))
-        if raw_part_names:
+        raw_names = sorted(file.name for file in listing.files if split_files.RAW_PART_PATTERN.fullmatch(file.name))
+        if raw_names:
             raise Refusal(
-                f"{subject} no {kind}, but has parts of a split file ({', '.join(raw_part_names)}): download these parts, join them in order with cat, and set "
+                f"{subject} no {kind}, but has parts of a split file ({', '.join(raw_names)}): download these parts, join them in order with cat, and set "
                 "llama_model_path to the joined file"
             )
         raise Refusal(
@@ -246,7 +246,7 @@ def _quantisations_text(models: Sequence[RepositoryModel]) -> str:
 def _choose_by_name(listing: Listing, source: types.ModelSource, names: Sequence[str]) -> tuple[ModelFilePlan, ...]:
     files = {file.name: file for file in listing.files}
     missing_names = [name for name in names if name not in files]
-    if len(missing_names) == len(names) or (missing_names and not split_files.PART_FORM.fullmatch(names[0])):
+    if len(missing_names) == len(names) or (missing_names and not split_files.PART_PATTERN.fullmatch(names[0])):
         model_names = [name for name in files if name.lower().endswith(".gguf")]
         raise Refusal(f"{_subject(source)} has no {missing_names[0]}: use one of {_names_text(model_names or files)}")
     if missing_names:

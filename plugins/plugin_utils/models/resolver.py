@@ -86,7 +86,7 @@ class _Resolver:
 
     def _is_on_controller(self, source: ModelSource) -> bool:
         path = Query(source, folder=self.inventory_folder).local_path
-        return bool(source.copy and reading.read_from_disk(path, path.exists, self.options.timeout))
+        return bool(source.copy and reading.run_disk_work(path, path.exists, self.options.timeout))
 
     def _token(self, source: ModelSource) -> str | None:
         """Return the token if the source's server may receive it."""

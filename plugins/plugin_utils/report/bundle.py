@@ -16,14 +16,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import
 from ansible_collections.llamacpp.cluster.plugins.module_utils.status.types import Status
 from ansible_collections.llamacpp.cluster.plugins.plugin_utils.report import plan_text, status_text
 
-PUBLIC_NAME_FORM = re.compile(
+PUBLIC_NAME_PATTERN = re.compile(
     r"(?:GGML|CUDA|HIP|HSA|ROCM|ROCR|ROCBLAS|AMD(?:GPU)?|GPU|VK|MESA|RADV|SYCL|ONEAPI|ZES?|UR|OMP|GOMP|KMP|NCCL|MTMD|CMAKE|BUILD)_\w+|LLAMA_(?!ARG|API)\w+"
     r"|PATH|LD_LIBRARY_PATH|HOME|LANG|LC_\w+|TMPDIR|CC|CXX|C(?:XX|UDA)?FLAGS"
 )
 """Pattern for environment variables of processes, and variables of cmake, whose values are shown."""
-ANSIBLE_NAME_FORM = re.compile(r"ansible_(?!\w*(?:args|env(?:ironment)?|executable)$)\w+|__llama_\w+|omit|environment")
+ANSIBLE_NAME_PATTERN = re.compile(
+    r"ansible_(?!\w*(?:args|env(?:ironment)?|executable)$)\w+|__llama_\w+|omit|environment"
+)
 """Pattern for variables of Ansible and of the playbooks whose values are not secret."""
-HARMLESS_FORM = re.compile(r"[-+]?\d[\d.]*|true|false|on|off|yes|no|auto|none|~?/[\w./+-]*", re.IGNORECASE | re.ASCII)
+HARMLESS_PATTERN = re.compile(
+    r"[-+]?\d[\d.]*|true|false|on|off|yes|no|auto|none|~?/[\w./+-]*", re.IGNORECASE | re.ASCII
+)
 """Pattern for values that are shown for any variable: a number, a switch, a path."""
 MIN_SECRET_LENGTH = 8
 """Minimum length of a value that is removed from all texts although no name marks it as a secret."""
@@ -45,8 +49,8 @@ def find_secrets(variables: Mapping[str, Any], harmless_names: Collection[str], 
     """
     secrets = {}
     for variable, value in variables.items():
-        is_secret = bool(redaction.SECRET_NAME_FORM.search(variable))
-        if variable not in harmless_names and (is_secret or not ANSIBLE_NAME_FORM.fullmatch(variable)):
+        is_secret = bool(redaction.SECRET_NAME_PATTERN.search(variable))
+        if variable not in harmless_names and (is_secret or not ANSIBLE_NAME_PATTERN.fullmatch(variable)):
             kind = "Ansible password" if variable.startswith("ansible_") else f"value of {variable}"
             secrets.update(dict.fromkeys(_secret_lines(value, is_secret, visible_text), kind))
     return secrets
@@ -57,7 +61,7 @@ def _secret_lines(value: Any, is_secret: bool, visible_text: str) -> Iterator[st
     if isinstance(value, Mapping):
         for name, element in value.items():
             yield from _secret_lines(
-                element, is_secret or bool(redaction.SECRET_NAME_FORM.search(str(name))), visible_text
+                element, is_secret or bool(redaction.SECRET_NAME_PATTERN.search(str(name))), visible_text
             )
     elif isinstance(value, (list, tuple)):
         for element in value:
@@ -65,7 +69,7 @@ def _secret_lines(value: Any, is_secret: bool, visible_text: str) -> Iterator[st
     elif isinstance(value, (str, int)) and not isinstance(value, bool):
         for line in str(value).splitlines():
             if is_secret or (
-                len(line) >= MIN_SECRET_LENGTH and line not in visible_text and not HARMLESS_FORM.fullmatch(line)
+                len(line) >= MIN_SECRET_LENGTH and line not in visible_text and not HARMLESS_PATTERN.fullmatch(line)
             ):
                 yield line.strip()
 
@@ -85,7 +89,7 @@ def _argument_secrets(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
         option, (name, _equals, value) = options.by_word(word), word.partition("=")
         if not option or option.is_secret:
             for text in (value, *values):
-                if not HARMLESS_FORM.fullmatch(text):
+                if not HARMLESS_PATTERN.fullmatch(text):
                     yield text, f"value of {name}"
 
 
@@ -107,8 +111,8 @@ def _process_secrets(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 def is_public(variable: str, value: str) -> bool:
     """Return whether the value of an environment variable is known to be harmless."""
-    match = PUBLIC_NAME_FORM.fullmatch(variable) or HARMLESS_FORM.fullmatch(value)
-    return bool(match) and not redaction.SECRET_NAME_FORM.search(variable)
+    match = PUBLIC_NAME_PATTERN.fullmatch(variable) or HARMLESS_PATTERN.fullmatch(value)
+    return bool(match) and not redaction.SECRET_NAME_PATTERN.search(variable)
 
 
 def _redact(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
@@ -119,7 +123,7 @@ def _redact(value: Any, secrets: Mapping[str, str], name: str = "") -> Any:
         return [_redact(element, secrets, name) for element in value]
     if not isinstance(value, str):
         return value
-    if name in DERIVED_KEYS or (redaction.SECRET_NAME_FORM.search(name) and not HARMLESS_FORM.fullmatch(value)):
+    if name in DERIVED_KEYS or (redaction.SECRET_NAME_PATTERN.search(name) and not HARMLESS_PATTERN.fullmatch(value)):
         return redaction.marker(f"{len(value)} characters")
     return redaction.redact(value, secrets)
 

@@ -73,7 +73,7 @@ def resolve(request: ReleaseRequest, find_file: Callable[[str], str]) -> Release
     if request.path and not _is_cached(request.checksum):
         request = request._replace(path=_readable_path("sets path to", request.path, find_file))
     if request.source == "git":
-        if not request.commit and not re.fullmatch(release_request.BUILD_TAG_FORM, request.ref):
+        if not request.commit and not re.fullmatch(release_request.BUILD_TAG_PATTERN, request.ref):
             request = request._replace(commit=_commit_of(request.repository, request.ref))
         if request.build is None:
             request = request._replace(build=_build_number(request.repository, request.ref, str(request.commit)))

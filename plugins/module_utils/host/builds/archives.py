@@ -25,7 +25,7 @@ from typing import IO, Any
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 
 SERVER_PROGRAM = "llama-server"
-LIB_FORM = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
+LIB_PATTERN = re.compile(r"lib[\w.+-]+\.(so(\.\d+)*|dylib)")
 MAX_HEADER_BYTES = 32 << 20
 """Limit for all headers together, which take several times as much memory; zip archives get a quarter. Headers of llama.cpp's sources take 2 MB."""
 MAX_GLOBAL_HEADERS = 64
@@ -163,12 +163,12 @@ def extract_programs(path: Path, programs: Sequence[str], target: Path, library_
             path,
             lambda member: (
                 target / member.name
-                if member.parent == folder and (member.name in programs or LIB_FORM.fullmatch(member.name))
+                if member.parent == folder and (member.name in programs or LIB_PATTERN.fullmatch(member.name))
                 else None
             ),
         )
         for archive in library_archives:
-            extract_members(archive, lambda member: target / member.name if LIB_FORM.fullmatch(member.name) else None)
+            extract_members(archive, lambda file: target / file.name if LIB_PATTERN.fullmatch(file.name) else None)
     except DamagedError as error:
         raise Refusal(
             f"the archive of llama_release cannot be read ({error}): use a complete tar or zip archive"

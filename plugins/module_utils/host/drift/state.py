@@ -223,7 +223,7 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
     changed_files = [file.path for file in plan.files if not _is_unchanged(file)]
     outdated_services = _outdated_services(plan, states)
     model_path = plan.model[0].path if plan.model else ""
-    model_differences = reading.read_from_disk(model_path, lambda: model_files.differences(plan.model))
+    model_differences = reading.run_disk_work(model_path, lambda: model_files.differences(plan.model))
     last_plan = kept_plans.last_plan(plan.prefix)
     key_ids = {path: tunnel_keys.identities(Path(path), plan.account) for path in plan.tunnel_keys or ()}
     return drift.Drift(

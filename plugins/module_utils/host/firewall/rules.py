@@ -21,8 +21,8 @@ NFT_FILE = f"/etc/firewall-{names.PREFIX}.nft"
 NFT_TABLE = f"inet {names.PREFIX}"
 NFT_BOOT_LINK = f"/etc/systemd/system/nftables.service.wants/firewall-{names.PREFIX}.service"
 """Link that loads the table after each start of nftables."""
-NFT_COMMENT_FORM = re.compile(rf'comment "{names.PREFIX} ([^"]*)"')
-UFW_RULE_FORM = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
+NFT_RULE_PATTERN = re.compile(rf'comment "{names.PREFIX} ([^"]*)"')
+UFW_PATTERN = re.compile(r"ufw (allow|deny)(?: from (\S+))?(?: to (\S+) port (\d+) proto tcp| (\d+)/tcp)")
 PARTIAL_NOTE = " (in effect only until a restart, or only after one)"
 """Note on a rule that is in effect only now, or only after a restart."""
 
@@ -99,7 +99,7 @@ def _ufw_state(rules: Sequence[Rule], system: System) -> RuleState:
         return RuleState([], {})
     added_lines = [line.partition(" comment ") for line in system.run(["ufw", "show", "added"]).splitlines()]
     present_rules = [
-        rule for rule, _word, comment in added_lines if comment == f"'{names.PREFIX}'" and UFW_RULE_FORM.fullmatch(rule)
+        rule for rule, _word, comment in added_lines if comment == f"'{names.PREFIX}'" and UFW_PATTERN.fullmatch(rule)
     ]
     foreign_rules = {rule for rule, _word, comment in added_lines if comment != f"'{names.PREFIX}'"}
     open_endpoints = {rule[2:] for rule in rules if _ufw_command(rule) in foreign_rules}
@@ -116,14 +116,14 @@ def _ufw_command(rule: Rule) -> str:
 
 
 def ufw_arguments(text: str) -> dict[str, Any]:
-    action, source, address, port, any_address_port = UFW_RULE_FORM.findall(text)[0]
+    action, source, address, port, any_address_port = UFW_PATTERN.findall(text)[0]
     endpoints = {"from_ip": source or "any", "to_ip": address or "any", "to_port": port or any_address_port}
     return {"rule": action, **endpoints, "proto": "tcp"}
 
 
 def _nftables_state(rules: Sequence[Rule], system: System) -> RuleState:
-    nft_rules = NFT_COMMENT_FORM.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
-    file_rules = NFT_COMMENT_FORM.findall(system.text(NFT_FILE))
+    nft_rules = NFT_RULE_PATTERN.findall(system.output("nft", "list", "table", *NFT_TABLE.split()))
+    file_rules = NFT_RULE_PATTERN.findall(system.text(NFT_FILE))
     if find_foreign_objects(system):
         if rules:
             raise Refusal(f"This host has {find_foreign_objects(system)[0]}{names.FOREIGN_REMEDY}.")
@@ -152,7 +152,7 @@ def find_foreign_objects(system: System) -> list[str]:
     """Return foreign objects with the name of our table."""
     text = system.text(NFT_FILE)
     table = system.output("nft", "list", "table", *NFT_TABLE.split()) if system.program("nft") else ""
-    other_lines = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_COMMENT_FORM.search(line)]
+    other_lines = [line for line in table.splitlines() if line.startswith("\t\t") and not NFT_RULE_PATTERN.search(line)]
     files = [NFT_FILE] if text and names.DEFINITION_MARK not in text else []
     return files + [f"the nftables table {NFT_TABLE}"] * any("type filter hook" not in line for line in other_lines)
 

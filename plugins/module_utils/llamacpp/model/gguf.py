@@ -295,7 +295,7 @@ def _other_part_names(name: str, metadata: dict[str, Any]) -> list[str]:
     count = metadata.get("split.count", 1)
     if count in (0, 1):
         return []
-    match = split_files.FIRST_PART_FORM.fullmatch(name)
+    match = split_files.FIRST_PART_PATTERN.fullmatch(name)
     if not is_integer(count) or not match or int(match.group(2)) != count:
         raise GGUFError(
             f"is one of {quote(count)} parts: use the first part, whose name ends in -00001-of-{quote(count):0>5}.gguf"
@@ -319,7 +319,7 @@ def read_headers(name: str, open_file: Callable[[str], Any]) -> ModelHeader:
         try:
             metadata, key_ranges = _read_file(reader, source, tensors)
         except GGUFError as error:
-            is_raw_part = type(error) is GGUFError and split_files.RAW_PART_FORM.fullmatch(name)
+            is_raw_part = type(error) is GGUFError and split_files.RAW_PART_PATTERN.fullmatch(name)
             raise GGUFError(RAW_PART_MESSAGE) if is_raw_part else error from None
         files = [{"name": printable(name), "bytes": source.size}]
     for part in _other_part_names(name, metadata):

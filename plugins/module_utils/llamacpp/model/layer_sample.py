@@ -75,7 +75,7 @@ def choose_layers(summary: ModelSummary, max_bytes: int, max_layers: int) -> Lay
             has_every_kind = {kinds[layer] for layer in layers} == {*kinds}
             return LayerSample(layers, size, has_every_kind, not expert_layers or not expert_layers.isdisjoint(layers))
     if needs_all_layers:
-        return f"llama.cpp recognises this model by its number of layers, but not all {summary.layers} layers fit"
+        return f"llama.cpp recognises this model by its {summary.layers} layers, but the proof has no time or memory for all of them"
     smallest_bytes = outside_bytes + min(summary.layer_bytes[: len(kinds)])
     return f"one layer and the embedding tables need {smallest_bytes / 2**30:.1f} GiB, but the limit is {max_bytes / 2**30:.1f}"
 

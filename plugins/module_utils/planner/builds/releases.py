@@ -114,7 +114,7 @@ def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[s
     if request.source == "package":
         return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_BUILDS.get(package)}
     if request.source == "git":
-        tag_match = re.fullmatch(release_request.BUILD_TAG_FORM, request.ref)
+        tag_match = re.fullmatch(release_request.BUILD_TAG_PATTERN, request.ref)
         if not request.commit and not tag_match:
             raise Refusal(
                 f"llama_release asks for {request.ref!r}, whose commit was not looked up in {request.repository}: add commit to llama_release"

@@ -77,7 +77,7 @@ def _toolchains_at(prefix: str, facts: Facts, backend: str) -> dict[str, Toolcha
     prefix is assumed to contain them."""
     prefix = prefix.rstrip("/") or "/"
     if facts.toolchains is None:
-        return {toolkit.backend: toolkit for toolkit in _declared_toolkit(backend, facts, prefix)}
+        return {toolkit.backend: toolkit for toolkit in _declared_toolkits(backend, facts, prefix)}
     installed_toolchains = {
         toolchain.backend: toolchain for toolchain in facts.toolchains if prefix in (toolchain.prefix, *toolchain.links)
     }
@@ -85,7 +85,7 @@ def _toolchains_at(prefix: str, facts: Facts, backend: str) -> dict[str, Toolcha
     return installed_toolchains or {backends.CPU.name: Toolchain(backends.CPU.name, prefix, (), "", compiler)}
 
 
-def _declared_toolkit(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
+def _declared_toolkits(backend: str, facts: Facts, prefix: str | None) -> list[Toolchain]:
     """Return a toolkit with a known version and a compiler at the usual path below the prefix; nothing without a version."""
     version = facts.toolchain.get(toolkits.command_of(backend))
     if backend not in toolkits.SIDE_BY_SIDE or not version:
@@ -125,18 +125,18 @@ def choose_tools(host: Host, backend: str, fork: str) -> BuildTools:
     prefix_toolchains = _toolchains_at(host.toolchain, facts, backend) if host.toolchain else {}
     if backend in toolkits.SIDE_BY_SIDE:
         candidates = [prefix_toolchains[backend]] if backend in prefix_toolchains else facts.toolkits_of(backend)
-        toolkit = _suitable_toolkit(host, candidates or _declared_toolkit(backend, facts, None), libraries)
-    toolchain, version = prefix_toolchains.get(backends.CPU.name), facts.toolchain.get("c++")
+        toolkit = _suitable_toolkit(host, candidates or _declared_toolkits(backend, facts, None), libraries)
+    toolchain, compiler_version = prefix_toolchains.get(backends.CPU.name), facts.toolchain.get("c++")
     is_checked = not toolchain and facts.system == "Linux"
-    if version and is_checked and versions.parse(version) < versions.parse(MIN_GCC_VERSION):
+    if compiler_version and is_checked and versions.parse(compiler_version) < versions.parse(MIN_GCC_VERSION):
         raise Refusal(
-            f"{host.name} has the C++ compiler {version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MIN_GCC_VERSION} or "
+            f"{host.name} has the C++ compiler {compiler_version}, too old for llama.cpp: set llama_build_toolchain to the prefix of GCC {MIN_GCC_VERSION} or "
             "newer, or use source: binary or package"
         )
     return BuildTools(
         prefix=(toolkit.prefix or None) if toolkit else None,
         version=toolkit.version if toolkit else facts.toolchain.get(toolkits.command_of(backend)),
-        compiler=toolchain.compiler if toolchain else version,
+        compiler=toolchain.compiler if toolchain else compiler_version,
         environment={**_compiler_environment(toolchain, backend), **_toolkit_environment(toolkit)},
         libraries=tuple(libraries),
         missing_libraries=tuple(_missing_libraries(facts, toolkit, libraries)),

@@ -192,13 +192,13 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> types.
     )
 
 
-UNQUOTED_PATH_FORM = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
+UNQUOTED_PATH_PATTERN = "(/[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*)+"
 """Form of a path that needs no quotes in a unit."""
 
 
 def _metrics_folder(name: str, variables: Mapping[str, Any]) -> str | None:
     folder = str(variables["llama_metrics_folder"])
-    if not re.fullmatch(UNQUOTED_PATH_FORM, folder):
+    if not re.fullmatch(UNQUOTED_PATH_PATTERN, folder):
         raise Refusal(
             f"llama_metrics_folder for {name} is {folder!r}: use an absolute path with only letters, digits and / . _ @ + -"
         )

@@ -24,15 +24,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.facts imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import ExternalWorker, Host, Worker
 
 VARIABLE = "llama_external_workers"
-PROTOCOL_FORM = r"\d{1,3}(\.\d{1,3}){1,2}"
+PROTOCOL_PATTERN = r"\d{1,3}(\.\d{1,3}){1,2}"
 
-HOST_NAME_FORM = r"\w[\w.:@+-]*"
+HOST_NAME_PATTERN = r"\w[\w.:@+-]*"
 """Form of the name of a host or a cluster, which is part of file names, service definitions and commands."""
 
 
 def host_name_remedy(name: str) -> str | None:
     """Return the remedy for an invalid name of a host or a cluster; None for a valid name."""
-    if validation.is_plain(name) and re.fullmatch(HOST_NAME_FORM, name) and len(name) <= validation.NAME_LIMIT:
+    if validation.is_plain(name) and re.fullmatch(HOST_NAME_PATTERN, name) and len(name) <= validation.NAME_LIMIT:
         return None
     return f"use at most {validation.NAME_LIMIT} letters, digits and . : @ + - _, with a letter, digit or _ first"
 
@@ -98,7 +98,7 @@ def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collec
     if remedy:
         raise Refusal(f"{place} sets memory_mib to {values['memory_mib']}: {remedy}")
     protocol = values.get("protocol")
-    if protocol is not None and not re.fullmatch(PROTOCOL_FORM, protocol, re.ASCII):
+    if protocol is not None and not re.fullmatch(PROTOCOL_PATTERN, protocol, re.ASCII):
         raise Refusal(
             f"{place} sets protocol to {protocol!r}: use the version that the worker's rpc-server prints when it starts, like 7.0.0"
         )

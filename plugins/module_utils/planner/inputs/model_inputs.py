@@ -31,15 +31,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 SOURCE_KINDS = ("path", "huggingface", "url", "ollama", "copy")
 """Kinds of sources; each has a variable ``llama_model_KIND``."""
 KNOWN_ANSWER_VARIABLE = "llama_model_known_answer"
-REPOSITORY_FORM = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
-REVISION_FORM = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
-QUANTISATION_FORM = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
-AUXILIARY_FORM = re.compile(
+REPOSITORY_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
+REVISION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,254}"
+QUANTISATION_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}"
+AUXILIARY_PATTERN = re.compile(
     r"(?P<path>/.*)|(?P<url>https?://.*)|file:(?P<copy>.+)|ollama:(?P<ollama>.+)"
     r"|(?P<huggingface>[^/:]+/[^/:]+)(?::(?P<quantisation>[^/:]+)|/(?P<file>.+))?"
 )
 """Form of llama_model_mmproj and llama_model_draft."""
-OLLAMA_NAME_FORM = re.compile(
+OLLAMA_NAME_PATTERN = re.compile(
     r"(?:(?:(?P<host>[A-Za-z0-9][A-Za-z0-9.-]*(?::\d{1,5})?)/)?(?P<namespace>\w[\w.-]*)/)?(?P<name>\w[\w.-]*)"
     r"(?::(?P<tag>\w[\w.-]*))?",
     re.ASCII,
@@ -75,7 +75,7 @@ def request_of(variables: Mapping[str, Any]) -> ModelRequest:
 
 
 def _checked_alias(alias: str | None) -> str | None:
-    if alias and not re.fullmatch(turns.ALIAS_FORM, alias, re.ASCII):
+    if alias and not re.fullmatch(turns.ALIAS_PATTERN, alias, re.ASCII):
         raise Refusal(
             f"{turns.ALIAS_VARIABLE} is {validation.quote(alias)}: use at most 128 letters, digits and . _ / - : @ +, with a letter or digit first"
         )
@@ -113,7 +113,7 @@ def _model_source(variables: Mapping[str, Any]) -> ModelSource:
 def _auxiliary_source(role: str, text: str | None) -> ModelSource | None:
     if text is None:
         return None
-    variable, match = f"llama_model_{role}", AUXILIARY_FORM.fullmatch(text)
+    variable, match = f"llama_model_{role}", AUXILIARY_PATTERN.fullmatch(text)
     if not match:
         raise Refusal(
             f"{variable} is {validation.quote(text)}: use /PATH on the head, http://… or https://…, file:/PATH on the controller, ollama:NAME:TAG, or "
@@ -151,18 +151,18 @@ def _source(role: str, variable: str, kind: str, value: Any, checksums: Sequence
 
 def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
     repo, files = str(settings["repo"]), tuple(settings.get("files") or ())
-    if not re.fullmatch(REPOSITORY_FORM, repo):
+    if not re.fullmatch(REPOSITORY_PATTERN, repo):
         raise Refusal(
             f"{variable} sets repo to {validation.quote(repo)}: use OWNER/NAME, as in the address of its Hugging Face page"
         )
     if settings.get("quantisation") and files:
         raise Refusal(f"{variable} has both quantisation and files: remove one of them")
     revision = settings.get("revision") or "main"
-    for key, value, form, remedy in (
-        ("quantisation", settings.get("quantisation"), QUANTISATION_FORM, "a quantisation like Q4_K_M"),
-        ("revision", revision, REVISION_FORM, "a branch, tag or commit"),
+    for key, value, pattern, remedy in (
+        ("quantisation", settings.get("quantisation"), QUANTISATION_PATTERN, "a quantisation like Q4_K_M"),
+        ("revision", revision, REVISION_PATTERN, "a branch, tag or commit"),
     ):
-        if value is not None and not re.fullmatch(form, str(value)):
+        if value is not None and not re.fullmatch(pattern, str(value)):
             raise Refusal(f"{variable} sets {key} to {validation.quote(value)}: use {remedy} of the repository")
     for name in files:
         if download_record.problem_of_name(name):
@@ -209,7 +209,7 @@ def _checksum_digits(checksums: Sequence[str]) -> tuple[str, ...]:
 
 def _full_ollama_name(variable: str, name: str) -> str:
     """Return the full name of a model, completed as by Ollama itself."""
-    match = OLLAMA_NAME_FORM.fullmatch(name)
+    match = OLLAMA_NAME_PATTERN.fullmatch(name)
     if not match:
         raise Refusal(
             f"{variable} is {validation.quote(name)}: use [HOST/NAMESPACE/]NAME:TAG as in ollama pull, like gemma3:4b"

@@ -33,11 +33,11 @@ DEFAULT_RELEASE = {
     "checksum": "sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
 }
 """Default of ``llama_release``, and the release that ``auto`` compiles."""
-CHECKSUM_FORM = r"sha256:[0-9a-f]{64}"
+CHECKSUM_PATTERN = r"sha256:[0-9a-f]{64}"
 """Form of a checksum. KEY_RULES accepts upper case, too, because some programs print it."""
-FULL_COMMIT_FORM = r"[0-9a-f]{40}([0-9a-f]{24})?"
-BUILD_TAG_FORM = r"b\d{3,6}"
-VERSION_TAG_FORM = r"v\d+\.\d+\.\d+"
+FULL_COMMIT_PATTERN = r"[0-9a-f]{40}([0-9a-f]{24})?"
+BUILD_TAG_PATTERN = r"b\d{3,6}"
+VERSION_TAG_PATTERN = r"v\d+\.\d+\.\d+"
 """Form of upstream's version tags, which exist since v0.1.0 (August 2026) in addition to build tags."""
 
 
@@ -46,10 +46,10 @@ def _key_rule(expression: str, remedy: str) -> tuple[re.Pattern[str], str]:
 
 
 KEY_RULES = {
-    "checksum": _key_rule(f"(?i:{CHECKSUM_FORM})", "sha256: and the 64 hexadecimal digits of the archive's hash"),
+    "checksum": _key_rule(f"(?i:{CHECKSUM_PATTERN})", "sha256: and the 64 hexadecimal digits of the archive's hash"),
     "version": _key_rule(r"\d+(\.\d+)+(\.?[a-z]+\d*)?", "a version of llama-cpp-python, like 0.3.36"),
     "commit": _key_rule(r"[0-9a-f]{7,64}", "at least the first 7 digits of the commit's hash, in quotes"),
-    "git commit": _key_rule(FULL_COMMIT_FORM, "all digits of the commit's hash, in quotes"),
+    "git commit": _key_rule(FULL_COMMIT_PATTERN, "all digits of the commit's hash, in quotes"),
     "repository": _key_rule(r"[^-\s]\S*( \S+)*", "a git URL, or the path of a repository on the controller"),
     "ref": _key_rule(
         r"(?!.*\.\.)\w[\w./+=@#-]*", "a tag like b11434, a branch, or a commit with all its digits, in quotes"
@@ -79,7 +79,7 @@ def request_of(value: Any) -> ReleaseRequest:
 
     The controller (plugin_utils/sources/sources.py) looks up ``commit`` and ``build`` of a branch or commit, and sha256 and files of each patch.
     """
-    if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG_FORM}|{VERSION_TAG_FORM}", value):
+    if isinstance(value, str) and re.fullmatch(f"{BUILD_TAG_PATTERN}|{VERSION_TAG_PATTERN}", value):
         value = {"source": "git", "ref": value}
     value = {"source": value} if value == "auto" else value
     if not isinstance(value, dict) or str(value.get("source")) not in ACCEPTED_KEYS:
@@ -114,11 +114,11 @@ def _check_field_formats(fields: Mapping[str, Any]) -> None:
     if not isinstance(build, int) or isinstance(build, bool):
         raise Refusal(f"llama_release sets build to {build!r}: use llama.cpp's build number, a whole number")
     for key in [*REQUIRED_KEYS.get(source, ()), *fields]:
-        form, remedy = (
+        pattern, remedy = (
             KEY_RULES.get(f"{'prebuilt' if source == 'auto' else source} {key}") or KEY_RULES.get(key) or (None, "")
         )
-        if form and not (
-            isinstance(fields.get(key), str) and form.fullmatch(fields[key]) and fields[key].isprintable()
+        if pattern and not (
+            isinstance(fields.get(key), str) and pattern.fullmatch(fields[key]) and fields[key].isprintable()
         ):
             value = f"sets {key} to {fields[key]!r}" if key in fields else f"has no {key}"
             raise Refusal(f"llama_release {value}: set {key} to {remedy}")
@@ -148,9 +148,9 @@ def _git_fields(fields: dict[str, Any]) -> dict[str, Any]:
     if "fork" not in fields and re.search(r"(^|[/:])ik_llama\.cpp(\.git)?/*$", repository):
         fork = IK_LLAMA
     defaults: dict[str, Any] = {"repository": repository, "fork": fork}
-    if re.fullmatch(FULL_COMMIT_FORM, ref):
+    if re.fullmatch(FULL_COMMIT_PATTERN, ref):
         defaults["commit"] = ref
-    elif re.fullmatch(BUILD_TAG_FORM, ref):
+    elif re.fullmatch(BUILD_TAG_PATTERN, ref):
         defaults["build"] = int(ref[1:])
     return {**defaults, **fields, "fork": fork}
 

@@ -17,9 +17,9 @@ SHARED_VARIABLES = {f"{MODEL_PREFIX}token_file"}
 """Variables of a model that entries cannot set, because all models share them."""
 SERVER_KEYS = ("context", "parallel", "idle_seconds", "extra_args")
 """Keys of an entry that override variables ``llama_server_…``."""
-NAME_FORM = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 """Form of a model's name: llama-server converts everything after a colon to upper case, and the name of a section in its presets ends at ]."""
-ALIAS_FORM = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
+ALIAS_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._/:@+-]{0,127}"
 VARIABLE_PREFIX_PATTERN = re.compile(
     rf"\b(?!(?:{'|'.join(SHARED_VARIABLES)})\b)(?:{MODEL_PREFIX}|{SERVER_PREFIX}(?=(?:{'|'.join(SERVER_KEYS)})\b))"
 )
@@ -81,11 +81,11 @@ def read_entries(variables: Mapping[str, Any]) -> tuple[EntryVariables, ...]:
 def _check_names(entries: Sequence[Mapping[str, Any]]) -> None:
     earlier_names: set[str] = set()
     for index, entry in enumerate(entries):
-        checks = (("name", NAME_FORM, [entry["name"]]), ("aliases", ALIAS_FORM, entry.get("aliases") or []))
-        for key, form, names in checks:
+        checks = (("name", NAME_PATTERN, [entry["name"]]), ("aliases", ALIAS_PATTERN, entry.get("aliases") or []))
+        for key, pattern, names in checks:
             for name in names:
                 place = f"{VARIABLE}[{index}] has {validation.quote(name)} in {key}"
-                if not re.fullmatch(form, str(name), re.ASCII) or name == RESERVED_NAME:
+                if not re.fullmatch(pattern, str(name), re.ASCII) or name == RESERVED_NAME:
                     raise Refusal(
                         f"{place}: use at most 128 letters, digits and . _ / -{' : @ +' * (key == 'aliases')}, with a letter or digit first, "
                         f"and not {RESERVED_NAME!r}"

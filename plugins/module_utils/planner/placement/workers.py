@@ -48,7 +48,7 @@ class LendableDevice(NamedTuple):
     label: str
     """Name for messages."""
     memory_mib: int
-    shared: bool
+    shares_host_memory: bool
     """Whether that memory is the host's own."""
 
 
@@ -238,7 +238,7 @@ def declare_workers(cluster: types.Cluster, host: types.Host, programs: types.Pr
             cache=has_cache,
             cache_mib=request.cache_mib,
             cache_why=cache_why,
-            shared=device.shared,
+            shares_host_memory=device.shares_host_memory,
             capacity_mib=request.memory_mib or 0,
             environment=request.environment,
             uses_rdma=host.uses_rdma and not host.is_head,

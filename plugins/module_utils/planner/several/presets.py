@@ -14,10 +14,10 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.inputs im
 
 ROUTER_OPTIONS = ("host", "port", "api-key-file", "tls-certificate", "tls-key", "ui")
 """Options that the router gets instead of its children. Options on its command line override presets."""
-CLIENT_OPTION_FORM = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
+CLIENT_OPTION_PATTERN = re.compile(r"(no-)?(cors-.*|path|reuse-port|threads-http|timeout|to|(web)?ui(-.*)?)")
 """Options about clients that the plan does not decide. They belong to the router, because clients never reach a model's server."""
 VALUE_END_PATTERN = re.compile(r"[;#\r\n]")
-PRESET_KEY_FORM = r"[A-Za-z_][A-Za-z0-9_.-]*"
+PRESET_KEY_PATTERN = r"[A-Za-z_][A-Za-z0-9_.-]*"
 
 
 def check_router(release: ReleasePlan) -> None:
@@ -72,9 +72,9 @@ def _section_lines(model: ServedModel) -> Iterator[str]:
         option = options.identifier_of(word)
         repetition_problem = f"a second time, after {words_by_option[option]}" if option in words_by_option else ""
         count_problem = "with several values" if len(values) > 1 else ""
-        form_problem = "" if re.fullmatch(PRESET_KEY_FORM, key) else "as one word"
+        form_problem = "" if re.fullmatch(PRESET_KEY_PATTERN, key) else "as one word"
         content_problem = "with ; or #" if VALUE_END_PATTERN.search(value) or value != value.strip() else ""
-        if CLIENT_OPTION_FORM.fullmatch(key):
+        if CLIENT_OPTION_PATTERN.fullmatch(key):
             raise Refusal(
                 turns.entry_sentence(
                     model.name,

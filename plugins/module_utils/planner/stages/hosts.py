@@ -94,7 +94,7 @@ def _worker_plan(
         rdma=worker.uses_rdma or None,
         backend=worker.backend,
         device=worker.device,
-        shared=worker.shared,
+        shared=worker.shares_host_memory,
         cache=worker.cache,
         cache_mib=worker.cache_mib,
         cache_why=worker.cache_why,
@@ -177,8 +177,8 @@ def _server_rules(server: Server) -> tuple[host_types.FirewallRule, ...]:
 def _tunnel_key_paths(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:
     """Return the paths of the keys of tunnels that end on a host. Each file is named after the address of the worker's host."""
     hosts = installation.equipped_hosts.values() if entry.host.name == installation.cluster.head else [entry]
-    peer_addresses = {names.address_of(worker.tunnel) for end in hosts for worker in end.workers if worker.tunnel}
-    return tuple(f"{entry.host.facts.prefix}/{names.KEYS_FOLDER}/{address}" for address in sorted(peer_addresses))
+    worker_addresses = {names.address_of(worker.tunnel) for end in hosts for worker in end.workers if worker.tunnel}
+    return tuple(f"{entry.host.facts.prefix}/{names.KEYS_FOLDER}/{address}" for address in sorted(worker_addresses))
 
 
 def _firewall_manager(facts: Facts) -> str | None:
