@@ -89,7 +89,7 @@ def test_the_page_of_a_cluster():
         "-H 192.168.128.12",
         "--load-mode dio",
         f"about {7 + plan['estimate']['load_s'] + (plan['head'].get('proof') or {}).get('outage_s', 0):.0f} seconds",
-        "without an answer if site.yml restarts llama-server",
+        "without answers if site.yml restarts the server",
         "strix1  192.168.128.12: 50052, 50051 for 192.168.128.11; blocked for everyone else",
         f"about {plan['estimate']['network_ms_per_token']:.1f} ms per token",
     ):

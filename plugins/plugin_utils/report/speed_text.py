@@ -56,7 +56,7 @@ def speed_rows(plan: Plan) -> list[list[str]]:
         *_users_rows(estimate),
         ["loading", f"{estimate.load_s:g} seconds", f"limited by: {estimate.load_limited_by}"],
         *_proof_rows(plan),
-        ["restart", f"about {outage_s:.0f} seconds", "without an answer if site.yml restarts llama-server"],
+        ["restart", f"about {outage_s:.0f} seconds", "without answers if site.yml restarts the server"],
         *(
             [
                 f"a prompt of {prompt.tokens}",
