@@ -88,7 +88,7 @@ class ActionModule(Action):
         catalogue = cluster_inputs.make_catalogue(inventory.packages())
         cluster = model_source.with_reports(cluster_inputs.read_cluster(cluster_name, hosts), model_report)
         cluster = sources.look_up(self.find_file, cluster, catalogue)
-        request = matrix.request_of(hosts[self._head_name]["variables"])
+        sweep = matrix.sweep_of(hosts[self._head_name]["variables"])
         if not any(options.BENCH in build.targets for build in served_plan.hosts[self._head_name].builds):
             remedy = "set llama_benchmark_programs to true, run site.yml, then run this playbook again"
             if not served_plan.release.mainline:
@@ -100,12 +100,12 @@ class ActionModule(Action):
             )
         loads: list[PlannedLoad] = []
         cells: list[types.Cell] = []
-        for host_names in matrix.loads_of(request, served_plan):
-            plan = _make_plan(matrix.cluster_for_load(cluster, host_names, request, served_plan), catalogue)
+        for host_names in matrix.loads_of(sweep, served_plan):
+            plan = _make_plan(matrix.cluster_for_load(cluster, host_names, sweep, served_plan), catalogue)
             skip_reason = matrix.skip_reason(plan, served_plan, host_names)
             if isinstance(plan, Plan) and not skip_reason:
-                loads.append(PlannedLoad(host_names, plan, command_line.argv_of(plan, request)))
-            cells += matrix.cells_of(host_names, request, plan, skip_reason)
+                loads.append(PlannedLoad(host_names, plan, command_line.argv_of(plan, sweep)))
+            cells += matrix.cells_of(host_names, sweep, plan, skip_reason)
         self._benchmark = types.Benchmark(
             schema=types.SCHEMA,
             cluster=served_plan.cluster,

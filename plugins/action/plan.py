@@ -96,7 +96,7 @@ def make_plan(
         catalogue = cluster_inputs.make_catalogue(inventory.packages())
         cluster = cluster_inputs.read_cluster(cluster_name, hosts)
         # Refuse an impossible benchmark now, not when it starts.
-        matrix.request_of(hosts[cluster.head]["variables"])
+        matrix.sweep_of(hosts[cluster.head]["variables"])
         cluster = model_source.with_reports(sources.look_up(find_file, cluster, catalogue), model_report)
         plan = planner.make_plan(cluster, catalogue, launcher_digest)
         if isinstance(plan, Refused) or plan.refused:

@@ -44,13 +44,13 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import (
 )
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FilePlan
 
-PUBLIC_MODE = "0644"
+WORLD_READABLE_MODE = "0644"
 MAX_SHOWN_BYTES = 1 << 16
 
 
 def describe_content(path, mode, digest, content):
     """Return a line with path, mode and hash of a file, and its text if every account may read it."""
-    may_show = mode == PUBLIC_MODE and len(content) <= MAX_SHOWN_BYTES and not path.endswith(".py")
+    may_show = mode == WORLD_READABLE_MODE and len(content) <= MAX_SHOWN_BYTES and not path.endswith(".py")
     return f"{path} {mode} {digest}\n", redaction.redact(content.decode(errors="replace")) if may_show else ""
 
 

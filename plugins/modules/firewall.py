@@ -84,7 +84,7 @@ def main():
     arguments = typed_json.parse(FirewallArguments, module.params)
     with errors.report_errors(module):
         steps = steps_of(arguments.manager, arguments.rules, arguments.keep_obsolete_rules, System())
-    for chain in steps.closing_chains:
+    for chain in steps.drop_chains:
         module.warn(
             f"The nftables chain {chain} drops packets by default, and this run does not change that chain. Add these rules to it: "
             f"{', '.join(steps.rules_after)}."

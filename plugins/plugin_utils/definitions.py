@@ -18,7 +18,7 @@ COMMENT_MARKERS, QUOTES = (" ;", " #"), ('"', "'")
 """Texts that start a comment in supervisor's values, and characters that supervisor cannot escape in environment variables."""
 
 
-def _check_expressible(words: Iterable[str], forbidden_texts: Sequence[str] = ()) -> None:
+def _check_representable(words: Iterable[str], forbidden_texts: Sequence[str] = ()) -> None:
     """Refuse words that no service manager can express, or that contain a forbidden text."""
     for word in words:
         forbidden_text = next((text for text in forbidden_texts if text in word), None)
@@ -38,13 +38,13 @@ def _escape_for_systemd(text: str) -> str:
 
 def systemd_command(words: Sequence[str]) -> str:
     """Return one line that systemd splits into the same words."""
-    _check_expressible(words)
+    _check_representable(words)
     return " ".join('"' + _escape_for_systemd(word).replace("$", "$$") + '"' for word in words)
 
 
 def systemd_line(text: str) -> str:
     """Return text that systemd reads literally up to the end of the line."""
-    _check_expressible([text])
+    _check_representable([text])
     if text.strip() != text or text.endswith("\\"):
         raise Refusal(
             f"{validation.quote(text)} is a path or a description in a service, but systemd drops spaces around it and \\ at its end: remove them"
@@ -53,18 +53,18 @@ def systemd_line(text: str) -> str:
 
 
 def systemd_environment(variables: Mapping[str, str]) -> str:
-    _check_expressible(variables.values())
+    _check_representable(variables.values())
     return " ".join(f'"{name}={_escape_for_systemd(value)}"' for name, value in sorted(variables.items()))
 
 
 def supervisor_command(words: Sequence[str]) -> str:
     """Return one line that supervisor splits into the same words."""
-    _check_expressible(words, COMMENT_MARKERS)
+    _check_representable(words, COMMENT_MARKERS)
     return " ".join(shlex.quote(word).replace("%", "%%") for word in words)
 
 
 def supervisor_environment(variables: Mapping[str, str]) -> str:
-    _check_expressible(variables.values(), (*COMMENT_MARKERS, *QUOTES))
+    _check_representable(variables.values(), (*COMMENT_MARKERS, *QUOTES))
     escaped_values = {name: value.replace("%", "%%") for name, value in sorted(variables.items())}
     return ",".join(f'{name}="{value}"' for name, value in escaped_values.items())
 

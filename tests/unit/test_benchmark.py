@@ -53,7 +53,7 @@ def cluster_of(*workers, **variables):
 
 def request_of(found, **variables):
     given = {f"llama_benchmark_{name}": value for name, value in variables.items()}
-    return matrix.request_of({**found.hosts["head"]["variables"], **given})
+    return matrix.sweep_of({**found.hosts["head"]["variables"], **given})
 
 
 def served_by(found, model=None):

@@ -178,7 +178,7 @@ def test_firewalld_reads_its_own_rules_by_their_priority_where_one_side_lacks_th
 def test_nftables_has_the_table_again_where_it_was_flushed(tmp_path):
     host = Host(tmp_path, "nftables")
     host.apply(rule())
-    assert host.steps(rule()).closing_chains == ("input",)
+    assert host.steps(rule()).drop_chains == ("input",)
     text, host.table = host.path(firewall_rules.NFT_FILE).read_text(), ""
     assert host.differs(rule())
     assert host.steps(rule()).text == text

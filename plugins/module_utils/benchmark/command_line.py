@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 
-from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import GENERATED_TOKENS, Request
+from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.matrix import GENERATED_TOKENS, Sweep
 from ansible_collections.llamacpp.cluster.plugins.module_utils.benchmark.types import FILE_PREFIX
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import options
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.types import Plan
@@ -51,7 +51,7 @@ def script_of(state_folder: str, programs: Sequence[tuple[Sequence[str], Mapping
     return "; ".join(lines)
 
 
-def argv_of(plan: Plan, request: Request) -> list[str]:
+def argv_of(plan: Plan, sweep: Sweep) -> list[str]:
     """Return the llama-bench command line that measures what llama-server does with this plan."""
     server_options = options_of(plan.head.argv)
     program = str(PurePosixPath(plan.head.argv[0]).with_name(options.BENCH))
@@ -62,9 +62,9 @@ def argv_of(plan: Plan, request: Request) -> list[str]:
         "-ts": server_options.get("tensor-split", "").replace(",", "/"),
         "-ot": server_options.get("override-tensor", "").replace(",", ";"),
         "--repack": "0" if server_options.get("repack") == "off" else None,
-        "-p": ",".join(map(str, request.prompts)),
+        "-p": ",".join(map(str, sweep.prompts)),
         "-n": str(GENERATED_TOKENS),
-        "-d": ",".join(map(str, request.depths)),
+        "-d": ",".join(map(str, sweep.depths)),
     }
     return [*words, *(word for name, value in values.items() if value for word in (name, value))]
 

@@ -18,8 +18,8 @@ CACHE_STEP_TOKENS = 256
 """llama.cpp allocates a cache in multiples of this number of tokens."""
 
 
-class Request(NamedTuple):
-    """Values of the variables ``llama_benchmark_…``."""
+class Sweep(NamedTuple):
+    """Numbers of hosts, prompt lengths and depths that a benchmark combines: the variables ``llama_benchmark_…``."""
 
     hosts: tuple[int, ...]
     prompts: tuple[int, ...]
@@ -31,20 +31,20 @@ class Request(NamedTuple):
         return -(-(max(*self.prompts, GENERATED_TOKENS) + max(self.depths)) // CACHE_STEP_TOKENS) * CACHE_STEP_TOKENS
 
 
-def request_of(variables: Mapping[str, Any]) -> Request:
+def sweep_of(variables: Mapping[str, Any]) -> Sweep:
     """:param variables: variables of the head, with their defaults.
     :raises Refusal: a number is too small, or one is required.
     """
-    request = Request(*(tuple(dict.fromkeys(variables[f"llama_benchmark_{name}"])) for name in Request._fields))
-    invalid_numbers = [count for count in (*request.hosts, *request.prompts) if count < 1]
-    invalid_numbers += [count for count in request.depths if count < 0]
-    if invalid_numbers or not request.prompts or not request.depths:
+    sweep = Sweep(*(tuple(dict.fromkeys(variables[f"llama_benchmark_{name}"])) for name in Sweep._fields))
+    invalid_numbers = [count for count in (*sweep.hosts, *sweep.prompts) if count < 1]
+    invalid_numbers += [count for count in sweep.depths if count < 0]
+    if invalid_numbers or not sweep.prompts or not sweep.depths:
         raise Refusal(
             f"llama_benchmark_hosts, llama_benchmark_prompts or llama_benchmark_depths contains {invalid_numbers[0]}: use 1 or more (depths: 0 or more)"
             if invalid_numbers
             else "llama_benchmark_prompts or llama_benchmark_depths is empty: set at least one number of tokens"
         )
-    return request
+    return sweep
 
 
 def hosts_in_order(plan: Plan) -> list[str]:
@@ -54,21 +54,21 @@ def hosts_in_order(plan: Plan) -> list[str]:
     return list(dict.fromkeys([*layer_hosts, *worker_hosts, *(worker.host for worker in plan.external_workers)]))
 
 
-def loads_of(request: Request, plan: Plan) -> list[tuple[str, ...]]:
+def loads_of(sweep: Sweep, plan: Plan) -> list[tuple[str, ...]]:
     """Return the hosts for each load of the model.
 
     :raises Refusal: the cluster has fewer hosts.
     """
     hosts = hosts_in_order(plan)
-    excessive_numbers = [count for count in request.hosts if count > len(hosts)]
+    excessive_numbers = [count for count in sweep.hosts if count > len(hosts)]
     if excessive_numbers:
         raise Refusal(
             f"llama_benchmark_hosts contains {excessive_numbers[0]}, but the cluster has fewer hosts with devices ({', '.join(hosts)}): use a smaller number"
         )
-    return [tuple(hosts[:count]) for count in request.hosts or range(1, len(hosts) + 1)]
+    return [tuple(hosts[:count]) for count in sweep.hosts or range(1, len(hosts) + 1)]
 
 
-def cluster_for_load(cluster: Cluster, hosts: Sequence[str], request: Request, plan: Plan) -> Cluster:
+def cluster_for_load(cluster: Cluster, hosts: Sequence[str], sweep: Sweep, plan: Plan) -> Cluster:
     """Return the cluster for this load: only these hosts with all their devices, a cache for the tests, and only the model, because llama-bench loads
     neither projector nor draft model. Prompts have the batches of the serving plan, which suit its context."""
     server, prompt = cluster.server, None if plan.model.known_answer else plan.estimate.prompt
@@ -77,7 +77,7 @@ def cluster_for_load(cluster: Cluster, hosts: Sequence[str], request: Request, p
         server = server._replace(batch=batch, micro_batch=server.micro_batch or min(prompt.micro_batch, batch))
     server = server._replace(
         backend=server.backend or serving_backend(plan),
-        context=request.context,
+        context=sweep.context,
         parallel=1,
         fallback=False,
         speculation=None,
@@ -105,7 +105,7 @@ def skip_reason(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[s
     return f"the plan places no layers on {', '.join(idle_hosts)}" if idle_hosts else None
 
 
-def cells_of(hosts: tuple[str, ...], request: Request, load_plan: Plan | Refused, obstacle: str | None) -> list[Cell]:
+def cells_of(hosts: tuple[str, ...], sweep: Sweep, load_plan: Plan | Refused, obstacle: str | None) -> list[Cell]:
     """Return the cells of a load before its measurement.
 
     :param obstacle: reason why nothing will be measured.
@@ -113,8 +113,8 @@ def cells_of(hosts: tuple[str, ...], request: Request, load_plan: Plan | Refused
     plan = None if load_plan.refused or isinstance(load_plan, Refused) else load_plan
     return [
         Cell(hosts, test, depth, _predicted_speed(plan, test) if plan and not depth else None, skipped=obstacle)
-        for depth in request.depths
-        for test in (*(f"pp{prompt_tokens}" for prompt_tokens in request.prompts), f"tg{GENERATED_TOKENS}")
+        for depth in sweep.depths
+        for test in (*(f"pp{prompt_tokens}" for prompt_tokens in sweep.prompts), f"tg{GENERATED_TOKENS}")
     ]
 
 

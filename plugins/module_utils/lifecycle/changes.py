@@ -17,7 +17,7 @@ MAX_ERROR_LENGTH = 500
 """Maximum length of a host's error in a message."""
 
 
-class HostAnswer(NamedTuple):
+class HostReport(NamedTuple):
     """Report of a host on itself, compared with its part of the plan."""
 
     drift: Optional[Drift] = None
@@ -25,14 +25,14 @@ class HostAnswer(NamedTuple):
     """Reason why the host was not compared, or why its drift cannot be used; otherwise empty."""
 
 
-def parse_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostAnswer]:
+def parse_answers(hosts: Mapping[str, HostPlan], answers: Mapping[str, Any]) -> dict[str, HostReport]:
     """Return the reports of hosts that were compared with their parts of the plan."""
     return {name: _parse_answer(name, host, answers.get(name) or {}) for name, host in hosts.items()}
 
 
-def _parse_answer(name: str, host: HostPlan, answer: Any) -> HostAnswer:
+def _parse_answer(name: str, host: HostPlan, answer: Any) -> HostReport:
     data = {"drift": answer.get("drift") or None} if isinstance(answer, Mapping) else answer
-    report = typed_json.parse_report(name, "itself", HostAnswer, data)
+    report = typed_json.parse_report(name, "itself", HostReport, data)
     if report.drift:
         check_service_states(name, host, report.drift)
     if answer.get("skipped"):
@@ -53,7 +53,7 @@ def check_service_states(name: str, host: HostPlan, drift: Drift) -> None:
         raise typed_json.refusal_of_report(name, "itself", f"drift.services.{missing_service} is missing")
 
 
-def comparable_drifts(answers: Mapping[str, HostAnswer]) -> dict[str, Drift]:
+def comparable_drifts(answers: Mapping[str, HostReport]) -> dict[str, Drift]:
     """Return the drift of each host that was compared with the plan."""
     return {name: answer.drift for name, answer in answers.items() if answer.drift and not answer.reason}
 

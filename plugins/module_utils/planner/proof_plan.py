@@ -39,7 +39,7 @@ RATE_SHARE, EXPERT_RATE_SHARE = 0.45, 0.25
 """Share of a device's prompt rate that the proof reaches: most of its prompts are short, and the head's processor repacks no weights."""
 LIMIT_FACTOR = 4
 """Multiple of the predicted time after which the processor gets no further long prompts."""
-WAIT_S, WAIT_FACTOR = 300, 5
+WAIT_S, TIMEOUT_FACTOR = 300, 5
 """Time in which a server must become healthy or answer: seconds, plus a multiple of the predicted time of the whole proof."""
 REPLACED_OPTIONS = f"""
 model host port rpc device gpu-layers tensor-split override-tensor context parallel prompt-cache context-checkpoints sleep api-key-file
@@ -176,7 +176,7 @@ def proof_work(plan: types.Plan) -> ProofWork | None:
         context=proof.context,
         micro_batch=int(*planned_values.get("micro-batch", ["512"])),
         limit_s=math.ceil(LIMIT_FACTOR * proof.seconds),
-        timeout_s=WAIT_S + WAIT_FACTOR * (proof.seconds + proof.outage_s),
+        timeout_s=WAIT_S + TIMEOUT_FACTOR * (proof.seconds + proof.outage_s),
         processor=_proof_side(plan, None),
         variants=tuple(variants),
         devices=tuple(_proof_side(plan, entry) for entry in plan.placement),

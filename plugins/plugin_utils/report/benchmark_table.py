@@ -17,10 +17,10 @@ def speed_text(cell: Cell) -> str:
 
 def row_of(cell: Cell) -> list[str]:
     """Return the values of a cell, in the order of COLUMN_TITLES."""
-    share_text = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
+    ratio_text = f"{100 * cell.measured.mean / cell.predicted:.0f} %" if cell.measured and cell.predicted else ""
     predicted_text = "" if cell.predicted is None else f"{cell.predicted:.4g}"
     reason = "" if cell.measured else cell.skipped or "not measured yet"
-    return [cell.name, speed_text(cell), predicted_text, share_text, reason]
+    return [cell.name, speed_text(cell), predicted_text, ratio_text, reason]
 
 
 def as_markdown(result: Benchmark) -> str:

@@ -11,18 +11,18 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import wh
 
 def text_of(results: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -> str:
     served_rows = [["model", "parameters", "quantisation", "GiB", "context", "tokens/s", "prompts", "where"]]
-    other_rows = [["not served", "parameters", "quantisation", "GiB", "why"]]
+    unserved_rows = [["not served", "parameters", "quantisation", "GiB", "why"]]
     for result in results:
         if result.why_not:
             reason = textwrap.shorten(result.why_not, tables.MAX_LINE_LENGTH, placeholder=" …")
-            other_rows.append([result.model, *_cells(result), reason])
+            unserved_rows.append([result.model, *_cells(result), reason])
         else:
             served_rows.append([result.model, *_cells(result)])
     note = f"Contexts: {query.context} tokens, and the largest that fits. Speeds are for an empty context. {what_fits.ORDER_TEXT.format(query.speed)}"
     return "\n".join(
         [
             *textwrap.wrap(note, tables.MAX_LINE_LENGTH),
-            *("\n" + tables.format_table(table_rows) for table_rows in (served_rows, other_rows) if table_rows[1:]),
+            *("\n" + tables.format_table(table_rows) for table_rows in (served_rows, unserved_rows) if table_rows[1:]),
             "",
         ]
     )

@@ -156,7 +156,7 @@ def _fetch_to_cache(release: ReleasePlan, name: str) -> CachedArchive:
         if cached_archive:
             return cached_archive
         fetched_path, new_record_path = Path(work_path) / "archive", Path(work_path) / "record"
-        commit = _write_archive(release, name, fetched_path)
+        commit = _fetch_archive(release, name, fetched_path)
         checksum, (archive_path, record_path) = _checksum_of(release, name), _cache_paths(release, name, folder)
         actual_checksum = _check_archive(
             release, name, fetched_path, checksum or (_read_fetch_record(record_path).get("sha256") if name else None)
@@ -226,7 +226,7 @@ def _check_archive(release: ReleasePlan, name: str, archive_path: Path, checksum
     return actual_checksum
 
 
-def _write_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
+def _fetch_archive(release: ReleasePlan, name: str, target_path: Path) -> str:
     """Fetch an archive into a file, and return its commit."""
     if release.source == "git":
         return _write_git_archive(str(release.repository), str(release.revision), target_path)

@@ -24,7 +24,7 @@ class Steps(NamedTuple):
     rules_to_remove: list[dict[str, Any]]
     text: str = ""
     """text of nftables' file"""
-    closing_chains: tuple[str, ...] = ()
+    drop_chains: tuple[str, ...] = ()
     """foreign nftables chains that drop packets by default: our table cannot open a port in them"""
 
 
@@ -45,13 +45,13 @@ def steps_of(
     summary = differs, sorted(texts_before), sorted(all_rules)
     if manager == "nftables":
         text = _nft_script(all_rules) if all_rules and differs else system.text(rules.NFT_FILE) if all_rules else ""
-        return Steps(*summary, [], [], text, _closing_chains(system) if all_rules else ())
+        return Steps(*summary, [], [], text, _drop_chains(system) if all_rules else ())
     if manager == "ufw":
         # ufw inserts each rule first, so accepting rules are added again after dropping ones.
         destination_of = itemgetter("to_ip", "to_port")
         closed_destinations = {destination_of(goals[rule]) for rule in state.missing_rules if " deny " in rule}
-        accepting_rules = [rule for rule in state.present_rules if rule in goals and " allow " in rule]
-        moved_rules = [rule for rule in accepting_rules if destination_of(goals[rule]) in closed_destinations]
+        allow_rules = [rule for rule in state.present_rules if rule in goals and " allow " in rule]
+        moved_rules = [rule for rule in allow_rules if destination_of(goals[rule]) in closed_destinations]
         additions = [goals[rule] for rule in reversed([*goals]) if rule in [*state.missing_rules, *moved_rules]]
         deletions = [{**goals[rule], "delete": True} for rule in moved_rules]
         return Steps(*summary, deletions + additions, [rules.ufw_arguments(rule) for rule in obsolete_rules])
@@ -59,7 +59,7 @@ def steps_of(
     return Steps(*summary, additions, removals)
 
 
-def _closing_chains(system: System) -> tuple[str, ...]:
+def _drop_chains(system: System) -> tuple[str, ...]:
     chain_listing = system.run(["nft", "list", "chains"])
     return tuple(re.findall(r"chain (\S+) {\n\s+type filter hook input [^\n]*policy drop", chain_listing))
 

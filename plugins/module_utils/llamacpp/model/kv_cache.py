@@ -245,9 +245,9 @@ def _cached_flags(summary: ModelSummary) -> list[bool]:
         end -= summary.number("attention.shared_kv_layers") or 0
     if architecture in RECURRENT_ARCHITECTURES | NO_CACHE_ARCHITECTURES:
         return [False] * layers
-    is_exclusive = architecture in HEADLESS_ARCHITECTURES or architecture in INTERVAL_ARCHITECTURES
+    replaces_cache = architecture in HEADLESS_ARCHITECTURES or architecture in INTERVAL_ARCHITECTURES
     return [
-        index < end and not (is_exclusive and has_state) for index, has_state in enumerate(recurrent_flags(summary))
+        index < end and not (replaces_cache and has_state) for index, has_state in enumerate(recurrent_flags(summary))
     ]
 
 
