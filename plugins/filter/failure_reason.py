@@ -13,7 +13,7 @@ short_description: Returns the reason why a task failed, in one line
 description:
   - Returns the message of a result. For a task with a loop, it returns the messages of the failed items.
   - The message has no full stop at the end.
-  - Returns an empty string if nothing failed, or if the failure is the one in O(previous).
+  - Returns an empty string if nothing failed, or if the result is O(previous).
 positional: previous
 options:
   _input:

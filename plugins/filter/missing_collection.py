@@ -11,7 +11,7 @@ DOCUMENTATION = r"""
 name: missing_collection
 short_description: Names the missing Ansible collection that a firewall needs
 description:
-  - Returns the name of the Ansible collection that the modules for a firewall manager are in, if the controller lacks this collection.
+  - Returns the name of the Ansible collection with the module for a firewall manager, if the controller lacks this collection.
 options:
   _input:
     description: Firewall manager, V(firewalld), V(ufw), V(nftables) or nothing.

@@ -12,8 +12,8 @@ DOCUMENTATION = r"""
 name: replicas
 short_description: Divides a cluster into its replicas
 description:
-  - Returns for each replica a list of its hosts, the head first. A cluster without a host in C(llama_balancer) is one replica.
-  - The replica of a head is the largest group within the cluster that contains no other head, or else the head alone.
+  - Returns for each replica a list of its hosts, the head first. A cluster with one head, or without a host in C(llama_balancer), is one replica.
+  - Otherwise, a head's replica is the largest group within the cluster that contains this head and no other head, or else the head alone.
 positional: cluster, hosts
 options:
   _input:

@@ -7,8 +7,8 @@ DOCUMENTATION = r"""
 module: benchmark
 short_description: Measures the speed of a cluster
 description:
-  - For each number of hosts in C(llama_benchmark_hosts), plans how they load the model, and measures its speed with C(llama-bench). A service on the
-    head, which replaces the server meanwhile, runs C(llama-bench). Run the task on the head. Used by C(playbooks/benchmark.yml).
+  - For each host count in C(llama_benchmark_hosts), plans how that many hosts load the model, and measures its speed with C(llama-bench), which runs in
+    a service on the head while the server is stopped. Run the task on the head. Used by C(playbooks/benchmark.yml).
   - With systemd, the server always starts again after the measurements. With supervisor, O(state=absent) starts it.
 extends_documentation_fragment: llamacpp.cluster.attributes
 attributes:
@@ -44,7 +44,7 @@ options:
     description: Definition of the service.
     type: str
   programs:
-    description: Number of C(llama-bench) runs in the service, whose results the module reads.
+    description: Number of C(llama-bench) runs in the service. The module reads their results.
     type: int
     default: 0
 """

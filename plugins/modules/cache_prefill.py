@@ -7,7 +7,7 @@ DOCUMENTATION = r"""
 module: cache_prefill
 short_description: Fills the caches of a host's workers from a copy of the model on the host
 description:
-  - If the workers' host has a copy of the model, puts its tensors into the workers' caches, so that the head does not have to send them.
+  - If the workers' host has a copy of the model, puts the model's tensors into the workers' caches so that the head does not have to send them.
   - A temporary worker of the same release receives the tensors over RPC and writes them to the cache. It uses the processor and listens on loopback.
     Running services are not interrupted.
   - If a cache cannot be filled, the module warns and does not fail. The head then sends the missing tensors when it loads the model.

@@ -9,7 +9,7 @@ short_description: Compares the host's firewall with the plan
 description:
   - Compares the cluster's rules with the planned rules, and returns the changes for P(ansible.posix.firewalld#module), P(community.general.ufw#module) or
     C(nft). The role C(llama_firewall) makes these changes.
-  - Foreign rules are never changed. If a foreign ufw rule lets the head reach a port, the module adds no rule that closes this port.
+  - Foreign rules are never changed. If a foreign ufw rule lets a planned client reach a port, the module adds no rule that closes this port.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 attributes:
   check_mode:
@@ -27,7 +27,7 @@ options:
   rules:
     description:
       - Ports and their clients, from C(hosts.HOST.firewall) of the plan. C(port) is a TCP port. C(address) is the host's IPv4 address,
-        V(0.0.0.0) for all addresses. C(sources) are the clients' IPv4 addresses and networks, V(0.0.0.0/0) for everyone.
+        V(0.0.0.0) for all of its addresses. C(sources) are the clients' IPv4 addresses and networks, V(0.0.0.0/0) for everyone.
     type: list
     elements: dict
     required: true
@@ -50,7 +50,7 @@ rules_to_add:
   type: list
   elements: dict
 rules_to_remove:
-  description: Arguments for the same module, one entry per rule to remove. Remove these rules after the calls in RV(rules_to_add).
+  description: Arguments for the firewalld or ufw module, one entry per rule to remove. Remove these rules after the calls in RV(rules_to_add).
   returned: success
   type: list
   elements: dict

@@ -13,7 +13,7 @@ description:
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 options:
   prefix:
-    description: Installation folder on the host. Without it, the module does not look for earlier downloads of the model on the host.
+    description: Installation folder on the host. If omitted, the module does not look for earlier downloads of the model on the host.
     type: path
   account:
     description: Account that reads the model when it is served. Defaults to the connecting account.

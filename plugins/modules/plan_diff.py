@@ -8,9 +8,9 @@ module: plan_diff
 short_description: Decides what has to change on the hosts, from a plan and the hosts' reports
 description:
   - Compares the plan with the result of P(llamacpp.cluster.host_info#module) for each host's part of the plan. Changes no host.
-  - A service that does not run as planned is restarted. The head is restarted together with any worker that it uses, because llama-server does not
-    reconnect.
-  - If several hosts of one kind lack a build, one of them compiles it for all.
+  - Selects services that do not run as planned for a restart, and the head's server together with any worker that it uses, because llama-server does
+    not reconnect.
+  - If several hosts of one kind lack a build, selects one of them to compile it for all.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
   check_mode:
@@ -87,7 +87,7 @@ builders:
   type: list
   elements: str
 builder_by_build:
-  description: For each build that a host lacks and receives from another host, the name of this other host.
+  description: For each build that a host lacks and receives from another host, the name of the other host.
   returned: success
   type: dict
 builds_to_fetch:
@@ -96,7 +96,7 @@ builds_to_fetch:
   type: list
   elements: dict
 hosts_without_key:
-  description: Hosts of workers whose tunnels need a new key, because they do not accept the key that the head uses.
+  description: Workers' hosts that do not accept the tunnel key that the head uses, and so need a new key.
   returned: success
   type: list
   elements: str

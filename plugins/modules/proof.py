@@ -7,29 +7,29 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: proof
-short_description: Proves that the planned devices compute layers of the model correctly
+short_description: Tests whether the planned devices compute layers of the model correctly
 description:
   - Runs on the head. Writes a small model with the planned layers. Runs llama-server with this model on each planned device, and on the head's
-    processor alone. Compares the probabilities of the most likely tokens. Derives the allowed distance from variants of the computation on the processor.
+    processor alone. Compares the probabilities of the most likely tokens. Variants of the computation on the processor determine the tolerance.
   - The head keeps the verdicts. The action plugin shows the verdicts, and returns the failures.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:
-    details: Proves nothing in check mode.
+    details: Tests no device in check mode.
 options:
   plan:
     description: The plan, from which the action plugin derives O(work) for each model.
     type: dict
   prove:
     description:
-      - V(once) skips devices for which the head has a verdict with the same release, model, device and command line. V(never) proves nothing.
+      - V(once) skips devices for which the head has a verdict with the same release, model, device and command line. V(never) tests no device.
       - V(search) is like V(once), and tries other settings on devices that compute incorrectly.
     type: str
     choices: [once, always, never, search]
     default: once
   stage:
     description:
-      - V(reference) computes on the head's processor while the server keeps running, unless too little memory is available.
+      - V(reference) computes on the head's processor while the server keeps running. If too little memory is available, it computes nothing.
       - V(devices) computes on the devices, and first on the processor if there is no reference yet. The server must be stopped.
     type: str
     choices: [reference, devices]
@@ -46,7 +46,7 @@ options:
 """
 
 EXAMPLES = r"""
-- name: Prove that each device computes the model correctly
+- name: Test each device, even if the head already has a verdict on it
   llamacpp.cluster.proof:
     plan: "{{ __llama_plan }}"
     prove: always

@@ -8,7 +8,7 @@ module: release
 short_description: Builds and installs a release of llama.cpp
 description:
   - Fetches the source to the controller, and compiles it on the host. With O(share), other hosts of the same kind then receive the build from the
-    controller's cache. Archives of compiled programs are unpacked. For programs of a distribution, the release contains symbolic links.
+    controller's cache. Archives of prebuilt binaries are unpacked. If the distribution packages the programs, the release contains symbolic links to them.
   - Before a release is installed, its programs are tested on the host's processor. If a program does not work, the release is not installed, and no
     running service is touched.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
@@ -43,7 +43,7 @@ options:
     description: A packed release from another host of the same kind. The action plugin sets this option.
     type: dict
   share:
-    description: Whether other hosts use this host's build. If so, the build is packed, and kept in the controller's cache.
+    description: Whether other hosts use this host's build. If so, the build is packed and kept in the controller's cache.
     type: bool
     default: false
   pack:

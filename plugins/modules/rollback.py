@@ -41,19 +41,19 @@ EXAMPLES = r"""
 RETURN = r"""
 target:
   description: C(id), C(head) and C(release) of the plan to return to. C(uninvolved_hosts) lists hosts that are not in this plan, and that do not change.
-    C(differing_variables) lists the variables that differ, with their current values and their values in this plan.
+    C(differing_variables) lists the variables whose values in this plan differ from the current ones, with both values.
   returned: success
   type: dict
 plan:
-  description: The part of this plan that M(llamacpp.cluster.verify) needs with O(llamacpp.cluster.verify#module:gate).
+  description: The part of the plan to return to that M(llamacpp.cluster.verify) needs with O(llamacpp.cluster.verify#module:gate).
   returned: success
   type: dict
 hosts:
-  description: For each host of this plan, its C(part) of the plan, and the services to C(stop), C(restart) and C(remove).
+  description: For each host of the plan to return to, its C(part) of this plan, and the services to C(stop), C(restart) and C(remove).
   returned: success
   type: dict
 heads:
-  description: For each host outside this plan that runs a head, its C(part) of the newest plan that it keeps, and the services to C(remove).
+  description: For each host outside the plan to return to that runs llama-server, its C(part) of the newest plan that it keeps, and the services to C(remove).
   returned: success
   type: dict
 """

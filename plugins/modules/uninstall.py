@@ -9,8 +9,8 @@ short_description: Removes a host's installation, or only its unneeded releases
 description:
   - Removes the whole installation, except downloaded models and the operator's own files. An installation folder that does not contain the mark
     C(.llamacpp.cluster) is kept, too. RV(notes) lists what is kept.
-  - With O(unneeded), keeps two releases of each planned backend and one of any other backend, and removes the other releases, and unfinished builds with
-    their logs. A release that is planned, in a kept plan or running is never removed.
+  - With O(unneeded), removes unfinished builds with their logs, and old releases. Two releases of each planned backend and one of any other backend
+    stay, and so does any release that is running, planned, or in a kept plan.
 extends_documentation_fragment: llamacpp.cluster.attributes.changes
 options:
   host:

@@ -7,10 +7,10 @@ DOCUMENTATION = r"""
 module: verify
 short_description: Compares a running cluster with its plan
 description:
-  - Runs on the head, queries the server, and reads its start log and its workers' recorded handshakes.
+  - Runs on the head, queries the server, and reads the server's start log and the recorded handshakes with its workers.
   - The action plugin waits for the server, adds the other hosts' reports, judges each check, and shows a table. The task fails if a check fails.
   - To check that each worker's port is closed, the controller tries to connect to the port, but sends nothing. The worker's host (from another of its
-    addresses) and other hosts try the same when M(llamacpp.cluster.host_info) compares them with the plan. Otherwise, no worker is contacted.
+    addresses) and other hosts try the same when M(llamacpp.cluster.host_info) compares them with the plan. Apart from these attempts, no worker is contacted.
 extends_documentation_fragment: llamacpp.cluster.attributes.info
 attributes:
   check_mode:

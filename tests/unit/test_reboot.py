@@ -220,7 +220,7 @@ def test_a_cluster_that_is_not_verified_ends_it_at_once(tmp_path):
     done, status, printed = reboots(tmp_path, [["known answer"]])
     assert status
     assert done[-1] == ["one", "verifies", "known answer"]
-    assert "did not come back as planned: Verification failed: x." in " ".join(printed.split())
+    assert "failed: Verification failed: x." in " ".join(printed.split())
 
 
 def test_there_is_time_until_the_head_serves_the_whole_plan_again():

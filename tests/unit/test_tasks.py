@@ -219,7 +219,7 @@ def test_whatever_plans_asks_hosts_for_packages_where_the_release_may_be_one(rel
 START = [
     "Open ports for planned clients",
     "Run the workers",
-    "Run the head",
+    "Run the head's server",
     "Wait until the cluster is healthy and answers",
     "Mark the plan as serving",
     "Close ports that are no longer used",
@@ -228,14 +228,14 @@ CHANGE = [
     "Build",
     "Write the planned files",
     "Store the plan on each host",
-    "Stop a retired head before its workers change",
-    "Stop the head before its model or workers change",
+    "Stop a retired head's server before its workers change",
+    "Stop the head's server before its model or workers change",
     *START,
     "Verify the cluster, except in check mode",
     "Remove the installation once the cluster no longer uses the host",
 ]
-RETURN = ["Stop the head", *START]
-REMOVAL = ["Stop the head before its workers", "Remove the services", "Remove the firewall rules"]
+RETURN = ["Stop the head's server", *START]
+REMOVAL = ["Stop the head's server before its workers", "Remove the services", "Remove the firewall rules"]
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ REFUSALS = {
     "no host": 'is in the group "llama_cluster" and in llama_head or llama_workers',
     "retired and used": "These hosts are in llama_retired, and in llama_head or llama_workers as well: box. Remove a host from",
     "no tags": "contains plan, but this playbook has no tags: run it without tags",
-    "unknown tag": "contains x, but this playbook only has the tags plan, build, services, verify: use",
+    "unknown tag": "contains x, but this playbook has only the tags plan, build, services, verify: use",
     "no replica": "These workers do not belong to exactly one replica: w.",
     "two balancers": "llama_balancer contains x, y, but a cluster has only one",
     "loopback": "The balancer cannot reach a: set llama_server_host to 0.0.0.0",
