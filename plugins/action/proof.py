@@ -29,7 +29,7 @@ REPORT_SECONDS = 60
 """Seconds for the head to report that it stopped a proof at its time limit. A head that reports nothing may have been restarted."""
 PROVE_NEVER, PROVE_SEARCH = "never", "search"
 REFERENCE_STAGE, DEVICES_STAGE = "reference", "devices"
-SEARCH_HINT = " -e llama_proof=search retries the failed device with other settings of flash attention, the KV cache types, or the micro-batch."
+SEARCH_HINT = " -e llama_proof=search retries the failed device with other settings of flash attention, KV cache types or micro-batch size."
 FAILURE_REMEDY = (
     "Run the playbook again if a host or the network was down. Otherwise change llama_backend or llama_release, or remove the device. To serve without a "
     "proof, use -e llama_proof=never"
@@ -93,7 +93,7 @@ class ActionModule(Action):
         prediction, host = plan.head.proof, arguments.plan.hosts[plan.head.host]
         max_run_count = 1 + len(work.remedies) * len(work.devices)
         predicted_seconds = (prediction.outage_s + prediction.seconds if prediction else 0) * max_run_count
-        remedy = "The head may have been restarted: run the playbook again."
+        remedy = "The host may have been restarted: run the playbook again."
         limit_seconds = BASE_LIMIT_SECONDS + LIMIT_FACTOR * predicted_seconds
         job = BackgroundJob("proof", limit_seconds, REPORT_SECONDS, itertools.repeat(POLL_SECONDS), str, remedy)
         if arguments.stage == REFERENCE_STAGE and prediction:

@@ -114,7 +114,7 @@ class ActionModule(Action):
         """Show hosts that do not answer, and return the subject with these hosts."""
         if absent_hosts:
             display.display(
-                f"  {', '.join(sorted(absent_hosts))} did not answer: the server may be waiting for these hosts, so verify waits at most "
+                f"  {', '.join(sorted(absent_hosts))} did not answer: the server may be waiting for these hosts, so this run waits at most "
                 f"{ABSENCE_TIMEOUT_SECONDS} s for the server"
             )
         return subject._replace(unreachable_hosts=tuple(sorted(absent_hosts)))

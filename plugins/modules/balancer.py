@@ -66,8 +66,8 @@ POLL_SECONDS = 0.5
 HAPROXY_STATES = {"drained": "maint", "ready": "ready"}
 """In state drain, HAProxy would still accept clients that are bound to the server. In state maint, running requests can finish."""
 REMEDIES = {
-    "drained": "wait for its requests to finish or stop their clients, then run the playbook again",
-    "ready": "check its service, and make sure that llama_server_allowed includes the balancer",
+    "drained": "wait for its requests to finish, or stop their clients, then run the playbook again",
+    "ready": "check its service and make sure that llama_server_allowed includes the balancer",
 }
 
 

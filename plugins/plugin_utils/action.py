@@ -103,7 +103,7 @@ class Action(ActionBase):
         result = self.run_command(f"umask 022 && cat > {partial_path} && mv {partial_path} {path}", content.encode())
         if result["rc"]:
             reason = validation.printable(result["stderr"])
-            Display().warning(f"{self.host} could not write {name}, which status and the next plan read: {reason}")
+            Display().warning(f"{self.host} could not write {name}, which later runs read: {reason}")
 
     def run_action(self, name: str, /, **arguments: Any) -> dict:
         """Return the result of another action plugin."""

@@ -80,7 +80,7 @@ def _type_problems(values: Any, specs: Any) -> Iterator[str]:
             yield f"{name} is true or false, but must be a number."
         if spec["type"] == "int" and isinstance(value, str) and not re.fullmatch(r"\s*[+-]?\d+\s*", value):
             thousands_match = re.fullmatch(r"(\d{1,6})k", value)
-            yield f"{name} is {value!r}: use a number{f', like {int(thousands_match[1]) * 1024}' if thousands_match else ''}."
+            yield f"{name} is {value!r}: use a number{f', such as {int(thousands_match[1]) * 1024}' if thousands_match else ''}."
         if spec["type"] == "bool" and isinstance(value, str) and value.lower().strip() not in BOOLEANS:
             yield f"{name} is {value!r}: use true or false."
         if spec["type"] == "dict" and isinstance(value, str) and not re.search("[={]", value):

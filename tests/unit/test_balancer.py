@@ -86,7 +86,7 @@ def test_a_replica_is_drained_while_a_request_runs_and_gets_requests_again(balan
         time.sleep(0.05)
     failed = call(socket=path, server=own, state="drained", seconds=1)
     assert failed["msg"].startswith(
-        f"{own} is busy (requests: 1) after 1 s: wait for its requests to finish or stop their clients"
+        f"{own} is busy (requests: 1) after 1 s: wait for its requests to finish, or stop their clients"
     )
     assert urlopen(url).read().decode() == other
     released.set()

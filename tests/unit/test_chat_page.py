@@ -108,7 +108,7 @@ def test_a_page_that_cannot_be_downloaded_never_fails_a_run(source, server, cach
             server.faults.update({PLACE: [trickle]}),
         ),
         "server": lambda: server.faults.update({f"{PLACE}.sha256": [lambda _handler: time.sleep(1)]}),
-        "the files of the page are incomplete": lambda: offer(server, packed({"index.html": b""})),
+        "the page's files are incomplete": lambda: offer(server, packed({"index.html": b""})),
         "cannot be unpacked (Compressed file ended": lambda: offer(server, page[: len(page) // 2]),
         "cannot be unpacked (file": lambda: offer(server, b"<html>not an archive"),
         "cannot be unpacked (index.html appears twice": lambda: offer(server, packed({**PAGE, "index.html": b""})),
@@ -142,7 +142,7 @@ NPM_CI = "npm ci --ignore-scripts --no-audit --no-fund"
         ("v18.19.0", NPM, "the controller has Node.js v18.19.0, but the page needs 20 or newer"),
         ("v22.1.0", "echo no network >&2; exit 1", f"{NPM_CI} failed on the controller: no network"),
         ("v22.1.0", "sleep 9", f"{NPM_CI} failed on the controller (Command"),
-        ("v22.1.0", ":", "the files of the page are incomplete"),
+        ("v22.1.0", ":", "the page's files are incomplete"),
     ],
 )
 def test_a_page_that_is_wanted_and_cannot_be_had(source, tmp_path, monkeypatch, cache, node, npm, reason):

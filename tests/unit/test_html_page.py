@@ -146,7 +146,7 @@ def pages(tmp_path_factory, plan, example):
     """Name → a file with a page."""
     folder = tmp_path_factory.mktemp("pages")
     found = {
-        "plan": html_page.page(typed(plan), ["  strix1  is as planned"]),
+        "plan": html_page.page(typed(plan), ["  strix1  matches the plan"]),
         "example": html_page.page(typed(plan), [], VERIFIED, example),
         "ten": html_page.page(typed(strix_halos(11, 1000).plan())),
     }
@@ -263,5 +263,5 @@ def test_a_verification_writes_what_is_asked_for(files, plan, example):
 
 
 def test_the_report_of_a_plan_is_its_page(files, plan):
-    output.show_plan(typed(plan), ["  strix1  is as planned"], str(files / "report.html"))
-    assert (files / "report.html").read_text() == html_page.page(typed(plan), ["  strix1  is as planned"])
+    output.show_plan(typed(plan), ["  strix1  matches the plan"], str(files / "report.html"))
+    assert (files / "report.html").read_text() == html_page.page(typed(plan), ["  strix1  matches the plan"])

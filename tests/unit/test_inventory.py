@@ -47,7 +47,7 @@ def test_the_known_answer_model_has_a_default_size():
             r"llama_worker_endpoints\.prot is unknown: use one of backend, .*, tunnel\. See docs/variables",
         ),
         ({"llama_model_known_answer": {"layers": "many"}}, "layers"),
-        ({"llama_server_context": "128k"}, "llama_server_context is '128k': use a number, like 131072"),
+        ({"llama_server_context": "128k"}, "llama_server_context is '128k': use a number, such as 131072"),
         ({"llama_server_context": "much"}, "llama_server_context is 'much': use a number"),
         ({"llama_server_fallback": "maybe"}, "llama_server_fallback is 'maybe': use true or false"),
         ({"llama_model_huggingface": "unsloth"}, "llama_model_huggingface is 'unsloth': use a mapping"),

@@ -362,7 +362,7 @@ def test_a_host_that_froze_in_the_middle_is_named_and_the_question_is_not_held_f
             assert told[-1]["plan"]["unreachable_hosts"] == away
             assert ("The controller got no answer from worker1 either" in said) is bool(away)
             assert ("Check firewalls" in said) is (not away)
-            line = "  worker1 did not answer: the server may be waiting for these hosts, so verify waits at most 60 s for the server"
+            line = "  worker1 did not answer: the server may be waiting for these hosts, so this run waits at most 60 s for the server"
             assert (line in capsys.readouterr().out) is bool(away)
     verify(described, *[waits] * 99, asked=told.append, answers={"head": answers["head"]})
     assert told[-1]["plan"]["unreachable_hosts"] == ["worker1", "worker2"]

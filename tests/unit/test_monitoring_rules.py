@@ -236,7 +236,7 @@ def test_each_alert_is_raised_by_some_fault():
 
 
 def test_slow_generation_says_how_slow(tmp_path):
-    said = "m of c averaged 7 tokens per second for 15 minutes, fewer than planned."
+    said = "m of c averaged 7 generated tokens/s for 15 minutes, below the predicted range."
     labels = {"cluster": "c", "host": "head", "instance": "head:9100", "job": "llamacpp", "model": "m", "role": "head"}
     raised = {"exp_labels": {**labels, "severity": "warning"}, "exp_annotations": {"summary": said}}
     query = {"eval_time": "40m", "alertname": "LlamaGenerationSlow", "exp_alerts": [raised]}

@@ -108,7 +108,7 @@ def test_the_page_is_shown_and_written(pair, monkeypatch, tmp_path):
     run(plan=plan, answers=found, page=True, report=str(tmp_path / "report.html"))
     for text in (shown[0], (tmp_path / "report.html").read_text()):
         assert "What site.yml would change" in text
-        assert "worker1  is as planned" in text
+        assert "worker1  matches the plan" in text
         assert "worker2  was not compared: it could not be reached" in text
 
 

@@ -599,7 +599,7 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
         ("hangs", {"timeout_s": 1}, "with a 2-layer model was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "too little for a 2-layer file of 1099511627776 MiB"),
         ("right", {"layers": (0, 9)}, "model.gguf has 2 layers, which do not include all of 0, 9"),
-        ("right", {"context": 2}, "has no context for a prompt"),
+        ("right", {"context": 2}, "needs more context for a prompt"),
         ("right", {"model": "/nowhere.gguf"}, "a file with layers of /nowhere.gguf cannot be written"),
     ],
 )

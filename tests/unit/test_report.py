@@ -217,8 +217,8 @@ def test_another_build_loses_the_conversations_that_are_kept(pair):
 
 def test_where_all_is_as_planned(pair):
     plan = pair.plan()
-    assert changed(plan, drifts(plan)).splitlines() == [f"  {name}  is as planned" for name in plan["hosts"]]
-    assert "worker1  is as planned" not in changed(plan, drifts(plan), LACKING)
+    assert changed(plan, drifts(plan)).splitlines() == [f"  {name}  matches the plan" for name in plan["hosts"]]
+    assert "worker1  matches the plan" not in changed(plan, drifts(plan), LACKING)
     running = copy.deepcopy(drifts(plan))
     running["head"]["running_releases"] = [plan["hosts"]["head"]["builds"][0]["id"]]
     assert "- runs" not in changed(plan, running)

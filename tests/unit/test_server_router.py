@@ -74,7 +74,7 @@ def test_models_are_served_from_the_start_on_that_do_not_need_a_worker_that_stay
     two = f"127.0.0.1:{port}"
     models = {"one": ["answers", one], "two": ["answers", two]}
     launcher = cluster.router(models, [one, two], ["--fallback-after", "0.5"])
-    lines_until(launcher, f"no answer from worker {two}: models that need an absent worker fail until it is back")
+    lines_until(launcher, f"no answer from worker {two}: requests for models that need it fail until it is back")
     until(lambda: cluster.is_now("asleep"))
     assert cluster.ask(model="one") == b"the answer"
     with pytest.raises(urllib.error.HTTPError):

@@ -330,7 +330,7 @@ def test_a_person_reads_what_each_model_takes():
     plan = typed(of_two_sizes().plan())
     table = plan_text.plan_summary(plan)
     assert table.split("\n\n")[1].split()[:4] == ["model", "GiB", "context", "tokens/s"]
-    assert "a request for another model waits while it loads." in " ".join(table.split())
+    assert "a request for another model waits until that model is loaded." in " ".join(table.split())
     for own in plan.head.models:
         assert f"{own.estimate.load_s:g} s" in table
     page = plan_text.plan_page(plan)
@@ -340,7 +340,7 @@ def test_a_person_reads_what_each_model_takes():
     assert last.split()[1].startswith("gpu")
     html = html_page.page(plan)
     assert '<h2 id="models">Models</h2>' in html
-    assert ">One is loaded at a time: a request" in html
+    assert ">One model is loaded at a time: a request" in html
     assert html.count('<table class="stack">') == len(plan.head.models)
     assert "head, two</h3>" in html
     first, *others = plan.head.models

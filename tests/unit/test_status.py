@@ -100,7 +100,7 @@ def test_a_healthy_cluster(plan, answers, tmp_path):
     for text in (
         "llama_cluster  healthy",
         "serving for 3 h 12 min",
-        "pypi-0.3.36 (build 11063, RPC protocol 7.0.0), all hosts are as planned",
+        "pypi-0.3.36 (build 11063, RPC protocol 7.0.0), all hosts match the plan",
         "1 h ago with pypi-0.3.36, passed",
         "10 min ago: lost worker 192.0.2.11:50052",
         "20.0 of 64.0",

@@ -18,7 +18,7 @@ class Refusal(ValueError):
 
 REMEDIES = {
     errno.ENOSPC: "Free space on {mount} and run the playbook again",
-    errno.EDQUOT: "Raise the quota on {mount}, or remove files on it, and run the playbook again",
+    errno.EDQUOT: "Raise the quota on {mount}, or remove files there, and run the playbook again",
     errno.EROFS: "{mount} is read-only (see dmesg): remount it read-write and run the playbook again",
     errno.EIO: "The disk behind {mount} is failing (see dmesg): repair or replace the disk and run the playbook again",
     errno.EACCES: "Use an account that has permission (become), or check the owner and mode of the path",

@@ -42,7 +42,7 @@ def _prediction_metrics(kind: str, subject: str) -> tuple[Metric, ...]:
         ("", "Predicted", empty_condition),
         ("lowest_", "Lowest predicted", empty_condition),
         ("highest_", "Highest predicted", empty_condition),
-        ("full_", "Predicted", "at the end of a request's context"),
+        ("full_", "Predicted", "with a full context"),
     )
     return tuple(
         Metric(
@@ -57,7 +57,7 @@ def _prediction_metrics(kind: str, subject: str) -> tuple[Metric, ...]:
 
 METRICS = (
     Metric("service_info", GAUGE, "Always 1; labels name the running service", ("service", "kind", "release", "plan")),
-    Metric("updated_timestamp_seconds", GAUGE, "Time when the launcher wrote the file", ("service",)),
+    Metric("updated_timestamp_seconds", GAUGE, "Time when the launcher last wrote this file", ("service",)),
     Metric("started_timestamp_seconds", GAUGE, "Time when the program was last started", ("service",)),
     Metric("restarts_total", COUNTER, "Restarts of the program, by cause", ("service", "cause")),
     Metric("state", GAUGE, "Whether the head is in this state", ("state",)),
@@ -68,13 +68,13 @@ METRICS = (
     *_prediction_metrics("prompt", "a prompt of 512 tokens"),
     Metric("worker_connected", GAUGE, "Whether llama-server has a connection to the worker", WORKER_LABELS),
     Metric("worker_awaited", GAUGE, "Whether the head has to wait for the worker or do without it", WORKER_LABELS),
-    Metric("worker_round_trip_seconds", GAUGE, "Smoothed round-trip time of the connection", WORKER_LABELS),
+    Metric("worker_round_trip_seconds", GAUGE, "Smoothed round-trip time to the worker", WORKER_LABELS),
     Metric("worker_retransmissions_total", COUNTER, "Segments that the connection retransmitted", WORKER_LABELS),
-    Metric("worker_needless_retransmissions_total", COUNTER, "Segments retransmitted needlessly", WORKER_LABELS),
+    Metric("worker_needless_retransmissions_total", COUNTER, "Needlessly retransmitted segments", WORKER_LABELS),
     Metric("worker_sent_bytes_total", COUNTER, "Bytes sent to the worker over the connection", WORKER_LABELS),
     Metric("worker_received_bytes_total", COUNTER, "Bytes received from the worker over the connection", WORKER_LABELS),
     Metric("prompt_tokens_total", COUNTER, "Prompt tokens that were computed", ("model",)),
-    Metric("prompt_seconds_total", COUNTER, "Time spent on prompts", ("model",)),
+    Metric("prompt_seconds_total", COUNTER, "Time spent on computing prompts", ("model",)),
     Metric("generated_tokens_total", COUNTER, "Generated tokens", ("model",)),
     Metric("generation_seconds_total", COUNTER, "Time spent on generation", ("model",)),
     Metric("requests_processing", GAUGE, "Requests in progress", ("model",)),

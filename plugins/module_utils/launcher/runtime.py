@@ -179,7 +179,7 @@ class HeadRun:
                     return choice
                 if settings.is_router:
                     self.record.log(
-                        f"no answer from worker {', '.join(absent_workers)}: models that need an absent worker fail until it is back"
+                        f"no answer from worker {', '.join(absent_workers)}: requests for models that need it fail until it is back"
                     )
                     absent_workers = []
             if not absent_workers:
@@ -433,7 +433,7 @@ def main() -> int:
     head_parser.add_argument(
         "--silence", dest="silence_s", type=float, default=server.MAX_SILENCE_S, help="maximum seconds without progress"
     )
-    head_parser.add_argument("--conversations", type=int, nargs=4, default=(), help="fields of StoreSettings")
+    head_parser.add_argument("--conversations", type=int, nargs=4, default=(), help="settings for saved conversations")
     head_parser.add_argument("--router", dest="is_router", action="store_true", help="run one process for each model")
     head_parser.add_argument("--page", default="", help="ADDRESS:PORT of the status page")
     worker_parser = subparsers.add_parser("worker", help="run and monitor a worker, and limit its tensor cache")

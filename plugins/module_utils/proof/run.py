@@ -169,7 +169,7 @@ def _write_sample(work: types.ProofWork, folder: Path) -> None:
     free_bytes = shutil.disk_usage(work.folder).free
     if free_bytes < work.bytes + MIN_FREE_DISK_BYTES:
         raise ProofError(
-            f"{work.folder} has {free_bytes // MIB} MiB free, too little for a {len(work.layers)}-layer file of {work.bytes // MIB} MiB: free disk space"
+            f"{work.folder} has {free_bytes // MIB} MiB free, too little for a {len(work.layers)}-layer file of {work.bytes // MIB} MiB: free space there"
         )
     try:
         partial_path = folder / "partial"
@@ -197,7 +197,7 @@ def _compute_reference(work: types.ProofWork, folder: Path, owns_port: OwnsPort)
         raise ProofError(f"{name} {failure}") from None
     fewest_tokens = min(map(len, processor_answers), default=1)
     if fewest_tokens < 2:
-        reason = "is certain of one token: nothing to compare" if prompts else "has no context for a prompt"
+        reason = "gives one token all probability: nothing to compare" if prompts else "needs more context for a prompt"
         raise ProofError(f"{name} {reason if fewest_tokens else 'produces NaN results'}")
     variant_answers = []
     for variant in work.variants:

@@ -55,7 +55,7 @@ def endpoint() -> str:
         pass
     raise Refusal(
         f"HF_ENDPOINT on the controller is {validation.quote(web.printable_url(url))}, which is not the address of a server, or contains a password or "
-        f"token: use an address like {DEFAULT_ENDPOINT}"
+        f"token: use an address such as {DEFAULT_ENDPOINT}"
     )
 
 
@@ -70,14 +70,14 @@ def read_token(path: str | None) -> str | None:
     try:
         status = os.stat(path)
         if not stat.S_ISREG(status.st_mode):
-            raise Refusal(f"{subject} is not a file: write the token into a file")
+            raise Refusal(f"{subject} is not a file: use a file that contains the token")
         if status.st_mode & 0o077:
             raise Refusal(f"{subject} is readable by other accounts: run chmod 600 {path}")
         with Path(path).open("rb") as stream:
             token = stream.read(MAX_TOKEN_BYTES).decode("utf-8", "replace").strip()
     except OSError as error:
         raise Refusal(
-            f"{subject} cannot be read on the controller ({error.strerror}): correct the path, or make the file yours"
+            f"{subject} cannot be read on the controller ({error.strerror}): correct the path, or make your account the file's owner"
         ) from None
     if not re.fullmatch(r"[!-~]+", token):
         raise Refusal(f"{subject} contains no token: write the token into the file as its only line")

@@ -113,6 +113,6 @@ def _look_up_copy(query: Query) -> ResolvedSource:
         files, summary = _read_headers(query, lambda: gguf.read_local_headers(str(path)), location)
     except OSError as error:
         raise Refusal(
-            f"{source.variable} is {location}, which cannot be read ({error.strerror}): correct the path, or put the file there"
+            f"{source.variable} is {location}, which cannot be read ({error.strerror}): correct the path, or make the file readable for your account"
         ) from None
     return ResolvedSource(_model_files(source, files, location, lambda name: path.with_name(name).as_uri()), summary)

@@ -34,7 +34,7 @@ def plan_summary(plan: types.Plan) -> str:
     return "\n".join([*lines, ""])
 
 
-ROUTER_NOTE = "One is loaded at a time: a request for another model waits while it loads."
+ROUTER_NOTE = "One model is loaded at a time: a request for another model waits until that model is loaded."
 
 
 def first_model_note(plan: types.Plan) -> str:
@@ -252,7 +252,7 @@ def change_lines(
     for name, drift in drifts.items():
         packages = {package for tools in missing_packages.get(name, {}).values() for package in tools.values()}
         if not drift.differences and not restarts[name] and not packages:
-            lines.append(f"  {name}  is as planned")
+            lines.append(f"  {name}  matches the plan")
             continue
         lines.append(f"  {name}")
         planned_builds = {build.id for build in plan.hosts[name].builds}

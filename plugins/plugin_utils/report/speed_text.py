@@ -93,7 +93,7 @@ def speed_notes(plan: Plan) -> list[str]:
     )
     return [
         *([f"No proof of the devices: {proof.reason}."] if proof and not proof.layers else []),
-        "About four in five measurements fell within the predicted range. "
+        "About four in five measured speeds were within their predicted range. "
         f"Device rates {RATE_TEXTS[estimate.rates or 'assumed']}; the head's disk speed is assumed. "
         "Unless a row says otherwise, a prompt has 512 tokens, the context is empty, and no worker has cached the model.",
         *_correction_notes(estimate),
@@ -222,7 +222,7 @@ def fallback_lines(plan: Plan) -> list[str]:
         )
         rows.append([f"without {entry.without}:", obstacle])
     delay_s = plan.head.fallback_after
-    fallback_note = f"llama_server_fallback is true: if the model fits without an absent worker, the head serves without that worker after {delay_s} seconds."
+    fallback_note = f"llama_server_fallback is true: the head waits {delay_s} seconds for an absent worker, then serves without it if the model still fits."
     if delay_s is None:
-        fallback_note = "llama_server_fallback is false: while a worker is absent, the head serves nothing."
+        fallback_note = "llama_server_fallback is false: the head serves nothing while a worker that it uses is absent."
     return [*tables.format_table(rows).splitlines(), *tables.wrap("  ", fallback_note)] if rows else []

@@ -86,8 +86,8 @@ def _release_text(cluster: types.ClusterStatus) -> str:
     build_text = f"build {planned_release.build}, " if planned_release.build else ""
     text = f"{planned_release.ref} ({build_text}RPC protocol {planned_release.protocol or 'unknown'})"
     comparison_texts = {
-        True: "all hosts are as planned",
-        False: "not all hosts are as planned",
+        True: "all hosts match the plan",
+        False: "not all hosts match the plan",
         None: "not all hosts were compared",
     }
     running_text = f"; running: {', '.join(cluster.running_builds)}" * bool(cluster.running_builds)

@@ -147,7 +147,7 @@ def _pack(files: Mapping[str, Path], target: Path) -> None:
     :raises NoPageError: index.html is missing, or a file is empty, which the build would refuse.
     """
     if "index.html" not in files or not all(path.stat().st_size for path in files.values()):
-        raise NoPageError("the files of the page are incomplete")
+        raise NoPageError("the page's files are incomplete")
     with tarfile.open(target, "w:gz") as archive:
         for name, path in sorted(files.items()):
             member = tarfile.TarInfo(name)

@@ -143,13 +143,13 @@ def _system_differences(plan: host_types.HostPlan) -> Iterator[drift.Difference]
     if not service_managers.MANAGERS[plan.service_manager].host_settings:
         return
     system = System()
-    manager = plan.firewall_manager or "a firewall that is not active"
-    if firewall_rules.has_differences(plan.firewall_manager, plan.firewall, system):
-        yield drift.Difference("firewall", manager, f"rules of {manager} are not as planned")
+    manager = plan.firewall_manager
+    if manager and firewall_rules.has_differences(manager, plan.firewall, system):
+        yield drift.Difference("firewall", manager, f"rules of {manager} do not match the plan")
     if configuration.has_changes(plan.links, system):
-        yield drift.Difference("link", "links", "links are not as planned")
+        yield drift.Difference("link", "links", "links do not match the plan")
     if kernel_parameters.has_changes(plan.tuning.parameters, system):
-        yield drift.Difference("tuning", "tuning", "kernel parameters are not as planned")
+        yield drift.Difference("tuning", "tuning", "kernel parameters do not match the plan")
 
 
 def running_releases(prefix: str, argv_by_pid: Mapping[int, list[str]]) -> list[str]:
@@ -243,7 +243,7 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
             *_differences("release", missing_builds, "release {} is not installed"),
             *_file_differences(changed_files),
             *_model_differences(model_differences),
-            *_differences("definition", outdated_services, "{} is not defined as planned"),
+            *_differences("definition", outdated_services, "definition of {} does not match the plan"),
             *_differences("boot", sorted(installation.disabled_services(paths, states)), "{} does not start at boot"),
             *(drift.Difference("manager", plan.service_manager, text) for text in installation.manager_problems(paths)),
             *_system_differences(plan),

@@ -162,7 +162,7 @@ def state_of(manager: str, rule_plans: Iterable[FirewallRule], system: System) -
     return STATE_FUNCTIONS[manager](_rules(rule_plans), system)
 
 
-def has_differences(manager: str | None, rule_plans: Iterable[FirewallRule], system: System) -> bool:
+def has_differences(manager: str, rule_plans: Iterable[FirewallRule], system: System) -> bool:
     """Return whether a rule of the cluster is missing or no longer planned."""
-    state = state_of(manager, rule_plans, system) if manager else None
-    return bool(state and (state.missing_rules or state.obsolete_rules))
+    state = state_of(manager, rule_plans, system)
+    return bool(state.missing_rules or state.obsolete_rules)
