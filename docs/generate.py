@@ -56,7 +56,7 @@ EXAMPLE_VALUES: dict[str, dict[str, str]] = {
     "strix-halo-kernel": {"where": "*host* (*kernel*)"},
     "accelerator-unused": {"where": "*devices* on *host*"},
     "slower-than-one-host": {"steps": "leave llama_workers empty"},
-    "compute-over-capacity": {"flash": "on", "devices": "CUDA0 on gpu1 (≤ 31020 of 23336 MiB)"},
+    "compute-over-capacity": {"flash": "on", "devices": "CUDA0 on gpu1 (≤ 31020 MiB, capacity 23336)"},
     "auxiliary-not-counted": {"variable": "llama_model_draft", "reason": "its header was not read", "option": "-ngld"},
     "architecture-unknown": {
         "modal": "would",

@@ -225,7 +225,7 @@ CASES = [
     (
         "unprotected-worker",
         lambda: cluster_of(facts={"service_manager": "supervisor"}, workers=2),
-        {"restrict the port with": accepts("unprotected-worker")},
+        {"restrict these ports": accepts("unprotected-worker")},
         [
             "192.0.2.11:50052 on worker1, 192.0.2.12:50052 on worker2",
             "The service manager (supervisor) does not filter",
@@ -269,7 +269,7 @@ CASES = [
         "unlimited-server",
         lambda: serving_networks(["192.0.2.0/24"], units_filter=False),
         {
-            "restrict the port with": accepts("unlimited-server"),
+            "restrict the port to": accepts("unlimited-server"),
             "set llama_server_host to 127.0.0.1": setting("head", llama_server_host="127.0.0.1"),
         },
         ["192.0.2.0/24", "head", "lacks BPF", "No supported firewall (firewalld, ufw or nftables) is active"],
@@ -319,14 +319,14 @@ CASES = [
     (
         "cache-kernels",
         lambda: quantised_by_head_without_graphics("binary"),
-        {"set both to q8_0": setting("head", llama_server_cache_type_v="q8_0"), "set {variables} to a": NEWER},
+        {"set both variables": setting("head", llama_server_cache_type_v="q8_0"), "set {variables} to a": NEWER},
         ["q8_0", "q4_0", "llama_release"],
     ),
     (
         "cache-kernels",
         lambda: quantised_by_head_without_graphics("archive", llama_build_cmake_options=ALL_QUANTS_OFF),
         {
-            "set both to q8_0": setting("head", llama_server_cache_type_k="q4_0"),
+            "set both variables": setting("head", llama_server_cache_type_k="q4_0"),
             "remove {option} from llama_build_cmake_options": setting("worker1", llama_build_cmake_options={}),
         },
         ["GGML_CUDA_FA_ALL_QUANTS from llama_build_cmake_options for worker1"],
@@ -352,13 +352,13 @@ CASES = [
     (
         "model-unread",
         lambda: with_model(cluster_of(build=12300), architecture="not-yet"),
-        {"check the release notes of build {build}": accepts("model-unread")},
+        {"look for support in release notes up to build {build}": accepts("model-unread")},
         ["has the architecture not-yet. No build up to 12211 supports", "build 12300 has not been checked"],
     ),
     (
         "model-unread",
         lambda: with_type("type 44", build=12300),
-        {"check the release notes of build {build}": accepts("model-unread")},
+        {"look for support in release notes up to build {build}": accepts("model-unread")},
         ["has tensors of type 44. No build up to 12211 supports this"],
     ),
     (
@@ -498,7 +498,7 @@ CASES = [
             "set llama_server_speculation to ngram": setting("head", llama_server_speculation="ngram"),
             "accept this advisory": accepts("metal-mtp"),
         },
-        ["are known to crash with llama_server_speculation: mtp. Affected hosts: worker1."],
+        ["With llama_server_speculation: mtp, Metal workers are known to crash: worker1."],
     ),
     (
         "metal-mmap",
@@ -550,10 +550,10 @@ CASES = [
         "auxiliary-not-counted",
         placing_a_draft,
         {
-            "remove {option}, so that": setting("head", llama_server_extra_args=["--metrics"]),
+            "remove {option} to let": setting("head", llama_server_extra_args=["--metrics"]),
             "reserve memory with": accepts("auxiliary-not-counted"),
         },
-        ["does not count the memory for llama_model_draft", "-ngld places it outside", "Remove -ngld, so that"],
+        ["does not count the memory for llama_model_draft", "-ngld in llama_server", "Remove -ngld to let"],
     ),
     (
         "context-cut",
@@ -578,10 +578,10 @@ CASES = [
         lambda: with_model(cluster_of(llama_server_context=4096, llama_server_parallel=4)),
         {
             "set llama_server_parallel to 1": setting("head", llama_server_parallel=1),
-            "add --kv-unified to llama_server_extra_args,": setting("head", llama_server_extra_args=["--kv-unified"]),
+            "add --kv-unified to llama_server_extra_args": setting("head", llama_server_extra_args=["--kv-unified"]),
             "accept this advisory if": accepts("context-shared"),
         },
-        ["llama_server_parallel is 4, so each request gets 1024 of the 4096 tokens"],
+        ["llama_server_parallel is 4, so each request gets 1024 of the context's 4096 tokens"],
     ),
     (
         "variable-unknown",
@@ -625,7 +625,7 @@ CASES = [
         "no-fallback",
         lambda: strix_halos(2, 200, llama_server_fallback=True),
         {
-            "add another worker with": lambda cluster: cluster.hosts.update(strix2=strix_halos(3, 200).hosts["strix2"]),
+            "add workers with": lambda cluster: cluster.hosts.update(strix2=strix_halos(3, 200).hosts["strix2"]),
             "set llama_server_fallback to false": setting(llama_server_fallback=False),
         },
         ["there is no fallback for these workers: strix0:rocm0 (needs ", " MiB more memory)."],

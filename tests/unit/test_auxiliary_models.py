@@ -127,10 +127,10 @@ def test_a_type_of_the_draft_models_cache_that_is_none_is_refused():
     [
         ("draft", draft(), {"llama_release": FORK}, "ik_llama.cpp chooses"),
         ("mmproj", None, {}, "its header was not read"),
-        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-device", "RPC0"]}, "--mmproj-device places"),
-        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-offload"]}, "--mmproj-offload places"),
-        ("draft", draft(), {"llama_server_extra_args": ["-ngld", "16"]}, "-ngld places"),
-        ("draft", draft(), {"llama_server_extra_args": ["--spec-draft-device", "none"]}, "--spec-draft-device places"),
+        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-device", "RPC0"]}, "--mmproj-device in"),
+        ("mmproj", PROJECTOR, {"llama_server_extra_args": ["--mmproj-offload"]}, "--mmproj-offload in"),
+        ("draft", draft(), {"llama_server_extra_args": ["-ngld", "16"]}, "-ngld in"),
+        ("draft", draft(), {"llama_server_extra_args": ["--spec-draft-device", "none"]}, "--spec-draft-device in"),
     ],
 )
 def test_what_is_not_known_is_said_and_not_guessed(role, summary, variables, why):

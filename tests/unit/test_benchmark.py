@@ -130,7 +130,7 @@ def test_why_a_load_cannot_be_measured():
     )
     idle = cluster_of(**MEASURED, llama_server_tensor_split=[1, 0])
     _request, ((load, plan),) = loads_of(idle, hosts=[3])
-    assert matrix.skip_reason(plan, served_by(idle), load) == "the plan places no layers on worker2"
+    assert matrix.skip_reason(plan, served_by(idle), load) == "the plan for these hosts places no layers on worker2"
 
 
 def test_the_program_that_measures_is_part_of_the_builds_where_it_is_asked_for():

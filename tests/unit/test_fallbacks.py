@@ -202,7 +202,9 @@ def test_the_page_says_of_each_worker_whether_it_can_be_spared(pair):
     assert part[0] == f"  without worker1:cpu:  fits, {speed['low']:g} to {speed['high']:g} tokens per second"
     assert "llama_server_fallback is false" in part[-1]
     pair.hosts["head"]["variables"]["llama_server_fallback"] = True
-    assert "llama_server_fallback is true: the head waits" in " ".join(plan_text.plan_sections(typed(pair.plan()))["While a worker is absent"])
+    assert "llama_server_fallback is true: the head waits" in " ".join(
+        plan_text.plan_sections(typed(pair.plan()))["While a worker is absent"]
+    )
     pair.hosts["head"]["variables"]["llama_server_tensor_split"] = [1, 1]
     part = plan_text.plan_sections(typed(pair.plan()))["While a worker is absent"]
     assert part[0].startswith("  without worker1:cpu:  cannot be planned: llama_server_tensor_split")

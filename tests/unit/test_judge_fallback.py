@@ -127,7 +127,7 @@ def test_verify_waits_for_the_return_from_a_fallback(plan, monkeypatch, patience
 
 def test_verify_says_that_no_fallback_is_needed(plan, pair):
     (check,) = checks(judged(typed(plan)), "fallback")
-    assert check[2:] == ("passed", "not needed; fallbacks are planned for 2 of 2 possible absences")
+    assert check[2:] == ("passed", "none in use; fallbacks are planned for 2 of 2 possible absences")
     pair.hosts["head"]["variables"]["llama_server_fallback"] = False
     assert checks(judged(typed(pair.plan())), "fallback") == []
 

@@ -168,7 +168,7 @@ def test_the_largest_quantisation_that_fits_is_named(pair, big_model):
     (sentence,) = [reason for reason in refused["reasons"] if said in reason]
     named = int(sentence.split("huggingface to Q")[1].split("_K")[0])
     assert 1 < named < 20
-    assert "the largest in its repository that fits" in sentence
+    assert "the largest in the repository that fits" in sentence
     assert "in proportion" in sentence
     for index, fits in ((named, True), (named + 1, False)):
         pair.model["summary"] = as_json(model_source.scale_summary(header_summary.parse(big_model), own * index // 20))

@@ -227,7 +227,7 @@ def test_the_fastest_memory_is_last_and_full(pair):
     plan = serve(with_cards(pair, head=[SLOW], worker1=[GPU]), 60)
     assert layers_of(plan) == {TWO: 16, ONE: 22, "CUDA0": 22}
     rest = "overflow from faster devices"
-    assert reasons_of(plan) == [rest, "filled first: faster than the rest", rest]
+    assert reasons_of(plan) == [rest, "filled first: faster than other devices", rest]
     assert plan["placement"][1]["reason"].startswith("866.9 GB/s (table), ")
     assert plan["placement"][-1]["output"]
     for entry in plan["placement"][1:]:
@@ -258,7 +258,7 @@ def test_the_default_uses_one_device_where_all_uses_every_one(pair, name):
     assert reasons_of(plan) == ["the fastest memory"]
     plan = serve(cluster, 10, llama_placement="all")
     assert layers_of(plan) == {TWO: 1, ONE: 9}
-    assert reasons_of(plan) == ["one layer, because every device is used", "most layers: faster than the rest"]
+    assert reasons_of(plan) == ["one layer, because every device is used", "most layers: faster than other devices"]
 
 
 def test_a_faster_device_without_room_for_a_layer_would_save_something(pair):

@@ -237,7 +237,7 @@ BAD_RELEASES = [
     ("latest", ["llama_release", "'latest'", "use a build like b11434"]),
     ("{source: auto}", ["'{source: auto}'", "quotes in an INI inventory"]),
     ("b1274", ["build 1274 of llama.cpp, but the oldest supported build is 11063", "Lemonade", "set build to"]),
-    ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that build or newer"]),
+    ("b8643", ["llama_release is build 8643 of llama.cpp", "is 11063: use that build or a newer one"]),
     ("v0.4.1", ["asks for 'v0.4.1'", "was not looked up", "add commit"]),
     ({"source": ["git"]}, ["llama_release is {'source': ['git']}", "use a build"]),
     ({"source": "git"}, ["llama_release has no ref", "a tag like b11434"]),
@@ -250,7 +250,7 @@ BAD_RELEASES = [
     ),
     ({**GIT, None: 2}, ["llama_release has the key 'None': use letters"]),
     ({**GIT, "commit": "abc"}, ["sets commit to 'abc'", "all digits of the commit's hash"]),
-    ({**GIT, "fork": "other.cpp"}, ["sets fork to 'other.cpp'", "set fork to one of llama.cpp, ik_llama.cpp"]),
+    ({**GIT, "fork": "other.cpp"}, ["sets fork to 'other.cpp'", "set fork to llama.cpp or ik_llama.cpp"]),
     ({**GIT, "repository": "--upload-pack=x"}, ["sets repository to '--upload-pack=x'", "repository to a git URL"]),
     ({**GIT, "repository": "https://me:secret@host/x"}, ["repository has a password or token", "credential store"]),
     ({**RELEASE, "fork": "ik_llama.cpp"}, ["fork", "source: pypi does not accept"]),
@@ -392,8 +392,8 @@ def test_a_model_that_does_not_fit_says_how_much_is_missing_where(pair, big_mode
     assert plan["refused"]
     assert not plan["fits"]
     told = re.fullmatch(
-        r"the model does not fit: it exceeds the devices' capacity by (\d+) MiB \(by (\d+) on 192\.0\.2\.11:50052 \(worker1\), whose capacity is \d+, "
-        r"by (\d+) on 192\.0\.2\.12:50052 \(worker2\), whose capacity is \d+\): add a worker, .*",
+        r"the model does not fit: it exceeds the devices' capacity by (\d+) MiB \((\d+) on 192\.0\.2\.11:50052 \(worker1\), whose capacity is \d+; "
+        r"(\d+) on 192\.0\.2\.12:50052 \(worker2\), whose capacity is \d+\): add a worker, .*",
         plan["reasons"][0],
     )
     missing = [math.ceil(entry["weights_mib"] + entry["kv_mib"] - entry["capacity_mib"]) for entry in plan["placement"]]
@@ -721,7 +721,7 @@ def test_backends_run_side_by_side_and_the_head_uses_one(both, backend, device, 
         ("worker1", "llama_backend", ["hip", "hip"], "a list of different backends without auto"),
         ("worker1", "llama_backend", ["hip", "rocm"], "llama_backend for worker1 is 'rocm'"),
         ("worker1", "llama_backend", {"hip": 1}, "llama_backend for worker1 is {'hip': 1}"),
-        ("head", "llama_server_backend", "cuda", "'cuda', which no host of this cluster has: use one of hip, vulkan"),
+        ("head", "llama_server_backend", "cuda", "'cuda', for which no host has a build: use one of hip, vulkan"),
         ("head", "llama_release_hip", {"source": "pypi"}, "llama_release_hip has no version"),
         ("head", "llama_release_hip", {"source": "package"}, "llama_release_hip has source: package"),
     ],

@@ -86,7 +86,7 @@ def test_tables_and_devices_share_the_memory_of_the_head():
 def test_devices_of_different_memory_do_not_share_evenly():
     cluster = head_with_cards(2, 30)
     (one, two) = cluster.hosts["head"]["facts"]["accelerators"]
-    for size, how in ((24576, "evenly"), (16384, "by their memory")):
+    for size, how in ((24576, "evenly"), (16384, "by memory size")):
         cluster.hosts["head"]["facts"]["accelerators"] = [one, {**two, "memory_mib": size}]
         reasons = [entry["reason"] for entry in cluster.plan()["placement"]]
         assert [reason.rpartition(", shared ")[2] for reason in reasons] == [how] * 2

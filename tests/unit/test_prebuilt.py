@@ -71,12 +71,12 @@ def test_which_archive_runs_on_a_host(backend, changed, kind):
 @pytest.mark.parametrize(
     "backend, changed, said",
     [
-        ("cpu", {"glibc": "2.31"}, "host has glibc 2.31, but .* needs glibc 2.35 or newer: use such a system"),
+        ("cpu", {"glibc": "2.31"}, "host has glibc 2.31, but .* needs glibc 2.35 or newer: install such a system"),
         ("cpu", {"glibc": ""}, "has a C library other than glibc"),
         ("cpu", {"build": 9900}, "build to 9900, .* needs build 11081 or newer: use a newer build, or source: binary"),
         ("metal", {"system": "Darwin", "architecture": "arm64", "kernel": "21.6.0"}, "Darwin 21.6.0, .* 22.4"),
         ("cuda", {"newest_cuda": "12.4"}, "driver for CUDA 12.4, but .* needs CUDA 12.8 or newer: update the driver"),
-        ("cuda", {"newest_cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, but .* needs 5.0 or newer"),
+        ("cuda", {"newest_cuda": "13.4", "devices": ("3.7",)}, "compute capability 3.7, but .* needs 5.0 or higher"),
         ("hip", {"rocm": "7.2.1"}, "has ROCm 7.2.1, but .* needs the ROCm 10 libraries: install them, or"),
         ("hip", {"rocm": "10.0", "devices": ("gfx906",)}, "has the device gfx906, but .* has no code for this device"),
         (

@@ -185,7 +185,7 @@ def test_why_no_layers_are_taken():
     for groups, keys, room, why in (
         (ALIKE, {}, 99, "one layer and the embedding tables need 0.0 GiB, but the limit is 0.0"),
         (DEEP, LATENT, 2600, "recognises this model by its 27 layers, but the proof has"),
-        ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "data of each layer"),
+        ({**ALIKE, "per_layer_token_embd.weight": (0,)}, {}, 9000, "data about every layer"),
     ):
         summary, outside = summary_of(groups, **keys)
         limits = outside + room, 99

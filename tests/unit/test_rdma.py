@@ -79,7 +79,7 @@ def released(release):
             of("worker1", "variables", llama_worker_endpoints=[{"tunnel": "127.0.0.1:60052"}]),
             "tunnel, which RDMA cannot use",
         ),
-        (released(FORK), "use source: pypi, git or archive of llama.cpp, or set"),
+        (released(FORK), "use llama.cpp with source: pypi, git or archive, or set"),
         (
             released({**TREE, "source": "binary", "build": 11063}),
             "but llama_release for head (binary-bbbbbbbb) is not compiled with RDMA",

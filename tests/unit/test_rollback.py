@@ -223,12 +223,12 @@ def test_a_plan_that_runs_and_is_not_the_inventorys_is_named(pair):
     assert other_plan(head=planned) is None
     message = other_plan(head=planned, worker1=old)
     assert f"plan is {plan['id']} with release pypi-0.3.36" in message
-    assert "on worker1 plan 1111111111111111 with release b1 serves" in message
-    assert message.endswith("To keep that plan, set: llama_release: b2 → b1.")
+    assert "plan 1111111111111111 with release b1 serves on " in message
+    assert message.endswith("To keep that plan, change: llama_release: b2 → b1.")
     same = other_plan(head={**old, "variables": {"llama_release": "b2", "x": "1"}})
     assert same.endswith("The variables are the same; hardware, software or the collection has changed.")
     unfinished = other_plan(head={**old, "served": False, "release": plan["release"]["ref"]})
-    assert "was applied in part but never served: site.yml applies the inventory's plan" in unfinished
+    assert "was applied in part but never served on head: site.yml applies the" in unfinished
     assert "release pypi" not in unfinished
 
 

@@ -305,11 +305,11 @@ def test_arguments_that_one_of_several_models_cannot_have(pair, given, reason):
     [
         (
             {"llama_model_path": "/m.gguf"},
-            "llama_models and llama_model_path are both set: add an entry for each model",
+            "llama_models and llama_model_path are both set: remove llama_model_path, and set path in",
         ),
         (
             {"llama_model_alias": "mine"},
-            "llama_models and llama_model_alias are both set: add an entry for each model, and set name in it",
+            "llama_models and llama_model_alias are both set: remove llama_model_alias, and set name in the model's entry",
         ),
         ({"llama_server_fallback": True}, "llama_server_fallback is true, but models in llama_models have no fallback"),
         ({"llama_server_context": -1}, "llama_server_context is -1: use 1 or"),

@@ -48,7 +48,7 @@ def test_llama_server_is_told_what_predicts_and_loads_no_draft_model_that_is_not
 @pytest.mark.parametrize(
     "kind, variables, why",
     [
-        ("ngram", {"llama_release": {**TREE, "build": 4840, "fork": "ik_llama.cpp"}}, "for which the plan does not support it: use draft or none"),
+        ("ngram", {"llama_release": {**TREE, "build": 4840, "fork": "ik_llama.cpp"}}, "does not support this method: use draft or none"),
         ("draft", {}, "llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram"),
         ("mtp", {}, "on paper has no layers for multi-token prediction: use a model file with such"),
         ("ngram", {"llama_server_extra_args": ["--spec-type", "ngram-simple"]}, "but llama_server_extra_args also has --spec-type"),

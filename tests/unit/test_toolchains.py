@@ -228,7 +228,7 @@ REFUSALS = [
         change=lambda facts: facts.update(toolchains=[one for one in facts["toolchains"] if one["version"] == "12.6"]),
     ),
     refusal(
-        *(RTX, "CUDA 13.0", "no longer compiles for compute capability 6.1", "install CUDA older than 13.0"),
+        *(RTX, "CUDA 13.0", "no longer compiles for compute capability 6.1", "install a version of CUDA before 13.0"),
         llama_build_toolchain=CUDA_LINK,
     ),
     refusal(

@@ -102,7 +102,7 @@ def skip_reason(load_plan: Plan | Refused, serving_plan: Plan, hosts: Sequence[s
         return f"this measurement needs build {_build_id(load_plan)}, which the serving plan does not contain"
     layer_hosts = {device.host for device in load_plan.placement if device.layers or device.output}
     idle_hosts = [host for host in hosts[1:] if host not in layer_hosts]
-    return f"the plan places no layers on {', '.join(idle_hosts)}" if idle_hosts else None
+    return f"the plan for these hosts places no layers on {', '.join(idle_hosts)}" if idle_hosts else None
 
 
 def cells_of(hosts: tuple[str, ...], sweep: Sweep, load_plan: Plan | Refused, obstacle: str | None) -> list[Cell]:

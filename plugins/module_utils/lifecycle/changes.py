@@ -165,7 +165,7 @@ def absence_note(plan: Plan, name: str) -> str:
     if has_fallback is None:
         return "The head does not answer until this host is back: no fallback is planned for its absence (llama_server_fallback)."
     if has_fallback:
-        return f"After a while, the head serves without {_fallback_key(plan, name)} until this host is back."
+        return f"After a wait (llama_server_fallback_after), the head serves without {_fallback_key(plan, name)} until this host is back."
     return "The cluster does not use this host."
 
 

@@ -255,12 +255,12 @@ def other_plan_note(
         {name: variables_of(name) for name in last_plans}, {name: last.variables for name, last in last_plans.items()}
     )
     advice = (
-        f"To {'keep that plan' if last_plan.served else 'continue with that plan'}, set: {'; '.join(variables)}."
+        f"To {'keep that plan' if last_plan.served else 'continue with that plan'}, change: {'; '.join(variables)}."
         if variables
         else "The variables are the same; hardware, software or the collection has changed."
     )
     release_suffix = "" if last_plan.release == plan.release.ref else " with release {}"
     return validation.printable(
-        f"The inventory's plan is {plan.id}{release_suffix.format(plan.release.ref)}, but on {', '.join(sorted(last_plans))} plan {last_plan.id}"
-        f"{release_suffix.format(last_plan.release)} {state}: site.yml applies the inventory's plan. {advice}"
+        f"The inventory's plan is {plan.id}{release_suffix.format(plan.release.ref)}, but plan {last_plan.id}"
+        f"{release_suffix.format(last_plan.release)} {state} on {', '.join(sorted(last_plans))}: site.yml applies the inventory's plan. {advice}"
     )

@@ -160,7 +160,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "split-mode",
         _shared("--split-mode -sm", is_written=False),
-        remedy="remove it, because the plan places whole layers, llama-server's default. With --split-mode tensor over RPC (#26610, b11450), two workers of "
+        remedy="remove it, because the plan places whole layers (--split-mode layer). With --split-mode tensor over RPC (#26610, b11450), two workers of "
         "the same kind connect to each other at the other worker's port + 1000. The firewall blocks these ports, so loading would hang",
     ),
     Option("context", _shared("--ctx-size -c"), "llama_server_context"),
@@ -186,7 +186,7 @@ TABLE: tuple[Option, ...] = (
     Option(
         "context-checkpoints",
         (_llama("--ctx-checkpoints -ctxcp --swa-checkpoints"), _ik("--ctx-checkpoints -ctx-ckpt")),
-        remedy="remove it, because the plan sets the largest number that fits into the head's memory",
+        remedy="remove it, because the plan sets the largest number of checkpoints that fits into the head's memory",
         optional_min=32,
     ),
     Option(
@@ -284,14 +284,14 @@ TABLE: tuple[Option, ...] = (
     Option(
         "cpu-experts",
         (*_shared("--cpu-moe -cmoe", form=SWITCH), *_shared("--n-cpu-moe -ncmoe")),
-        remedy=r"set llama_server_override_tensor instead, which the plan takes into account: ['ffn_.*_exps=CPU'] moves the experts of all layers, "
+        remedy=r"set llama_server_override_tensor instead, which the plan takes into account: ['ffn_.*_exps=CPU'] keeps the experts of all layers on the CPU, "
         r"['blk\.[0-9]\.ffn_.*_exps=CPU'] those of the first ten",
     ),
     Option(
         "cpu-feed-forward",
         (_llama("--n-cpu-ffn -ncffn"),),
-        remedy=r"set llama_server_override_tensor instead, which the plan takes into account: ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] moves the "
-        r"feed-forward tensors of the first ten layers",
+        remedy=r"set llama_server_override_tensor instead, which the plan takes into account: ['blk\.[0-9]\.ffn_(up|down|gate)\.=CPU'] keeps the "
+        r"feed-forward tensors of the first ten layers on the CPU",
     ),
     Option(
         "kv-offload",

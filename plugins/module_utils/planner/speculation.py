@@ -40,8 +40,8 @@ def check_speculation(server: Server, model: Model, release: ReleasePlan) -> Non
         )
     if method in SPEC_TYPES and not release.mainline:
         raise Refusal(
-            f"llama_server_speculation is {method}, but {release.ref} is a release of {release.fork}, for which the plan does not "
-            "support it: use draft or none"
+            f"llama_server_speculation is {method}, but {release.ref} is a release of {release.fork}, with which the collection does "
+            "not support this method: use draft or none"
         )
     if method == DRAFT and not model.path_of(host_types.DRAFT):
         raise Refusal(

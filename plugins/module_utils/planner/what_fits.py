@@ -153,7 +153,7 @@ def fit_models(
 
 ORDER_TEXT = (
     "The order is: models that generate at least {:g} tokens/s, the largest first; slower models, the fastest first; models that do not fit. Each is shown "
-    f"with its largest quantisation that is fast enough, or else that fits; none below {MIN_FAST_QUANTISATION} is chosen for speed alone."
+    f"with its largest quantisation that is fast enough, or else with the largest that fits; none below {MIN_FAST_QUANTISATION} is chosen for speed alone."
 )
 
 

@@ -230,11 +230,11 @@ def _uncounted_models(model: Model, server: Server, release: ReleasePlan) -> dic
     for role in filter(model.path_of, model_source.AUXILIARY_OPTIONS):
         argument = next(filter(None, map(server.argument, PLACEMENT_OPTIONS[role])), None)
         if not release.mainline:
-            reasons[role] = f"the rules by which {release.fork} chooses a device for it are unknown"
+            reasons[role] = f"it is unknown how {release.fork} chooses a device for this model"
         elif header_of(model, role) is None:
             reasons[role] = "its header was not read"
         elif argument:
-            reasons[role] = f"{argument[0]} places it outside the plan's control"
+            reasons[role] = f"{argument[0]} in llama_server_extra_args overrides the plan's placement"
     return reasons
 
 

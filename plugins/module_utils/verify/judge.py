@@ -121,7 +121,7 @@ def serving_failure(subject: types.Subject, evidence: types.Evidence) -> str | N
     reading_id = (subject.named_model or subject.head).reading
     checks.append(_result("speaks", url, *_judge_reading(reading_id, evidence, evidence.server)))
     failures = [f"{check.name}: {check.evidence}" for check in checks if check.status == "failed"]
-    return f"llama-server answers incorrectly: {'; '.join(failures)}" if failures else None
+    return f"llama-server fails these checks: {'; '.join(failures)}" if failures else None
 
 
 def _explained_completion(evidence: types.Evidence, server: types.ServerEvidence) -> types.Completion | None:
@@ -191,9 +191,9 @@ def _check_fallback(plan: Plan, evidence: types.Evidence) -> types.Check:
     fallback = evidence.fallback
     if not fallback:
         absence_text = f"{len(plan.fallbacks)} of {len(plan.fallbacks) + len(plan.no_fallback)} possible absences"
-        return _result("fallback", plan.head.url, True, f"not needed; fallbacks are planned for {absence_text}")
+        return _result("fallback", plan.head.url, True, f"none in use; fallbacks are planned for {absence_text}")
     start_text = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(fallback.since))
-    text = f"the head has served without {fallback.name} since {start_text} UTC, and will return to all workers when {fallback.name} answers"
+    text = f"the head has served without {fallback.name} since {start_text} UTC and will return to all workers when {fallback.name} answers"
     return _result("fallback", plan.head.url, False, text)
 
 
@@ -201,7 +201,7 @@ def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Ch
     for name, host in plan.hosts.items():
         drift = observations.drifts.get(name)
         if not drift:
-            text = "the host did not answer, so it was neither changed nor compared"
+            text = "the host did not answer, so it was neither changed nor compared with the plan"
             yield _result("release", name, False, text)
             continue
         faults = [
@@ -212,7 +212,7 @@ def _check_releases(plan: Plan, observations: Observations) -> Iterator[types.Ch
         faults += [f"{service} is running but is not planned" for service in drift.unplanned]
         faults += _client_faults(host, drift)
         build_ids = ", ".join(build.id for build in host.builds)
-        summary = f"{_quantity_text(len(host.services), 'process')} running {build_ids}, as planned"
+        summary = f"{_quantity_text(len(host.services), 'process')} running {build_ids}, as in the plan"
         yield _result("release", name, not faults, ", ".join(faults) or summary)
 
 
@@ -222,7 +222,7 @@ def _client_faults(host: HostPlan, drift: Drift) -> Iterator[str]:
         if service.kind == "worker":
             clients = set(drift.services[service.name].clients) - _addresses_of_head(host, service)
             yield from (
-                f"{service.name} has a connection from {address}, which is not the head" for address in sorted(clients)
+                f"{service.name} has a connection from {address}, not from the head" for address in sorted(clients)
             )
 
 
@@ -296,7 +296,7 @@ def _judge_port(
         if not test.is_connected:
             address_text = f" from {test.address}" if test.address else ""
             return True, f"{test.client} reaches the host{address_text}, but not this port"
-    return None, "not tested: neither another host nor the controller can reach this address"
+    return None, "not tested: no connection could be tried from an address other than the head's"
 
 
 def _check_link(host: str, measurement: types.LinkMeasurement | None) -> types.Check:
@@ -412,7 +412,7 @@ def _check_handshakes(plan: Plan, handshakes: types.Handshakes) -> Iterator[type
         if worker.used:
             passed, text = _judge_handshake(handshakes, worker.endpoint, capacities_mib.get(worker.endpoint, 0))
             tunnel = worker.tunnel if isinstance(worker, WorkerPlan) else None
-            tunnel_note = f", encrypted to {tunnel}" if passed and tunnel else ""
+            tunnel_note = f", through an encrypted tunnel to {tunnel}" if passed and tunnel else ""
             yield _result("handshake", worker.endpoint, passed, f"{text}{tunnel_note}")
         else:
             yield _result("handshake", worker.endpoint, None, "the head does not use this worker")

@@ -57,7 +57,7 @@ def choose_layers(summary: ModelSummary, max_bytes: int, max_layers: int) -> Lay
     if not summary.tensors:
         return "the names of the model's tensors are unknown: read the model's header with model_info"
     if any(group.name.startswith("per_layer_") for group in summary.tensors):
-        return "tensors outside the layers contain data of each layer"
+        return "some tensors outside the layers contain data about every layer"
     kinds = _layer_kinds(summary)
     sample_kinds = [*kinds]
     expert_layers = frozenset(

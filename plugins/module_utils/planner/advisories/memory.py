@@ -148,7 +148,7 @@ def overfull_devices(context: AdvisoryContext) -> Cases:
         return []
     hosts = {device.host for device in devices_over_capacity}
     device_texts = [
-        f"{device.device} on {device.host} (≤ {device.total_mib:.0f} of {device.capacity_mib:.0f} MiB)"
+        f"{device.device} on {device.host} (≤ {device.total_mib:.0f} MiB, capacity {device.capacity_mib:.0f})"
         for device in devices_over_capacity
     ]
     compute_mib = round(max(device.compute_mib for device in devices_over_capacity))

@@ -158,8 +158,8 @@ def quantisation_remedies(trial: Trial, quantisations: Sequence[Quantisation]) -
     if not source or not count:
         return []
     largest_quantisation = choices[count - 1]
-    removal = " (and remove its files key)" if source.huggingface and source.huggingface.files else ""
+    removal = " (and remove files there)" if source.huggingface and source.huggingface.files else ""
     return [
-        f"set quantisation in {source.variable} to {largest_quantisation.name}{removal}, the largest in its repository that fits "
-        f"({largest_quantisation.bytes / (1024 * MIB):.2f} GiB; layer sizes are assumed to shrink in proportion)"
+        f"set quantisation in {source.variable} to {largest_quantisation.name}{removal}, the largest in the repository that fits "
+        f"({largest_quantisation.bytes / (1024 * MIB):.2f} GiB; layer sizes are assumed to shrink in proportion to the files)"
     ]

@@ -88,12 +88,12 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
     system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
     if version is not None and parse(version) < parse(asset.oldest_system):
         library = f"{system_library} {version}" if version else "a C library other than glibc"
-        yield f"has {library}, but {archive} needs {system_library} {asset.oldest_system} or newer: use such a system on that host, or compile with source: git"
+        yield f"has {library}, but {archive} needs {system_library} {asset.oldest_system} or newer: install such a system there, or compile with source: git"
     if asset.cuda and facts.newest_cuda is not None and parse(facts.newest_cuda) < parse(asset.cuda):
         yield f"has an NVIDIA driver for CUDA {facts.newest_cuda}, but {archive} needs CUDA {asset.cuda} or newer: update the driver, or {prebuilt.REMEDY}"
     old_architectures = [name for name in architectures if name and parse(name) < parse(asset.min_capability)]
     if old_architectures:
-        yield f"has a device with compute capability {old_architectures[0]}, but {archive} needs {asset.min_capability} or newer: {prebuilt.REMEDY}"
+        yield f"has a device with compute capability {old_architectures[0]}, but {archive} needs {asset.min_capability} or higher: {prebuilt.REMEDY}"
     if asset.rocm and facts.toolchains is not None and (not toolkit or parse(toolkit.version)[:1] != parse(asset.rocm)):
         installed_rocm = f"ROCm {toolkit.version}" if toolkit else "no ROCm"
         yield f"has {installed_rocm}, but {archive} needs the ROCm {asset.rocm} libraries: install them, or {prebuilt.REMEDY}"

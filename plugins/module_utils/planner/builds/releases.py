@@ -46,7 +46,7 @@ def _fast_load_patch(release: ReleasePlan) -> PatchPlan:
     )
     raise Refusal(
         f"llama_release {cause}, but llama_build_fast_load is true: remove llama_build_fast_load, or use a release with RPC protocol "
-        f"{', '.join(fast_load.PATCHES)} that the hosts compile, like {fast_load.EXAMPLE_RELEASE} (source: pypi)"
+        f"{' or '.join(fast_load.PATCHES)} that the hosts compile, like {fast_load.EXAMPLE_RELEASE} (source: pypi)"
     )
 
 
@@ -70,9 +70,9 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
         raise Refusal(f"llama_release {build_text}: set build to the {fork} build number of {ref}")
     if build < capabilities.OLDEST_BUILDS[fork]:
         raise Refusal(
-            f"llama_release is build {build} of {fork}, but the oldest supported build is {capabilities.OLDEST_BUILDS[fork]}: use that build or newer"
+            f"llama_release is build {build} of {fork}, but the oldest supported build is {capabilities.OLDEST_BUILDS[fork]}: use that build or a newer one"
             + (
-                f"; if {build} is the number of another project (like Lemonade), set build to llama.cpp's number"
+                f"; if {build} is another project's number (such as Lemonade's), set build to llama.cpp's number"
                 if fork == MAINLINE
                 else ""
             )
@@ -289,7 +289,7 @@ def _with_programs(
             if target not in packages:
                 raise Refusal(
                     f"llama_benchmark_programs is true, but no known package of {host.name}'s distribution contains {target}: use another source in "
-                    "llama_release"
+                    "llama_release, or set llama_benchmark_programs to false"
                 )
         paths = {target: packages[target]["path"].format(architecture=host.facts.architecture) for target in targets}
     ui = build.ui if options.SERVER in targets else None
@@ -372,6 +372,6 @@ def _check_rdma(host: types.Host, release: ReleasePlan) -> None:
     if not host.uses_rdma or (release.source in release_request.COMPILED_SOURCES and release.mainline):
         return
     raise Refusal(
-        f"llama_transport is rdma, but llama_release for {host.name} ({release.ref}) is not compiled with RDMA: use source: pypi, git or archive of "
-        "llama.cpp, or set llama_transport to plain"
+        f"llama_transport is rdma, but llama_release for {host.name} ({release.ref}) is not compiled with RDMA: use llama.cpp with source: pypi, git "
+        "or archive, or set llama_transport to plain"
     )

@@ -184,7 +184,7 @@ def _tool_packages(host: Host, needs: Mapping[str, bool], packages: Mapping[str,
         sources = sorted({REPOSITORIES[name] for name in unpackaged_tools if name in REPOSITORIES})
         raise Refusal(
             f"{host.name} lacks {', '.join(unpackaged_tools)}, for which no {facts.distribution.id} package is known: install the missing tools "
-            f"yourself{', from ' * bool(sources)}{' and '.join(sources)}, or set another llama_backend for {host.name}"
+            f"yourself{' from ' * bool(sources)}{' and '.join(sources)}, or set another llama_backend for {host.name}"
         )
     problem = f"{host.name} lacks {', '.join(missing_tools)}"
     missing_packages = dict.fromkeys(packages[name] for name in missing_tools)

@@ -68,7 +68,7 @@ def _unsuitable_reason(toolchain: Toolchain, architectures: list[str]) -> str | 
             )
         for dropping_version, minimum in form.oldest_architectures:
             if version >= versions.parse(dropping_version) and versions.parse(architecture) < versions.parse(minimum):
-                return f"{title}, which no longer compiles for {form.title} {architecture}: install {toolkit.title} older than {dropping_version}"
+                return f"{title}, which no longer compiles for {form.title} {architecture}: install a version of {toolkit.title} before {dropping_version}"
     return None
 
 

@@ -122,7 +122,7 @@ def _check_name(subject: str, name: str) -> None:
     remedy = external_workers.host_name_remedy(name)
     if remedy:
         raise Refusal(
-            f"{subject} has the name {validation.quote(name)} in the inventory: {remedy}, and put an address like ::1 into ansible_host"
+            f"{subject} has the name {validation.quote(name)} in the inventory: {remedy} (an address belongs in ansible_host)"
         )
 
 
@@ -156,7 +156,7 @@ def _host(name: str, entry: Mapping[str, Any], hosts: Collection[str]) -> types.
     facts = entry["facts"]
     if facts is None:
         raise Refusal(
-            f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: let this run reach it, or declare its hardware"
+            f"{name} is unreachable or excluded by --limit, and llama_hardware does not declare it: make it reachable and include it in --limit, or declare it"
         )
     tuning = types.Tuning(
         bool(variables["llama_host_tuning"]),

@@ -141,7 +141,7 @@ def _source(role: str, variable: str, kind: str, value: Any, checksums: Sequence
         raise Refusal(f"{variable} is {value!r}: use the path of a file on the controller")
     if download_record.problem_of_name(download_record.base_name(str(value))):
         raise Refusal(
-            f"{variable} is {value!r}, whose file name is not allowed: rename the file using only letters a-z, digits, "
+            f"{variable} is {value!r}, whose file name is not allowed: rename the file using only ASCII letters, digits, "
             "spaces and ._+@=,()-, with a letter or digit first"
         )
     if kind == "copy":
@@ -163,7 +163,7 @@ def _huggingface(variable: str, settings: Mapping[str, Any]) -> HuggingFace:
         ("revision", revision, REVISION_PATTERN, "a branch, tag or commit"),
     ):
         if value is not None and not re.fullmatch(pattern, str(value)):
-            raise Refusal(f"{variable} sets {key} to {validation.quote(value)}: use {remedy} of the repository")
+            raise Refusal(f"{variable} sets {key} to {validation.quote(value)}: use {remedy} in the repository")
     for name in files:
         if download_record.problem_of_name(name):
             raise Refusal(f"{variable} has {validation.quote(name)} in files: use file names from the repository")
@@ -217,6 +217,6 @@ def _full_ollama_name(variable: str, name: str) -> str:
     registry = match["host"] or OLLAMA_REGISTRY
     if registry in HUGGING_FACE_HOSTS:
         raise Refusal(
-            f"{variable} is {name!r}, a repository on Hugging Face: use OWNER/NAME:QUANTISATION, in llama_model_huggingface for the main model"
+            f"{variable} is {name!r}, a repository on Hugging Face: use OWNER/NAME:QUANTISATION (for the main model, in llama_model_huggingface)"
         )
     return f"{registry}/{match['namespace'] or 'library'}/{match['name']}:{match['tag'] or 'latest'}"

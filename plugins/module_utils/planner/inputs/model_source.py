@@ -221,7 +221,7 @@ def _files_from_variables(source: ModelSource, summary: ModelSummary | None) -> 
     if not file_names:
         raise Refusal(
             f"{source.variable} is not looked up because llama_model_gguf_summary is set, so its file names are unknown: remove llama_model_gguf_summary, "
-            "or set a path, a URL or files"
+            "or name the file itself (path, URL or files)"
         )
     return [ModelFilePlan(name, source.role) for name in file_names]
 

@@ -67,7 +67,7 @@ KEY_RULES = {
     ),
     "fork": _key_rule(
         "|".join(map(re.escape, capabilities.FORKS)),
-        f"one of {', '.join(capabilities.FORKS)}; use llama.cpp for other forks with the options of llama.cpp",
+        f"{' or '.join(capabilities.FORKS)}; use llama.cpp for other forks with the options of llama.cpp",
     ),
 }
 """Key of ``llama_release``, after the name of a source if only that source has this form → form, and what to use."""

@@ -52,7 +52,7 @@ def read_entries(variables: Mapping[str, Any]) -> tuple[EntryVariables, ...]:
         return ()
     if conflicts:
         raise Refusal(
-            f"{VARIABLE} and {conflicts[0]} are both set: add an entry for each model, and set {with_entry_keys(conflicts[0])} in it"
+            f"{VARIABLE} and {conflicts[0]} are both set: remove {conflicts[0]}, and set {with_entry_keys(conflicts[0])} in the model's entry"
         )
     if variables["llama_server_fallback"]:
         raise Refusal(f"llama_server_fallback is true, but models in {VARIABLE} have no fallbacks: set it to false")

@@ -126,8 +126,8 @@ def _overrides(workload: Workload, buffers: Sequence[str]) -> tuple[tuple[str, s
         pattern, _equals, buffer = entry.partition("=")
         if not pattern or buffer not in buffers or "," in pattern:
             raise Refusal(
-                f"llama_server_override_tensor has {entry!r}: use EXPRESSION=DEVICE, an expression for tensor names (no comma or =) and one of these devices: "
-                + ", ".join(buffers)
+                f"llama_server_override_tensor has {entry!r}: use EXPRESSION=DEVICE, a regular expression for tensor names (no comma or =) and one of these "
+                f"devices: {', '.join(buffers)}"
             )
         try:
             re.compile(pattern)
@@ -286,7 +286,7 @@ def _share_reasons(options: Sequence[DeviceOption], units: Sequence[int], uses_a
     for option, count in zip(options, units):
         rate, group = option.rate, option.spec.group
         sizes = [peer.spec.capacity for peer, share in zip(options, units) if share and peer.spec.group == group]
-        share_text = "evenly" if sizes and min(sizes) >= solver.MIN_SIMILARITY * max(sizes) else "by their memory"
+        share_text = "evenly" if sizes and min(sizes) >= solver.MIN_SIMILARITY * max(sizes) else "by memory size"
         peer_text = f", shared {share_text}" if count and len(sizes) > 1 else ""
         reason = _share_reason(option.spec, count, [peer.spec for peer in options], units, uses_all)
         reasons.append(f"{rate.gb_per_s:g} GB/s ({rate.source}), {reason}{peer_text}")
@@ -303,9 +303,9 @@ def _share_reason(
         return "one layer, because every device is used" if uses_all and count == 1 else "overflow from faster devices"
     max_slower_units = max((share for peer, share in shares if peer.group > spec.group), default=0)
     if max_slower_units == 1 and uses_all:
-        return "most layers: faster than the rest"
+        return "most layers: faster than other devices"
     if max_slower_units:
-        return "filled first: faster than the rest"
+        return "filled first: faster than other devices"
     unused_faster_specs = [peer for peer in specs if peer.group < spec.group]
     if any(peer.fits_one_unit for peer in unused_faster_specs):
         return "faster devices would add more overhead than they save"
@@ -394,7 +394,7 @@ def _describe_overloads(overloads: Sequence[tuple[Device, int]], can_fit: bool) 
     note = f"; all memory of {', '.join(reserved_hosts)} is reserved for the system: set a worker's memory_mib in llama_worker_endpoints to use some of it"
     return [
         f"the model does not fit: it exceeds the devices' capacity by {sum(mib for _device, mib in overloads)} MiB ("
-        + ", ".join(f"by {mib} on {device.label}, whose capacity is {device.capacity_mib}" for device, mib in overloads)
+        + "; ".join(f"{mib} on {device.label}, whose capacity is {device.capacity_mib}" for device, mib in overloads)
         + "): add a worker, or choose a smaller model"
         + (note if reserved_hosts else "")
     ]

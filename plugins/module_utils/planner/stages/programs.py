@@ -52,7 +52,7 @@ def choose_programs(cluster: types.Cluster, catalogue: types.Catalogue) -> types
     requested_backend, all_backends = cluster.server.backend, set(itertools.chain(*built_backends.values()))
     if requested_backend and requested_backend not in all_backends:
         raise Refusal(
-            f"llama_server_backend is {requested_backend!r}, which no host of this cluster has: use one of {', '.join(sorted(all_backends))}, or add "
+            f"llama_server_backend is {requested_backend!r}, for which no host has a build: use one of {', '.join(sorted(all_backends))}, or add "
             f"{requested_backend} to llama_backend"
         )
     server_backends = {
@@ -90,5 +90,5 @@ def _check_same_release(cluster: types.Cluster) -> None:
                 has_other_patch = request and head_request and request.fast_load != head_request.fast_load
                 raise Refusal(
                     f"{'llama_build_fast_load' if has_other_patch else variable} for {name} differs from its value for the head {cluster.head}, but the "
-                    "head and its workers need the same release and patches: set the variable for all hosts, or set llama_release_<backend> if backends differ"
+                    "head and its workers need the same release and patches: set one value for all hosts; for a single backend, use llama_release_<backend>"
                 )
