@@ -205,7 +205,7 @@ def _service_of(loads: Sequence[PlannedLoad]) -> ServicePlan:
         return no_limit if no_limit in values else tuple(sorted({element for value in values for element in value}))
 
     argv: Sequence[str] = ["/bin/sh", "-c", script]
-    if services.tunnel_ends(first_plan.workers):
+    if services.tunnel_mappings(first_plan.workers):
         argv = services.launcher_argv(first_plan, "client", argv)
     service = services.temporary_service(
         head_services[0], job.SERVICE_NAME, f"benchmark of cluster {first_plan.cluster}", argv

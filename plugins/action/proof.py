@@ -25,7 +25,7 @@ display = Display()
 POLL_SECONDS = 2.0
 BASE_LIMIT_SECONDS, LIMIT_FACTOR = 600, 10
 """Time limit of a proof: a number of seconds, plus a multiple of the predicted time."""
-REPORT_SECONDS = 60
+REPORT_GRACE_SECONDS = 60
 """Seconds for the head to report that it stopped a proof at its time limit. A head that reports nothing may have been restarted."""
 PROVE_NEVER, PROVE_SEARCH = "never", "search"
 REFERENCE_STAGE, DEVICES_STAGE = "reference", "devices"
@@ -95,7 +95,7 @@ class ActionModule(Action):
         predicted_seconds = (prediction.outage_s + prediction.seconds if prediction else 0) * max_run_count
         remedy = "The host may have been restarted: run the playbook again."
         limit_seconds = BASE_LIMIT_SECONDS + LIMIT_FACTOR * predicted_seconds
-        job = BackgroundJob("proof", limit_seconds, REPORT_SECONDS, itertools.repeat(POLL_SECONDS), str, remedy)
+        job = BackgroundJob("proof", limit_seconds, REPORT_GRACE_SECONDS, itertools.repeat(POLL_SECONDS), str, remedy)
         if arguments.stage == REFERENCE_STAGE and prediction:
             self._show(
                 f"unless these devices passed an earlier proof, the head's processor computes {len(work.layers)} of {plan.model.layers} layers of "

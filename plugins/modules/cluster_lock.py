@@ -74,7 +74,7 @@ def main():
     with errors.report_errors(module):
         if params["create"]:
             prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
-            (prefix / names.FOLDER_MARK).mkdir(mode=0o755, exist_ok=True)
+            (prefix / names.MARKER_FOLDER).mkdir(mode=0o755, exist_ok=True)
         if not files.is_marked(prefix):
             module.exit_json(changed=False, taken_from="")
         run = typed_json.parse(cluster_lock.Run, params["run"])

@@ -228,7 +228,7 @@ def _restore_units_filter(facts: Any, cached_facts: Any) -> Any:
 
 
 def cluster_group(task_vars: Mapping[str, Any]) -> str:
-    return task_vars.get("llama_cluster_group") or names.CLUSTER_GROUP
+    return task_vars.get("llama_cluster_group") or names.DEFAULT_CLUSTER_GROUP
 
 
 def replicas(groups: Mapping[str, Any], cluster: str) -> list[list[str]]:

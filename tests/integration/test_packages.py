@@ -76,7 +76,7 @@ def test_what_is_lacking_is_installed(install, tmp_path, optional):
     assert sorted(json.loads((tmp_path / "installed").read_text())) == ["cmake", "g++"]
     assert "continues without" not in result.stdout
     assert sorted((tmp_path / "prefix" / names.PACKAGES_FILE).read_text().split()) == ["cmake", "g++"], "for a teardown"
-    assert (tmp_path / "prefix" / names.FOLDER_MARK).is_dir()
+    assert (tmp_path / "prefix" / names.MARKER_FOLDER).is_dir()
 
 
 @pytest.mark.parametrize(

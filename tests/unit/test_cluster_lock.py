@@ -84,13 +84,13 @@ def test_the_module_takes_and_releases(tmp_path, call):
     assert cluster_lock.read_holder(prefix) is None
     (prefix / names.CLUSTER_LOCK_FILE).unlink()
     call(prefix=str(prefix), run=SECOND, state="absent")
-    assert [path.name for path in prefix.iterdir()] == [names.FOLDER_MARK], "after a teardown none is made"
+    assert [path.name for path in prefix.iterdir()] == [names.MARKER_FOLDER], "after a teardown none is made"
     call(prefix=str(prefix.parent), run=FIRST)
     assert list(prefix.parent.iterdir()) == [prefix], "in somebody else's folder there is no lock"
 
 
 def test_a_run_that_changes_nothing_releases_a_lock_of_an_ended_run_and_removes_a_killed_proof(tmp_path, call):
-    (tmp_path / names.FOLDER_MARK).mkdir()
+    (tmp_path / names.MARKER_FOLDER).mkdir()
     proof = tmp_path / "state" / "proof"
     proof.mkdir(parents=True)
     (proof / "layers.gguf").write_text("8 GiB")
@@ -117,7 +117,7 @@ def test_the_action_asks_again_for_a_run_that_has_ended(monkeypatch):
 
 
 def test_a_full_disk_is_named_by_its_mount(small_disk, call):
-    (small_disk / names.FOLDER_MARK).mkdir()
+    (small_disk / names.MARKER_FOLDER).mkdir()
     fill_disk(small_disk / "filler", 0)
     failed = call(prefix=str(small_disk), run=FIRST)
     assert failed["msg"].startswith(

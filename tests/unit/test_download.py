@@ -171,7 +171,7 @@ def test_a_server_that_sends_chunks_without_end_fills_no_disk(server, models, fe
 
     monkeypatch.setattr(download, "RETRY_PAUSES_SECONDS", (0.0,))
     server.faults["/m.gguf"] = send
-    with pytest.raises(Refusal, match=rf"m\.gguf is larger than the planned {SIZE} bytes: .* was removed"):
+    with pytest.raises(Refusal, match=rf"m\.gguf is larger than the planned {SIZE} bytes and was removed"):
         fetch(planned(server, models, sha256=None))
     assert max(largest) <= SIZE
     assert below(models) == [".fetching"]

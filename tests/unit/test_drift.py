@@ -145,7 +145,7 @@ def planned(tmp_path):
     digest = hashlib.sha256(b"program").hexdigest()
     (release / "manifest.json").write_text(json.dumps(builds.manifest_of({"bin/worker": digest})))
     (prefix / "model").write_text("model")
-    (prefix / names.FOLDER_MARK).mkdir()
+    (prefix / names.MARKER_FOLDER).mkdir()
     (units / "llamacpp-worker-x.conf").write_text(DEFINED)
     prefix.chmod(0o755)
     return Planned(

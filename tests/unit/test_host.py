@@ -162,7 +162,7 @@ def test_facts_that_the_last_run_left(tmp_path):
 
 def test_supervisor_that_stands_still(tmp_path):
     """It runs, and takes no connection. Who connects to it waits."""
-    for name in ("supervisor", names.FOLDER_MARK):
+    for name in ("supervisor", names.MARKER_FOLDER):
         (tmp_path / name).mkdir()
     path = str(tmp_path / "supervisor" / "control.sock")
     waiting = []

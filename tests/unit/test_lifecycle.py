@@ -33,7 +33,7 @@ def drift_between(old, new):
             if before.get(name, {}).get(service["name"]) != after[name][service["name"]]:
                 drift["redefined"].append(service["name"])
         drift["unplanned"] = sorted(set(was) - set(after[name]))
-        drift["running_releases"] = sorted({build["id"] for build in former["builds"]})
+        drift["running_build_ids"] = sorted({build["id"] for build in former["builds"]})
     return found
 
 

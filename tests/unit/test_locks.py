@@ -24,7 +24,7 @@ with hold(sys.argv[1]):
 
 @pytest.fixture(autouse=True)
 def mark(tmp_path):
-    (tmp_path / names.FOLDER_MARK).mkdir()
+    (tmp_path / names.MARKER_FOLDER).mkdir()
 
 
 @pytest.fixture

@@ -145,7 +145,7 @@ def test_what_measures_in_place_of_the_server_has_its_tunnels(encrypted):
     ends = "--tunnel 127.128.2.11:50052=192.0.2.11:50052 --tunnel-keys /opt/llamacpp/keys"
     assert launcher == f"/usr/bin/python3 /opt/llamacpp/runtime/runtime-id/runtime.py client {ends} -- program job"
     encrypted.hosts["worker1"]["variables"]["llama_transport"] = "plain"
-    assert services.tunnel_ends(typed(encrypted.plan()).workers) == []
+    assert services.tunnel_mappings(typed(encrypted.plan()).workers) == []
 
 
 def test_the_head_s_own_workers_need_no_stunnel(local):

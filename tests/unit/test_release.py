@@ -151,7 +151,7 @@ def test_a_teardown_does_not_begin_while_a_killed_run_still_builds(call, program
     cache = tmp_path / "cache"
     (cache / "builds" / LEFT / "source").mkdir(parents=True)
     planned = {**host(programs), "builds": []}
-    (tmp_path / "prefix" / names.FOLDER_MARK).mkdir(parents=True)
+    (tmp_path / "prefix" / names.MARKER_FOLDER).mkdir(parents=True)
     with locks.hold(store.lock_path(cache)):
         failed = call(module=uninstall, host=planned)
     assert failed["msg"].startswith(

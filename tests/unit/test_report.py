@@ -181,7 +181,7 @@ def test_what_would_change_is_told_like_a_difference(pair):
     identity = plan["hosts"]["worker1"]["builds"][0]["id"]
     found["worker1"].update(
         missing_builds=[identity],
-        running_releases=["b6110-cpu-12345678"],
+        running_build_ids=["b6110-cpu-12345678"],
         differences=[
             {"kind": "release", "subject": identity, "text": f"release {identity} is not installed"},
             *({"kind": "folder", "subject": f"{n}", "text": f"folder {n} is missing"} for n in range(20)),
@@ -211,7 +211,7 @@ def test_another_build_loses_the_conversations_that_are_kept(pair):
         plan = pair.plan()
         found = drifts(plan)
         build = running or plan["hosts"]["head"]["builds"][0]["id"]
-        found["head"].update(running_releases=[build], differences=[{"kind": "boot", "subject": "x", "text": "x"}])
+        found["head"].update(running_build_ids=[build], differences=[{"kind": "boot", "subject": "x", "text": "x"}])
         assert (lost in changed(plan, found).splitlines()) == (keeps and running is not None)
 
 
@@ -220,7 +220,7 @@ def test_where_all_is_as_planned(pair):
     assert changed(plan, drifts(plan)).splitlines() == [f"  {name}  matches the plan" for name in plan["hosts"]]
     assert "worker1  matches the plan" not in changed(plan, drifts(plan), LACKING)
     running = copy.deepcopy(drifts(plan))
-    running["head"]["running_releases"] = [plan["hosts"]["head"]["builds"][0]["id"]]
+    running["head"]["running_build_ids"] = [plan["hosts"]["head"]["builds"][0]["id"]]
     assert "- runs" not in changed(plan, running)
 
 

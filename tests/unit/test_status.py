@@ -58,7 +58,7 @@ def answers_of(plan):
     """Host → what host_status returns there, of a cluster that is well."""
     states = drifts(plan)
     for name, drift in states.items():
-        drift["running_releases"] = [build["id"] for build in plan["hosts"][name]["builds"]]
+        drift["running_build_ids"] = [build["id"] for build in plan["hosts"][name]["builds"]]
         for service in drift["services"].values():
             service.update(pid=4711, clients=["192.0.2.10"] if name != "head" else [])
     return {name: look(plan, name, drift) for name, drift in states.items()}
@@ -247,7 +247,7 @@ def test_without_a_plan_the_rest_is_shown(plan, answers, tmp_path):
 def test_nothing_is_installed(plan, answers, tmp_path):
     for name, answer in answers.items():
         answer["condition"].update(service_states={}, restarts={}, uptimes_s={}, head=None)
-        answer["drift"].update(differences=[DIFFERENCE] * 9, running_releases=[])
+        answer["drift"].update(differences=[DIFFERENCE] * 9, running_build_ids=[])
         for service in plan["hosts"][name]["services"]:
             answer["drift"]["services"][service["name"]]["state"] = "stopped"
     told, error, shown = written(plan, answers, tmp_path)

@@ -149,7 +149,7 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
 ):
     prefix, folder, ran = tmp_path / "llamacpp", tmp_path / "node-exporter", []
     monkeypatch.setattr(removal.System, "output", lambda _self, *argv: ran.append(argv))
-    for path in (prefix / names.FOLDER_MARK, folder):
+    for path in (prefix / names.MARKER_FOLDER, folder):
         path.mkdir(parents=True)
     described = {name: {"folder": str(folder)} for name in ("llamacpp-server", "llamacpp-worker-cpu")}
     (prefix / names.METRICS_FILE).write_text(json.dumps({"services": described}))
@@ -167,7 +167,7 @@ def test_metrics_of_killed_launchers_and_the_right_to_write_them_are_taken_back(
 @pytest.mark.parametrize("text", ['{"services": []}', '{"services": {"x": null}}', '{"services": {"x": {}}}'])
 def test_an_installation_whose_metrics_record_is_damaged_is_removed(tmp_path, remove, text):
     prefix = tmp_path / "llamacpp"
-    (prefix / names.FOLDER_MARK).mkdir(parents=True)
+    (prefix / names.MARKER_FOLDER).mkdir(parents=True)
     (prefix / names.METRICS_FILE).write_text(text)
     remove(prefix)
     assert not prefix.exists()
@@ -175,7 +175,12 @@ def test_an_installation_whose_metrics_record_is_damaged_is_removed(tmp_path, re
 
 def test_whatever_the_services_account_left_goes_and_what_its_links_lead_to_stays(tmp_path, remove):
     prefix, folder, theirs = tmp_path / "llamacpp", tmp_path / "textfile", tmp_path / "theirs"
-    for path in (prefix / names.FOLDER_MARK, prefix / "state", folder / "llamacpp-server.prom" / "full", theirs / "x"):
+    for path in (
+        prefix / names.MARKER_FOLDER,
+        prefix / "state",
+        folder / "llamacpp-server.prom" / "full",
+        theirs / "x",
+    ):
         path.mkdir(parents=True)
     (prefix / names.METRICS_FILE).write_text(json.dumps({"services": {"llamacpp-server": {"folder": str(folder)}}}))
     (prefix / "state" / "cache").symlink_to(theirs)
@@ -203,7 +208,7 @@ def test_what_others_put_beside_an_installation_stays_and_is_named(tmp_path, rem
 
 def test_packages_that_runs_installed_stay_and_are_named(tmp_path, monkeypatch, remove):
     prefix = tmp_path / "llamacpp"
-    (prefix / names.FOLDER_MARK).mkdir(parents=True)
+    (prefix / names.MARKER_FOLDER).mkdir(parents=True)
     (prefix / names.PACKAGES_FILE).write_text("stunnel4\nccache\nstunnel4\n\x1b\n")
     monkeypatch.setattr(removal, "PACKAGE_REMOVERS", ("no-such-manager remove", "sh remove"))
     said = (
@@ -230,7 +235,7 @@ def test_facts_run_no_program_of_a_folder_that_may_be_anybodys(tmp_path):
     (tmp_path / "venv/bin").mkdir(parents=True)
     (tmp_path / "venv/bin/supervisord").symlink_to(shutil.which("tar"))
     assert facts.supervisor_state(str(tmp_path))["version"] is None
-    (tmp_path / names.FOLDER_MARK).mkdir()
+    (tmp_path / names.MARKER_FOLDER).mkdir()
     assert facts.supervisor_state(str(tmp_path))["version"]
 
 
@@ -253,7 +258,7 @@ def test_what_others_have_is_refused_and_not_taken_over(tmp_path, path, has, min
     (tmp_path / path).mkdir(parents=True)
     shutil.chown(tmp_path / path, "nobody")
     if mine:
-        (tmp_path / "prefix" / names.FOLDER_MARK).mkdir(parents=True)
+        (tmp_path / "prefix" / names.MARKER_FOLDER).mkdir(parents=True)
     for service, text in {"a": names.DEFINITION_MARK, "b": "[Service]"}.items():
         (tmp_path / f"{service}.service").write_text(text)
     (tmp_path / "c.service").mkdir()

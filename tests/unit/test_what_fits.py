@@ -86,7 +86,7 @@ def test_gemma_4_has_fewer_and_longer_heads_in_layers_without_a_window():
 def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
     found = rows_of(head_with_cards(1, **NEW).hosts)
     assert [(row.model, row.quantisation) for row in found[:2]] == [("Qwen3 32B", "Q4_K_M"), (SMALL, "Q8_0")]
-    assert [row.why_not.split(" ")[0::2] for row in found[2:]] == [["needs", "GiB", "memory"]] * 2
+    assert [row.refusal_reason.split(" ")[0::2] for row in found[2:]] == [["needs", "GiB", "memory"]] * 2
     assert found[2].bytes < found[3].bytes
     assert (found[1].context, found[1].longest_context, found[1].hosts, found[1].devices) == (8192, 40960, ("head",), 1)
     text = what_fits_text.text_of(found, what_fits.FitQuery())
@@ -123,21 +123,21 @@ def test_a_host_too_small_for_all_says_how_much_is_missing():
     cluster.hosts["head"]["facts"].update(memory_mib=4096, accelerators=[])
     found = rows_of(cluster.hosts)
     assert [row.quantisation for row in found] == ["Q2_K"] * 4
-    missing = [int(re.search(r"lacks (\d+) MiB of memory", row.why_not)[1]) for row in found]
+    missing = [int(re.search(r"lacks (\d+) MiB of memory", row.refusal_reason)[1]) for row in found]
     assert 0 < missing[0] < missing[1] < missing[2] < missing[3]
 
 
 def test_who_may_connect_has_no_part_in_it():
     assert {advisory.id for advisory in table.ADVISORIES if advisory.severity == "error"} > what_fits.ACCESS_IDS
     cluster = cards_of(1, llama_accept_advisories=[], llama_release={**TREE, "build": 11434})
-    assert not rows_of(cluster.hosts, [SMALL])[0].why_not
+    assert not rows_of(cluster.hosts, [SMALL])[0].refusal_reason
 
 
 def test_what_the_operator_accepts_of_other_things_stays_accepted():
     header = of_file("models/gpt_oss_20b.yml")["llama_model_gguf_summary"]
     offers = what_fits.offers_of([], [{"name": "mine", "summary": {**header, "architecture": "newest"}}])
     found = [
-        rows_of(head_with_cards(1, **NEW, llama_accept_advisories=accepted).hosts, [], offers=offers)[0].why_not
+        rows_of(head_with_cards(1, **NEW, llama_accept_advisories=accepted).hosts, [], offers=offers)[0].refusal_reason
         for accepted in ([], ["architecture-unknown"])
     ]
     assert list(map(bool, found)) == [True, False], found

@@ -63,14 +63,14 @@ class BenchmarkJob:
         service = services.Service(SERVICE_NAME, definition + self._restart_sections, temporary=True)
         _apply(self.job_manager, run=[service], restart=[SERVICE_NAME])
 
-    def end(self, starts_server: bool = True) -> None:
+    def end(self, restart_server: bool = True) -> None:
         """End the job.
 
-        :param starts_server: whether to start the server; otherwise the caller decides.
+        :param restart_server: whether to start the server; otherwise the caller decides.
         """
         was_running = self.is_running()
         _apply(self.job_manager, remove=[SERVICE_NAME])
-        if starts_server:
+        if restart_server:
             _apply(self._server_manager, start=[names.SERVER_SERVICE])
         elif was_running:  # systemd is about to start the server
             self._server_manager.stop([names.SERVER_SERVICE])
@@ -94,5 +94,5 @@ def cancel_benchmark(
         return []
     state_before = job.job_manager.states([SERVICE_NAME])[SERVICE_NAME]
     if not check_mode:
-        job.end(starts_server=False)
+        job.end(restart_server=False)
     return [services.Change(SERVICE_NAME, state_before, services.STOPPED, "", "")]

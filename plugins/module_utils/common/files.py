@@ -76,7 +76,7 @@ def _write_and_rename(target: Path, text: str, mode: int, owner: int | None) -> 
 def is_marked(folder: Path) -> bool:
     """Return whether this collection created a folder, as root or as this account: another account could have forged the mark."""
     try:
-        statuses = (os.stat(folder), os.lstat(folder / names.FOLDER_MARK))
+        statuses = (os.stat(folder), os.lstat(folder / names.MARKER_FOLDER))
     except OSError:
         return False
     return all(stat.S_ISDIR(status.st_mode) and status.st_uid in (0, os.geteuid()) for status in statuses)

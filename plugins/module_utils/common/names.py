@@ -11,7 +11,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import service_managers
 
-CLUSTER_GROUP = "llama_cluster"
+DEFAULT_CLUSTER_GROUP = "llama_cluster"
 """Default of llama_cluster_group, the group of a cluster's hosts."""
 PREFIX = "llamacpp"
 """Prefix of all names that the collection assigns."""
@@ -26,7 +26,7 @@ SYSTEM_PREFIX = "/usr"
 """Prefix of the distribution's packages."""
 DEFINITION_MARK = "Written by llamacpp.cluster"
 """Mark in the first lines of every service definition."""
-FOLDER_MARK = ".llamacpp.cluster"
+MARKER_FOLDER = ".llamacpp.cluster"
 """Empty folder below the prefix. A prefix without this folder is not ours: it is neither changed nor removed."""
 FOREIGN_REMEDY = ", which this collection did not create: move or rename it, then run the playbook again"
 """End of a message about a foreign file or service with one of our names."""
@@ -88,7 +88,7 @@ INSTALLED_ENTRIES = (
     *("releases", "runtime", "state", "supervisor", "venv", "links", "lingering", PACKAGES_FILE, CACHED_FACTS_FILE),
     *(SPEED_FILE, VERIFICATION_FILE, PROOFS_FILE, PROOF_LOCK_FILE, READINGS_FILE, START_DIGESTS_FILE),
     *(CLUSTER_LOCK_FILE, HOST_LOCK_FILE, CLUSTER_FILE, FALLBACKS_FILE, PRESETS_FILE, METRICS_FILE, PLANS_FOLDER),
-    *(KEYS_FOLDER, FOLDER_MARK),
+    *(KEYS_FOLDER, MARKER_FOLDER),
 )
 """Entries of an installation below its prefix, removed in this order. Models are not listed: they may belong to the operator."""
 PAGE_PORT_VARIABLE = "llama_server_page_port"

@@ -69,7 +69,7 @@ def newest_cuda(load_library: Callable[[str], Any] = ctypes.CDLL) -> str | None:
     return None if status or version.value < 1000 else f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def read_memory_mib() -> int:
+def read_total_memory_mib() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
 
 

@@ -176,7 +176,7 @@ def facts(requested_scope: str, catalogue: dict | None = None) -> dict:
     user = pwd.getpwuid(os.geteuid()).pw_name
     interpreter = find_python(paths.scope)
     found_toolchains = toolchains.find_toolchains()
-    memory_mib = hardware.read_memory_mib()
+    memory_mib = hardware.read_total_memory_mib()
     search_path = os.pathsep.join([*os.get_exec_path(), ROOT_SEARCH_PATH, "/usr/local/bin", "/opt/homebrew/bin"])
     tools = {
         **tool_versions(found_toolchains),

@@ -126,7 +126,7 @@ def _mount_and_status(path: str) -> tuple[str, os.statvfs_result]:
 def read_resources(paths: Iterable[str], root: Path = ROOT, ask: Ask = output) -> Resources:
     return Resources(
         uptime_s=uptime_seconds(root),
-        memory_total_mib=hardware.read_memory_mib(),
+        memory_total_mib=hardware.read_total_memory_mib(),
         memory_free_mib=available_memory_mib(text_of(root / "proc/meminfo")),
         devices=(*nvidia_memory(ask(MEMORY_QUERY)), *amd_memory(root)),
         disks=disks_of(paths),

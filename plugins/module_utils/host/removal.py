@@ -31,7 +31,7 @@ def remove_installation(paths: InstallationPaths, host: str, check_mode: bool) -
     """
     prefix = Path(paths.prefix)
     if not files.is_marked(prefix):
-        reason = f"it lacks the folder {names.FOLDER_MARK}, which marks an installation of this collection"
+        reason = f"it lacks the folder {names.MARKER_FOLDER}, which marks an installation of this collection"
         return [], [f"{prefix} on {host} was not removed: {reason}."] if prefix.exists() else []
     installed_paths = _installed_paths(prefix)
     other_entries = sorted(set(os.listdir(prefix)) - {parts[0] for parts in installed_paths if len(parts) == 1})

@@ -329,17 +329,17 @@ class ServiceSteps(NamedTuple):
 
 
 def _plan_steps(manager: Manager, request: ServiceRequest, states: dict[str, str]) -> ServiceSteps:
-    run_names = [service.name for service in request.run]
+    requested_names = [service.name for service in request.run]
     undefined_names = [service.name for service in request.run if not manager.is_defined(service)]
-    restarts = [name for name in run_names if name in undefined_names or name in request.restart]
+    restarts = [name for name in requested_names if name in undefined_names or name in request.restart]
     boot_names = [service.name for service in request.run if not service.temporary]
     names_to_define = {*restarts, *installation.disabled_services(manager.paths, boot_names)}
-    names_to_run = dict.fromkeys([*run_names, *request.start])
+    names_to_run = dict.fromkeys([*requested_names, *request.start])
     names_to_start = [name for name in names_to_run if name in restarts or states[name] != RUNNING]
     return ServiceSteps(
         stop=[name for name in (*request.stop, *request.remove, *restarts, *names_to_start) if states[name] != STOPPED],
         remove=[name for name in request.remove if manager.path(name).exists()],
-        define=[name for name in run_names if name in names_to_define],
+        define=[name for name in requested_names if name in names_to_define],
         start=names_to_start,
     )
 

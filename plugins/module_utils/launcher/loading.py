@@ -58,7 +58,7 @@ class LoadProgress(NamedTuple):
     """loading rate; null before anything is loaded"""
     left_s: Optional[int]
     """seconds left; null before anything is loaded, or without the model's size"""
-    at_most: bool
+    is_upper_bound: bool
     """whether less time may be left, because workers may have cached tensors"""
 
 
@@ -125,5 +125,6 @@ def progress_sentence(progress: LoadProgress) -> str:
     if progress.bytes_per_s:
         phrases.append(f"{units.size_text(progress.bytes_per_s)}/s")
     if progress.left_s is not None:
-        phrases.append(f"{'at most' if progress.at_most else 'about'} {units.duration_text(progress.left_s)} left")
+        bound = "at most" if progress.is_upper_bound else "about"
+        phrases.append(f"{bound} {units.duration_text(progress.left_s)} left")
     return ", ".join(phrases)

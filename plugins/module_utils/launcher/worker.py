@@ -90,10 +90,10 @@ class WorkerMonitor:
         if suspended_seconds >= progress.MAX_SUSPENDED_SECONDS:
             return f"the worker has been suspended (SIGSTOP) for {suspended_seconds:.0f} s"
         connections = [sock for sock in sample.sockets if progress.port_of(sock.address) == self.port]
-        closed_connections = [sock for sock in connections if sock.state == progress.CLOSE_WAIT]
-        stale_seconds = self.timers.seconds("client gone", bool(closed_connections), clock)
+        half_closed_connections = [sock for sock in connections if sock.state == progress.CLOSE_WAIT]
+        stale_seconds = self.timers.seconds("client gone", bool(half_closed_connections), clock)
         if stale_seconds >= MAX_STALE_SECONDS:
-            return f"the worker has not noticed for {stale_seconds:.0f} s that its client {closed_connections[0].peer} is gone"
+            return f"the worker has not noticed for {stale_seconds:.0f} s that its client {half_closed_connections[0].peer} is gone"
         return None
 
 

@@ -117,7 +117,7 @@ def _hosts_without_key(plan: Plan, drifts: Mapping[str, Drift]) -> list[str]:
 
 def retired_group(cluster: str) -> str:
     """Return the name of the group for retired hosts of a cluster."""
-    return "llama_retired" + f"_{cluster}" * (cluster != names.CLUSTER_GROUP)
+    return "llama_retired" + f"_{cluster}" * (cluster != names.DEFAULT_CLUSTER_GROUP)
 
 
 def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> None:
@@ -126,10 +126,10 @@ def check_parts(cluster: str, decision: Decision, parts: Collection[str]) -> Non
     :param parts: parts that the run carries out: ``build``, ``services`` or both.
     :raises Refusal: a host is absent while others would change, or services would change before their requirements are installed.
     """
-    unreached_text, outdated_text = ", ".join(decision.unreached_hosts), ", ".join(decision.outdated_hosts)
-    if parts and unreached_text and outdated_text:
+    unreached_names, outdated_names = ", ".join(decision.unreached_hosts), ", ".join(decision.outdated_hosts)
+    if parts and unreached_names and outdated_names:
         raise Refusal(
-            f"These hosts were not reached, or failed above: {unreached_text}. The plan changes {outdated_text} only together with them, so no service was "
+            f"These hosts were not reached, or failed above: {unreached_names}. The plan changes {outdated_names} only together with them, so no service was "
             "touched. Fix the failure (if sudo failed, use --ask-become-pass) or start the host, then run the playbook again. If a host does not come back, "
             f"move it to the group {retired_group(cluster)}"
         )

@@ -80,9 +80,9 @@ def choose_target(
             f"{NO_CHANGE_NOTE}."
         )
     current_plan = _plan_of(hosts[head].now)
-    all_kept_plans = [hosts[name] for name in current_plan.hosts if name in hosts]
+    plans_of_hosts = [hosts[name] for name in current_plan.hosts if name in hosts]
     if failed_plan_id or any(
-        plans.next or not plans.now or plans.now.plan.id != current_plan.id for plans in all_kept_plans
+        plans.next or not plans.now or plans.now.plan.id != current_plan.id for plans in plans_of_hosts
     ):
         if failed_plan_id == current_plan.id:
             raise Refusal(f"Plan {failed_plan_id} is the last plan that served, so there is nothing to return to.")
@@ -157,8 +157,7 @@ def host_steps(
 
 
 def _steps(kept_plan: ComparedPlan, is_head: bool) -> dict[str, Any]:
-    """Return the steps on a host. A defined head always stops first, because it does not reconnect; workers restart if they do not run as
-    in the kept plan."""
+    """Return the steps on a host. A defined head always stops first, because it does not reconnect; workers restart if they do not run as in the kept plan."""
     host_plan, drift = kept_plan.plan.host, kept_plan.drift
     head_services = [service.name for service in host_plan.services if service.kind == "head" and is_head]
     stopped_services = {name for name, service in drift.services.items() if service.state not in ("running", "waiting")}

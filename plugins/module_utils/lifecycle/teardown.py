@@ -32,7 +32,7 @@ class TeardownFacts(NamedTuple):
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
 
 
-def empty_plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.CLUSTER_GROUP) -> dict[str, Any]:
+def empty_plan(answers: Mapping[str, Mapping[str, Any]], cluster: str = names.DEFAULT_CLUSTER_GROUP) -> dict[str, Any]:
     """Return the empty plan for the hosts that answered, which the roles apply like any other plan.
 
     :param answers: host → result of host_info, empty for a host that did not answer.

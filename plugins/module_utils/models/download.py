@@ -181,7 +181,7 @@ def _run_curl(file: ModelFilePlan, part_path: Path, token: Optional[str], lock: 
         raise OSError(errno.ENOSPC, "curl could not write the file", str(part_path))
     if curl.returncode in OVERSIZE_ERRORS:
         part_path.unlink(missing_ok=True)
-        return f"is larger than the planned {file.bytes} bytes: the download was removed", False
+        return f"is larger than the planned {file.bytes} bytes and was removed: run the playbook again", False
     if curl.returncode == RANGE_ERROR:
         part_path.unlink(missing_ok=True)
         return "cannot be resumed, because the server sends whole files only: the partial file was removed", True

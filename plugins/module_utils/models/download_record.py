@@ -24,8 +24,7 @@ MAX_RECORD_BYTES = 4 << 20
 SHA256_PATTERN = r"[0-9a-f]{64}"
 
 BASE_NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._+@=,() -]{0,249}"
-"""Pattern for a file's name on the head, which appears in command lines and definitions. File systems allow 255 bytes, and the download appends
-``.part``."""
+"""Pattern for a file's name on the head, which appears in command lines and definitions. File systems allow 255 bytes, and the download appends ``.part``."""
 
 
 class StoredFile(NamedTuple):

@@ -80,7 +80,7 @@ class Drift(NamedTuple):
     """names of defined services that are not planned"""
     missing_builds: tuple[Line, ...]
     """ids of planned builds that are missing, damaged or from an untrusted builder"""
-    running_releases: tuple[Line, ...]
+    running_build_ids: tuple[Line, ...]
     """ids of the releases whose programs are running"""
     changed_files: tuple[Line, ...]
     model_files: tuple[Line, ...]

@@ -19,7 +19,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.words im
 
 Line = Annotated[str, Text(max_length=4096)]
 PathText = Annotated[str, Text(r"(/|~/).*", 4096)]
-Word = Annotated[str, Text(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")]
+SafeName = Annotated[str, Text(r"[A-Za-z0-9_][A-Za-z0-9_.+@-]*")]
 """Text that becomes part of file names: never a folder."""
 Block = Annotated[str, Text(r"(?s).*", 16 << 20)]
 """Text with several lines: a definition, or the content of a file."""
@@ -74,9 +74,9 @@ class ModelFilePlan(NamedTuple):
 class AccountPlan(NamedTuple):
     """An account of the installation."""
 
-    name: Word
+    name: SafeName
     """its name"""
-    groups: tuple[Word, ...]
+    groups: tuple[SafeName, ...]
     """groups that it joins"""
     home: str
     """its home directory, which no run creates"""
@@ -87,7 +87,7 @@ class FolderPlan(NamedTuple):
 
     path: PathText
     """its path"""
-    owner: Optional[Word]
+    owner: Optional[SafeName]
     """account that owns it; null if the owner is not changed"""
     mode: Optional[FileMode]
     """permissions in octal digits; null if they are not changed"""
@@ -105,7 +105,7 @@ class KernelTuning(NamedTuple):
 class BuildPlan(NamedTuple):
     """A build for one backend."""
 
-    id: Word
+    id: SafeName
     """name of the build, the same on hosts of one kind"""
     release: str
     """id of its release"""
@@ -117,7 +117,7 @@ class BuildPlan(NamedTuple):
     """CMake option → value"""
     environment: Mapping[str, str]
     """environment for compiling, which selects compilers and toolkit"""
-    targets: tuple[Word, ...]
+    targets: tuple[SafeName, ...]
     """programs that it contains"""
     packaged: Mapping[str, str]
     """program → its path in the distribution's package; empty for other sources"""
@@ -125,7 +125,7 @@ class BuildPlan(NamedTuple):
     """host that compiles it for all hosts of its kind"""
     trusted_builders: tuple[str, ...]
     """hosts whose builds this host accepts, the builder first"""
-    archives: Absent[tuple[Word, ...]] = None
+    archives: Absent[tuple[SafeName, ...]] = None
     """names of upstream's archives, the programs first, then libraries; missing unless the source is `prebuilt`"""
     ui: Absent[Annotated[str, ("auto", "true", "false")]] = None
     """whether llama-server gets its chat page: `true`, `false`, or `auto` (if possible); missing if the build has no llama-server"""
@@ -156,7 +156,7 @@ class CachePrefill(NamedTuple):
 class WorkerPlan(NamedTuple):
     """A worker of a host."""
 
-    name: Word
+    name: SafeName
     """name, which is part of the names of its services"""
     used: bool
     """whether it has layers"""
@@ -230,7 +230,7 @@ class ServiceFallback(NamedTuple):
 class ServicePlan(NamedTuple):
     """A service in the form that its service manager needs."""
 
-    name: Word
+    name: SafeName
     """name in the service manager"""
     kind: Annotated[str, ("worker", "head")]
     """whether it runs a worker or the head's llama-server"""
@@ -302,7 +302,7 @@ class HostPlan(NamedTuple):
     """service manager that runs the services"""
     units: PathText
     """folder of the services' definitions"""
-    account: Optional[Word]
+    account: Optional[SafeName]
     """account that runs the services; null for the connecting user"""
     accounts: tuple[AccountPlan, ...]
     """accounts of the installation"""
@@ -334,7 +334,7 @@ class HostPlan(NamedTuple):
     """`llama_links` of the host"""
     services: tuple[ServicePlan, ...]
     """services of the host"""
-    build_account: Optional[Word]
+    build_account: Optional[SafeName]
     """account that compiles and tests programs; null for the connecting user"""
     host_settings: bool
     """whether the run may configure links, the firewall and kernel parameters, which needs root and systemd"""

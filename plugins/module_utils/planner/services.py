@@ -72,7 +72,7 @@ def _worker_launcher_words(plan: Plan, host: HostPlan, worker: WorkerPlan) -> li
     return [*words, *metrics_arguments(host.metrics, host.prefix, service), "--"]
 
 
-def tunnel_ends(workers: Iterable[Worker | WorkerPlan]) -> list[str]:
+def tunnel_mappings(workers: Iterable[Worker | WorkerPlan]) -> list[str]:
     """Return ``ACCEPT=CONNECT`` for the head's end of each tunnel."""
     return [f"{worker.endpoint}={worker.tunnel}" for worker in workers if worker.tunnel]
 
@@ -82,7 +82,7 @@ def tunnel_arguments(workers: Iterable[Worker | WorkerPlan], prefix: str) -> lis
 
     :param workers: all workers, including those that only a fallback or another model uses.
     """
-    words = [word for end in tunnel_ends(workers) for word in ("--tunnel", end)]
+    words = [word for end in tunnel_mappings(workers) for word in ("--tunnel", end)]
     return [*words, *_key_arguments(prefix)] if words else []
 
 

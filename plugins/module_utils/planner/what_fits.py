@@ -79,7 +79,7 @@ class FitResult(NamedTuple):
     parameters: int
     active_parameters: int
     """Parameters that a token uses."""
-    why_not: str = ""
+    refusal_reason: str = ""
     """Why the cluster cannot serve it; then the following fields are not set."""
     context: int = 0
     longest_context: int = 0
@@ -145,7 +145,7 @@ def fit_models(
     server = cluster.server._replace(override_tensor=(), tensor_split=(), gpu_layers=None, speculation=None)
     cluster = cluster._replace(server=server, placement="fastest", accepted_ids=cluster.accepted_ids | ACCESS_IDS)
     results = [_fit_model(cluster, offer, catalogue, query) for offer in offers]
-    reasons = {result.why_not for result in results}
+    reasons = {result.refusal_reason for result in results}
     if len(results) > 1 and len(reasons) == 1 and reasons != {""}:
         raise Refusal(f"none of the models can be planned: {reasons.pop()}")
     return sorted(results, key=lambda result: _sort_key(result, query.speed))
@@ -158,7 +158,7 @@ ORDER_TEXT = (
 
 
 def _sort_key(result: FitResult, tokens_per_s: float) -> tuple[float, ...]:
-    if result.why_not:
+    if result.refusal_reason:
         return (2, result.bytes)
     is_fast = result.user_speed >= tokens_per_s
     return (0, -result.parameters) if is_fast else (1, -result.user_speed)
@@ -169,11 +169,11 @@ def _fit_model(cluster: types.Cluster, offer: Offer, catalogue: types.Catalogue,
     for name, summary in offer.quantisations():
         result = _fit_quantisation(cluster, offer, name, summary, catalogue, query.context)
         attempts.append((result, summary))
-        if not result.why_not and (result.user_speed >= query.speed or name in SMALL_QUANTISATIONS):
+        if not result.refusal_reason and (result.user_speed >= query.speed or name in SMALL_QUANTISATIONS):
             break
     best_result, summary = attempts[-1]
-    if best_result.why_not or best_result.user_speed < query.speed:
-        best_result, summary = next((attempt for attempt in attempts if not attempt[0].why_not), attempts[-1])
+    if best_result.refusal_reason or best_result.user_speed < query.speed:
+        best_result, summary = next((attempt for attempt in attempts if not attempt[0].refusal_reason), attempts[-1])
     longest_context = summary.context * cluster.server.parallel
     contexts = sorted(
         {min(context, longest_context) for context in LONGER_CONTEXTS if context > best_result.context}, reverse=True
@@ -181,7 +181,7 @@ def _fit_model(cluster: types.Cluster, offer: Offer, catalogue: types.Catalogue,
     longer_contexts = (
         context
         for context in contexts
-        if not best_result.why_not and not _plan_model(cluster, summary, context, catalogue).refused
+        if not best_result.refusal_reason and not _plan_model(cluster, summary, context, catalogue).refused
     )
     return best_result._replace(longest_context=next(longer_contexts, best_result.context))
 
@@ -196,7 +196,7 @@ def _fit_quantisation(
     result = FitResult(offer.name, offer.repo, name, summary.size, summary.parameters or 0, active_parameters)
     plan = _plan_model(cluster, summary, context, catalogue)
     if isinstance(plan, Refused) or plan.refused:
-        return result._replace(why_not=_refusal_reason(plan))
+        return result._replace(refusal_reason=_refusal_reason(plan))
     return result._replace(
         context=plan.head.context,
         generation_tokens_per_s=plan.estimate.generation_tokens_per_s or 0.0,

@@ -7,7 +7,12 @@ from typing import Annotated, NamedTuple, Optional
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.typed_json import Absent
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Number, Size, Text
-from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import PathText, PlanId, Seconds, Word
+from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import (
+    PathText,
+    PlanId,
+    SafeName,
+    Seconds,
+)
 
 Line = Annotated[str, Text(max_length=1024)]
 Count = Annotated[int, Number(0, 1 << 20)]
@@ -44,7 +49,7 @@ class ProofWork(NamedTuple):
     """size of a file with these layers"""
     folder: PathText
     """folder for this file while the proof runs"""
-    account: Optional[Word]
+    account: Optional[SafeName]
     """account of the services"""
     environment: Mapping[str, str]
     launcher: tuple[str, ...]

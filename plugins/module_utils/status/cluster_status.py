@@ -66,7 +66,7 @@ def _host_status(name: str, is_head: bool, plan: Plan | None, answer: StatusAnsw
     return types.HostStatus(
         name=name,
         is_head=is_head,
-        said=answer.reason,
+        unknown_reason=answer.reason,
         reachable=answer.reachable,
         installed=bool(condition and condition.service_states),
         workers=tuple(_worker_statuses(plan.hosts[name] if plan else None, answer, condition)) if condition else (),
@@ -125,7 +125,7 @@ def _cluster_status(
         url=plan.head.url if plan else None,
         model=", ".join(model.name for model in plan.head.models or (plan.model,)) if plan else None,
         planned=types.ReleaseStatus(plan.release.ref, plan.release.build, plan.release.protocol) if plan else None,
-        running_builds=tuple(sorted({build for drift in drifts for build in drift.running_releases})),
+        running_builds=tuple(sorted({build for drift in drifts for build in drift.running_build_ids})),
         as_planned=_is_as_planned(hosts) if plan else None,
     )
     answer = answers.get(head_name or "", StatusAnswer())
@@ -173,8 +173,8 @@ def serious_differences(host: types.HostStatus) -> list[Difference]:
 
 
 def _host_problems(host: types.HostStatus) -> Iterator[str]:
-    if host.said:
-        yield f"{host.name} {'could not be examined' if host.reachable else 'does not answer'}: {host.said}"
+    if host.unknown_reason:
+        yield f"{host.name} {'could not be examined' if host.reachable else 'does not answer'}: {host.unknown_reason}"
         return
     for worker in host.workers:
         if worker.state not in RUNNING_STATES:
@@ -190,7 +190,7 @@ def problems_of(
 ) -> tuple[str, ...]:
     """Return the reasons why a cluster is not healthy, without full stops."""
     problems = []
-    empty_hosts = [host.name for host in hosts if not host.said and not host.installed]
+    empty_hosts = [host.name for host in hosts if not host.unknown_reason and not host.installed]
     if cluster.state == "fallback":
         problems.append(serving.describe_absence(cluster.without))
     elif cluster.state == "unknown":

@@ -97,7 +97,7 @@ class HostStatus(NamedTuple):
     """name in the inventory"""
     is_head: bool
     """whether it is the head"""
-    said: str
+    unknown_reason: str
     """reason why its state is unknown; empty if it answered"""
     reachable: bool
     """whether it answered"""

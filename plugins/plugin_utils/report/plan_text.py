@@ -202,8 +202,8 @@ def _topology_lines(plan: types.Plan) -> list[str]:
         lines += tables.format_table(rows).splitlines()
     else:
         lines.append(f"  └─  the processor of {head.host}, all layers")
-    unused_text = unused_workers_text(plan)
-    return lines + (tables.wrap("  declared but unused: ", unused_text) if unused_text else [])
+    unused_workers_line = unused_workers_text(plan)
+    return lines + (tables.wrap("  declared but unused: ", unused_workers_line) if unused_workers_line else [])
 
 
 def _port_lines(plan: types.Plan) -> list[str]:
@@ -256,7 +256,7 @@ def change_lines(
             continue
         lines.append(f"  {name}")
         planned_builds = {build.id for build in plan.hosts[name].builds}
-        unplanned_builds = [build for build in drift.running_releases if build not in planned_builds]
+        unplanned_builds = [build for build in drift.running_build_ids if build not in planned_builds]
         lines += [f"    - {build} is running but not planned" for build in unplanned_builds]
         lines += [f"    + {build} would be installed" for build in drift.missing_builds]
         if name == plan.head.host and plan.head.conversations and unplanned_builds:

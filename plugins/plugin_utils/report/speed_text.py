@@ -201,8 +201,7 @@ def network_lines(plan: Plan) -> list[str]:
     )
     return tables.wrap(
         "  ",
-        f"about {estimate.network_ms_per_token:.1f} ms per token, including worker overhead; one-way latency: "
-        f"{latency_text}.",
+        f"about {estimate.network_ms_per_token:.1f} ms per token, including worker overhead; one-way latency: {latency_text}.",
     )
 
 

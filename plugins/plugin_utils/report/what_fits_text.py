@@ -13,8 +13,8 @@ def text_of(results: Sequence[what_fits.FitResult], query: what_fits.FitQuery) -
     served_rows = [["model", "parameters", "quantisation", "GiB", "context", "tokens/s", "prompts", "where"]]
     unserved_rows = [["not served", "parameters", "quantisation", "GiB", "why"]]
     for result in results:
-        if result.why_not:
-            reason = textwrap.shorten(result.why_not, tables.MAX_LINE_LENGTH, placeholder=" …")
+        if result.refusal_reason:
+            reason = textwrap.shorten(result.refusal_reason, tables.MAX_LINE_LENGTH, placeholder=" …")
             unserved_rows.append([result.model, *_cells(result), reason])
         else:
             served_rows.append([result.model, *_cells(result)])
@@ -32,7 +32,7 @@ def _cells(result: what_fits.FitResult) -> list[str]:
     parameter_counts = dict.fromkeys((result.parameters, result.active_parameters))
     parameters = " of ".join(f"{count / 1e9:.{0 if count > 1e10 else 1}f} B" for count in reversed(parameter_counts))
     cells = [parameters, result.quantisation, f"{result.bytes / what_fits.GIB:.1f}"]
-    if result.why_not:
+    if result.refusal_reason:
         return cells
     contexts = dict.fromkeys((result.context, result.longest_context))
     context_range = " to ".join(f"{tokens // 1024}k" if tokens >= 1024 else str(tokens) for tokens in contexts)

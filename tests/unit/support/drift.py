@@ -4,7 +4,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common import typ
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.drift import Drift
 
 LISTS = (
-    *("defined", "unplanned", "missing_builds", "running_releases", "changed_files", "model_files", "redefined"),
+    *("defined", "unplanned", "missing_builds", "running_build_ids", "changed_files", "model_files", "redefined"),
     *("port_probes", "differences"),
 )
 

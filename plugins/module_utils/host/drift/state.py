@@ -152,7 +152,7 @@ def _system_differences(plan: host_types.HostPlan) -> Iterator[drift.Difference]
         yield drift.Difference("tuning", "tuning", "kernel parameters do not match the plan")
 
 
-def running_releases(prefix: str, argv_by_pid: Mapping[int, list[str]]) -> list[str]:
+def running_build_ids(prefix: str, argv_by_pid: Mapping[int, list[str]]) -> list[str]:
     folder = f"{prefix}/releases/"
     programs = (argv[0] for argv in argv_by_pid.values() if argv[0].startswith(folder))
     return sorted({program[len(folder) :].split("/")[0] for program in programs})
@@ -165,7 +165,7 @@ def unneeded_releases(plan: host_types.HostPlan) -> list[str]:
     mtimes = {entry.name: entry.stat().st_mtime for entry in entries if entry.is_dir()}
     planned_ids = {build.id for build in plan.builds}
     argv_by_pid = processes.account_processes(plan.prefix, plan.account)
-    used_ids = {*planned_ids, *kept_plans.kept_build_ids(plan.prefix), *running_releases(plan.prefix, argv_by_pid)}
+    used_ids = {*planned_ids, *kept_plans.kept_build_ids(plan.prefix), *running_build_ids(plan.prefix, argv_by_pid)}
     is_building = is_locked(Path(plan.cache, names.BUILDS_LOCK_FILE))
     unused_releases = set() if is_building else {name for name in mtimes if name.lstrip(".") not in used_ids}
     return retention.unneeded_releases(planned_ids, mtimes, unused_releases)
@@ -231,7 +231,7 @@ def compare_host(plan: host_types.HostPlan) -> drift.Drift:
         defined=tuple(defined_services),
         unplanned=tuple(unplanned_services),
         missing_builds=tuple(missing_builds),
-        running_releases=tuple(running_releases(plan.prefix, argv_by_pid)),
+        running_build_ids=tuple(running_build_ids(plan.prefix, argv_by_pid)),
         changed_files=tuple(changed_files),
         model_files=tuple(model_differences.missing_files),
         redefined=tuple(outdated_services),

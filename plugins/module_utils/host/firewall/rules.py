@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors imp
 from ansible_collections.llamacpp.cluster.plugins.module_utils.host.system import System
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan.host_types import FirewallRule
 
-RULE_PRIORITIES = {"accept": -20050, "drop": -20049}
+FIREWALLD_PRIORITIES = {"accept": -20050, "drop": -20049}
 NFT_FILE = f"/etc/firewall-{names.PREFIX}.nft"
 NFT_TABLE = f"inet {names.PREFIX}"
 NFT_BOOT_LINK = f"/etc/systemd/system/nftables.service.wants/firewall-{names.PREFIX}.service"
@@ -86,7 +86,7 @@ def _rich_rule(rule: Rule) -> str:
     source = "" if rule.source == names.ANY_NETWORK else f' source address="{rule.source}"'
     destination = "" if rule.address == names.ANY_ADDRESS else f' destination address="{rule.address}"'
     port = f' port port="{rule.port}" protocol="tcp"'
-    return f'rule priority="{RULE_PRIORITIES[rule.action]}" family="ipv4"{source}{destination}{port} {rule.action}'
+    return f'rule priority="{FIREWALLD_PRIORITIES[rule.action]}" family="ipv4"{source}{destination}{port} {rule.action}'
 
 
 def firewalld_arguments(rule: str) -> dict[str, Any]:

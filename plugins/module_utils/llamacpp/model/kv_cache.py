@@ -205,8 +205,8 @@ def _state_bytes(summary: ModelSummary) -> int:
     """Return the bytes of the states of a recurrent layer and of its convolution, in 32-bit floats."""
     width, convolution = summary.width, summary.number("ssm.conv_kernel") or 0
     if size := summary.number("wkv.head_size"):
-        shifts = summary.number("token_shift_count")
-        return 4 * width * ((2 if shifts is None else shifts) + size)
+        shift_count = summary.number("token_shift_count")
+        return 4 * width * ((2 if shift_count is None else shift_count) + size)
     if size := summary.number("shortconv.l_cache"):
         return 4 * width * (size - 1)
     if size := summary.number("kda.head_dim"):

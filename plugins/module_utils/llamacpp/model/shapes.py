@@ -103,7 +103,7 @@ TYPE_MIXTURES: dict[str, dict[str, str]] = {
     "MXFP4_MOE": {"": "Q8_0", "output": "Q8_0", "experts": "MXFP4"},
 }
 """Quantisation → type of each kind of tensor, the largest first. The output defaults to Q6_K; ``more`` is for values and ffn_down in layers with more bits."""
-NARROW_TYPES = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
+FALLBACK_TYPES = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0", "IQ4_XS": "IQ4_NL"}
 """Replacement for types whose blocks are longer than a row; for other types it is Q4_0."""
 UNQUANTISED_PATTERN = re.compile(r"norm|_inp$|conv1d")
 """Pattern for names of tensors that stay F32."""
@@ -180,7 +180,7 @@ def _type_name(mixture: dict[str, str], name: str, index: int, count: int) -> st
 
 def _quantised_tensor(kind: str, dimensions: tuple[int, ...]) -> gguf.Tensor:
     if dimensions[0] % TYPES_BY_NAME[kind].block_elements:
-        kind = NARROW_TYPES.get(kind, "Q4_0")
+        kind = FALLBACK_TYPES.get(kind, "Q4_0")
     elements = math.prod(dimensions)
     return gguf.Tensor(kind, dimensions, elements, TYPES_BY_NAME[kind].size(dimensions[0], elements // dimensions[0]))
 

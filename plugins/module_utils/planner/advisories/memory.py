@@ -129,7 +129,7 @@ def untuned_integrated_gpus(context: AdvisoryContext) -> Cases:
     cases: Cases = []
     for name, host in context.cluster.hosts.items():
         memory_mib, can_tune = host.facts.memory_mib, context.plan.hosts[name].host_settings
-        limit_mib = min(memory_mib * 3 // 4, memory_mib - kernel_parameters.RESERVED_MIB)
+        limit_mib = min(memory_mib * 3 // 4, memory_mib - kernel_parameters.DEFAULT_RESERVED_MIB)
         can_raise_limit = limit_mib >= kernel_parameters.MIN_GTT_MIB and not context.plan.fits
         for device in host.facts.accelerators if can_raise_limit else ():
             is_limited = device.backend == backends.HIP.name and device.unified and device.memory_mib < limit_mib

@@ -16,7 +16,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types imp
 
 Change = Callable[[Cluster], Cluster]
 """A function that returns the cluster as it would be after the operator applies a remedy."""
-Attempt = Callable[[Cluster], Union[Plan, Refused]]
+Planner = Callable[[Cluster], Union[Plan, Refused]]
 """A function that returns the plan of a changed cluster, without remedies."""
 
 MIN_CONTEXT = 1024
@@ -50,11 +50,11 @@ class Trial(NamedTuple):
     cluster: Cluster
     plan: Plan
     """Plan of the unchanged cluster, with advisories."""
-    attempt: Attempt
+    replan: Planner
 
     def fits(self, change: Change) -> bool:
         """Return whether the model fits after a change that adds no error advisories."""
-        plan = self.attempt(change(self.cluster))
+        plan = self.replan(change(self.cluster))
         return isinstance(plan, Plan) and plan.fits and _error_ids(plan) <= _error_ids(self.plan)
 
 
@@ -96,7 +96,7 @@ def _max_gpu_layers(trial: Trial) -> int | None:
     None if no such number makes the model fit, because the head has to hold the other layers."""
 
     def fits_on_devices(counts_compute: bool, layers: int) -> bool:
-        plan = trial.attempt(_server_change(gpu_layers=layers)(trial.cluster))
+        plan = trial.replan(_server_change(gpu_layers=layers)(trial.cluster))
         return isinstance(plan, Plan) and all(
             share.total_mib - (0 if counts_compute else share.compute_mib) <= share.capacity_mib
             for share in plan.placement

@@ -21,7 +21,7 @@ DEFAULT_CONTEXT = 8192
 """Default of llama_server_context. The plan may reduce it without an advisory."""
 
 
-def open_server(context: AdvisoryContext) -> Cases:
+def server_without_key(context: AdvisoryContext) -> Cases:
     head = context.plan.head
     if names.is_loopback(head.address) or "--api-key-file" in head.argv:
         return []

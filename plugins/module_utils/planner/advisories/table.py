@@ -74,7 +74,7 @@ ADVISORIES = (
     Advisory(
         "open-server",
         "error",
-        server.open_server,
+        server.server_without_key,
         "The server listens on {address} without an API key, so anyone who can reach it can use it.",
         ("set llama_server_api_key_file", "set llama_server_host to 127.0.0.1 and use an authenticating proxy"),
         "https://github.com/ggml-org/llama.cpp/pull/25655",

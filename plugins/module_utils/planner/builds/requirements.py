@@ -55,8 +55,7 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
     raise Refusal(
         f"{host.name} has {accelerator.name}, but the {form.title} of this device is unknown: "
         f"{_driver_remedy(host.facts, accelerator.backend) or form.remedy}, declare the device in llama_hardware with architecture (like {form.example}) "
-        f"and memory_mib, or set llama_backend to {toolchains.other_backends_text(host.facts, accelerator.backend)} for "
-        f"{host.name}"
+        f"and memory_mib, or set llama_backend to {toolchains.other_backends_text(host.facts, accelerator.backend)} for {host.name}"
     )
 
 

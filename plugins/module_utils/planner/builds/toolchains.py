@@ -95,8 +95,7 @@ def _declared_toolkits(backend: str, facts: Facts, prefix: str | None) -> list[T
 
 
 def _suitable_toolkit(host: Host, candidates: list[Toolchain], libraries: Sequence[str]) -> Toolchain | None:
-    """Return the newest toolkit that fits and has its libraries, or else the distribution's, whose libraries are packages; None without a
-    toolkit."""
+    """Return the newest toolkit that fits and has its libraries, or else the distribution's, whose libraries are packages; None without a toolkit."""
     if not candidates:
         return None
     facts, backend = host.facts, candidates[0].backend

@@ -34,8 +34,7 @@ NO_DEVICE = "none"
 
 
 def candidate_placements(workload: Workload, site: Site) -> Iterator[tuple[AuxiliaryModel, ...]]:
-    """Yield placements of auxiliary models on the head's fastest device or its processor, the best first: a draft model gets the device before a
-    projector."""
+    """Yield placements of auxiliary models on the head's fastest device or its processor, the best first: a draft model gets the device before a projector."""
     head_devices = [device for device in site.devices if not device.worker]
     devices = [*sorted(head_devices, key=lambda device: -site.rates[device.buffer].gb_per_s)[:1], None]
     roles = [role for role in PLACEMENT_OPTIONS if role not in workload.uncounted_models]

@@ -332,7 +332,7 @@ ATTENTION_COST_RATIO = 2.5
 same reports."""
 ATTENTION_UNCERTAINTY = 2.2
 """Factor by which this ratio may be larger or smaller, as in these reports."""
-LINK_UNCERTAINTY, WIRE_UNCERTAINTY = 1.6, 3.0
+LINK_UNCERTAINTY, ASSUMED_RATE_UNCERTAINTY = 1.6, 3.0
 """Factors by which two times may be shorter or longer: of a worker without its device, and of data on a link whose rate is assumed."""
 PROMPT_EXPONENT = 1.1
 """Exponent of the factor of a device for prompts, whose predictions are less certain."""
@@ -348,7 +348,7 @@ def _mean_factor(costs: Sequence[tuple[float, float]]) -> float:
 
 
 def _link_factor(part: ModelPart) -> float:
-    return LINK_UNCERTAINTY if not part.link or part.link.is_rate_known else WIRE_UNCERTAINTY
+    return LINK_UNCERTAINTY if not part.link or part.link.is_rate_known else ASSUMED_RATE_UNCERTAINTY
 
 
 def token_factor(parts: Sequence[ModelPart], users: int = 1) -> float:

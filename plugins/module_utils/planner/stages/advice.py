@@ -11,15 +11,15 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.advisorie
 from ansible_collections.llamacpp.cluster.plugins.module_utils.planner.types import Cluster, Quantisation
 
 
-def with_remedies(plan: Plan, offered: Sequence[Quantisation], cluster: Cluster, attempt: remedies.Attempt) -> Plan:
+def with_remedies(plan: Plan, offered: Sequence[Quantisation], cluster: Cluster, replan: remedies.Planner) -> Plan:
     """Return the plan with further reasons: changes that make its model fit, each of which was tried.
 
     :param offered: quantisations in the repository of the model.
-    :param attempt: function that plans a changed cluster.
+    :param replan: function that plans a changed cluster.
     """
     if plan.fits:
         return plan
-    trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted_ids), attempt)
+    trial = remedies.Trial(cluster, judge_plan(plan, cluster.accepted_ids), replan)
     clauses = [*remedies.memory_remedies(trial), *remedies.quantisation_remedies(trial, offered)]
     fit_text = [f"To make the model fit, {', or '.join(clauses)}"] if clauses else []
     return plan._replace(reasons=(*plan.reasons, *fit_text))

@@ -261,7 +261,7 @@ def _folders(
     prefix, root = facts.prefix, "root" if account else None
     folders = [
         (prefix, root, "0755"),
-        (f"{prefix}/{names.FOLDER_MARK}", root, "0755"),
+        (f"{prefix}/{names.MARKER_FOLDER}", root, "0755"),
         (prefix + "/models", root, "0755"),
         (prefix + "/state", account, "0750"),
         (f"{prefix}/{names.PLANS_FOLDER}", root, "0700"),
