@@ -62,13 +62,13 @@ def _file_problem(action: Action, variables: Mapping[str, Any], options: resolve
     argument = {"account": options.account} if options.account else {}
     reports = action.run_module(resolver.MODULE_NAME, paths=paths, timeout=options.timeout, **argument).get("paths", {})
     manager = service_managers.MANAGERS.get(options.service_manager or "")
-    readable_paths = credential_by_path if not manager or manager.passes_credentials else {}
+    unchecked_paths = credential_by_path if not manager or manager.passes_credentials else {}
     for path in paths:
         report = reports.get(path, {})
         if report.get("error") == "does not exist":
             return f"{sentence_starts[path]} {path!r}, which does not exist on the head: create the file there, or correct the path"
         unreadable_path = validation.printable(report.get("unreadable_path") or "")
-        if unreadable_path and path not in readable_paths:
+        if unreadable_path and path not in unchecked_paths:
             return (
                 f"{sentence_starts[path]} {path!r}, but the service account {options.account} cannot read {unreadable_path}: let the account's group read it, "
                 "with chgrp and chmod g+rX. If that account does not exist yet, run site.yml once without this variable"

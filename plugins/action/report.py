@@ -105,7 +105,7 @@ class ActionModule(Action):
 
     def _write_bundle(self, path: str, records: Mapping[str, Any]) -> dict:
         log_path = Path(constants.DEFAULT_LOG_PATH) if constants.DEFAULT_LOG_PATH else None
-        log_text = reading.read_end(log_path, MAX_LOG_BYTES) if log_path and log_path.is_file() else ""
+        log_text = reading.read_tail(log_path, MAX_LOG_BYTES) if log_path and log_path.is_file() else ""
         records = {**records, "controller": self._describe_controller([*records["reports"]]), "log": log_text}
         visible_text = json.dumps([records["plan"], records["facts"]], ensure_ascii=False)
         text = bundle.make_bundle(records, self._find_secrets([*records["reports"]], visible_text))

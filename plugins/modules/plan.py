@@ -41,7 +41,7 @@ options:
   page:
     description:
       - Whether to show the whole plan instead of a table with the memory of each device.
-      - This module then shows only a refused plan. P(llamacpp.cluster.plan_diff#module) shows any other plan, with the hosts' differences from it.
+      - If V(true), this module shows the plan only if it is refused. Otherwise, P(llamacpp.cluster.plan_diff#module) shows it, with the hosts' differences.
     type: bool
     default: false
   show:

@@ -27,7 +27,7 @@ options:
     type: dict
     required: true
   facts:
-    description: Result of M(llamacpp.cluster.host_info) by host, without a plan. If a host could not be reached, its result contains the reason.
+    description: Results of M(llamacpp.cluster.host_info) by host, for hosts without an answer. If a host could not be reached, its result contains the reason.
     type: dict
     default: {}
   path:

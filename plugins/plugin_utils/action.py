@@ -78,8 +78,8 @@ class Action(ActionBase):
 
     def run_module(self, name: str = "", /, **arguments: Any) -> dict:
         """Return the result of a module on the host: the task's own module unless another is named."""
-        name_argument = {"module_name": name} if name else {}
-        return self._execute_module(module_args=arguments, task_vars=self.variables, **name_argument)
+        name_arguments = {"module_name": name} if name else {}
+        return self._execute_module(module_args=arguments, task_vars=self.variables, **name_arguments)
 
     def run_in_check_mode(self, **arguments: Any) -> dict:
         """Return the result of the task's module in check mode."""

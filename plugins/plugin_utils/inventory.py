@@ -219,11 +219,12 @@ def _field(value: Any, name: str) -> Any:
     return value.get(name) if isinstance(value, Mapping) else None
 
 
-def _restore_units_filter(facts: Any, cached_facts: Any) -> Any:
-    """Return facts of a host, with the last known `units_filter` if this run could not determine it and the kernel is the same."""
-    is_same_kernel = isinstance(facts, Mapping) and _field(cached_facts, "kernel") == facts.get("kernel")
-    if is_same_kernel and facts.get("units_filter") is None and isinstance(_field(cached_facts, "units_filter"), bool):
-        return {**facts, "units_filter": cached_facts["units_filter"]}
+def _restore_unit_filter(facts: Any, cached_facts: Any) -> Any:
+    """Return facts of a host, with the last known `has_unit_filter` if this run could not determine it and the kernel is the same."""
+    has_same_kernel = isinstance(facts, Mapping) and _field(cached_facts, "kernel") == facts.get("kernel")
+    cached_filter = _field(cached_facts, "has_unit_filter")
+    if has_same_kernel and facts.get("has_unit_filter") is None and isinstance(cached_filter, bool):
+        return {**facts, "has_unit_filter": cached_filter}
     return facts
 
 
@@ -309,7 +310,7 @@ def cluster_hosts(
         )
     cached_facts = next((_field(host["facts"], "cached") for host in hosts.values() if "head" in host["groups"]), None)
     for name, host in hosts.items():
-        host["facts"] = _restore_units_filter(host["facts"], _field(cached_facts, name)) or _field(cached_facts, name)
+        host["facts"] = _restore_unit_filter(host["facts"], _field(cached_facts, name)) or _field(cached_facts, name)
         if hostvars[name].get("ansible_connection") == "local" and isinstance(host["facts"], Mapping):
             # Its SSH connection belongs to the person who runs Ansible, and may come from anywhere.
             host["facts"] = {**host["facts"], "reached_at": None}

@@ -31,8 +31,7 @@ def write(variable: str, path: str, content: str, mode: int | None = None) -> No
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise AnsibleActionFail(
-            f"{variable} is {path!r}, which cannot be written on the controller: {reason}. Use a path in a folder that exists, is "
-            "writable and has space."
+            f"{variable} is {path!r}, which cannot be written on the controller: {reason}. Use a path in a folder that exists, is writable and has space."
         ) from None
 
 

@@ -174,7 +174,7 @@ def _speed(test: str, works: list[cost_model.ModelPart]) -> float:
 
 
 def _family(name: str, backend: str, architecture: str) -> str:
-    return device_rates.family_of(_known(name, backend).family, backend, architecture)
+    return device_rates.family_key(_known(name, backend).family, backend, architecture)
 
 
 def published(name: str = "published_speeds.csv") -> list[Row]:

@@ -43,7 +43,7 @@ FACTS = {
     "distribution": {"id": "debian", "version": "13", "family": "debian"},
     "cpu": {"model": "test", "cores": 16, "features_id": "f"},
     "toolchain": {"cmake": "3.31", "ninja": "1.12", "c++": "14.2", "venv": "1.0", "ccache": None},
-    **{"scope": "system", "python": "/usr/bin/python3", "service_manager": "systemd", "units_filter": True},
+    **{"scope": "system", "python": "/usr/bin/python3", "service_manager": "systemd", "has_unit_filter": True},
     **{"prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "units": "/etc/systemd/system"},
 }
 

@@ -191,7 +191,7 @@ def test_a_driver_that_fails_is_said_in_the_words_of_nvidia_smi(cards):
 def with_idle_worker():
     """A head whose card holds the model, and a worker whose port nothing restricts."""
     cluster = with_card("hip", MI50, llama_release={**TREE, "build": 11434})
-    cluster.hosts["worker1"]["facts"]["units_filter"] = False
+    cluster.hosts["worker1"]["facts"]["has_unit_filter"] = False
     cluster.hosts["head"]["facts"].update(accelerators=[GPU], toolchain=TOOLS)
     return cluster
 
@@ -233,7 +233,7 @@ CASES = [
     ),
     (
         "unprotected-worker",
-        lambda: cluster_of(facts={"units_filter": False}, workers=1),
+        lambda: cluster_of(facts={"has_unit_filter": False}, workers=1),
         {"enable {managers} on {hosts}": being("worker1", firewall="nftables")},
         ["lacks BPF for control groups", "Enable firewalld, ufw or nftables on worker1"],
     ),
@@ -242,7 +242,7 @@ CASES = [
         lambda: cluster_of(facts=USER, workers=1, llama_host_scope="user"),
         {
             "set llama_host_scope to {scope} for {hosts}": being(
-                scope="system", service_manager="systemd", units_filter=True
+                scope="system", service_manager="systemd", has_unit_filter=True
             )
         },
         ["The service manager (systemd_user) does not filter", "llama_host_scope to system for worker1"],
@@ -267,7 +267,7 @@ CASES = [
     ),
     (
         "unlimited-server",
-        lambda: serving_networks(["192.0.2.0/24"], units_filter=False),
+        lambda: serving_networks(["192.0.2.0/24"], has_unit_filter=False),
         {
             "restrict the port to": accepts("unlimited-server"),
             "set llama_server_host to 127.0.0.1": setting("head", llama_server_host="127.0.0.1"),
@@ -612,7 +612,7 @@ CASES = [
         lambda: cluster_of(2),
         {
             "set llama_transport to": setting(llama_transport="stunnel"),
-            "for a cable, set peer": lambda cluster: [link_of(cluster, name) for name in ("worker1", "worker2")],
+            "if a cable connects": lambda cluster: [link_of(cluster, name) for name in ("worker1", "worker2")],
             "accept this advisory if you trust": accepts("rpc-in-clear"),
         },
         [
@@ -715,7 +715,7 @@ def ids(plan):
 
 
 def test_a_unit_whose_filter_is_not_known_closes_no_port():
-    cluster = cluster_of(facts={"units_filter": None}, workers=1)
+    cluster = cluster_of(facts={"has_unit_filter": None}, workers=1)
     (met,) = [advisory for advisory in cluster.plan()["advisories"] if advisory["id"] == "unprotected-worker"]
     assert "its cached facts are from an older version" in met["message"]
 
@@ -778,8 +778,8 @@ HEALTHY = {
         cluster_of(llama_server_context=8192, llama_server_parallel=4, llama_server_extra_args=["--kv-unified"])
     ),
     "a server that its unit limits": lambda: serving_networks(["192.0.2.0/24"]),
-    "a server that its firewall limits": lambda: serving_networks(["192.0.2.0/24"], units_filter=False, firewall="ufw"),
-    "a server for everybody, who needs no limit": lambda: serving_networks(["0.0.0.0/0"], units_filter=False),
+    "a server limited by ufw": lambda: serving_networks(["192.0.2.0/24"], has_unit_filter=False, firewall="ufw"),
+    "a server for everybody, who needs no limit": lambda: serving_networks(["0.0.0.0/0"], has_unit_filter=False),
     "CUDA with types of the cache that differ": lambda: quantised_by_head_without_graphics("archive"),
     "HIP, two hosts": lambda: strix_halos(2, 205),
     "Vulkan, 226 GiB": lambda: strix_halos(4, 226, "vulkan"),

@@ -97,7 +97,7 @@ def test_what_the_builder_changes_later_goes_to_no_other_host(install, tmp_path)
     install("worker1")
     assert "built by head" in program(tmp_path / "worker1")
     shutil.rmtree(tmp_path / "head" / "prefix")
-    assert install("head", share=True)["manifest"]["received"] == "head"
+    assert install("head", share=True)["manifest"]["received_from"] == "head"
     assert "built by head" in program(tmp_path / "head")
     assert install("head", share=True)["changed"] is False
     assert install.compiled == ["head"]
@@ -121,7 +121,7 @@ def test_a_moved_head_compiles_nothing_and_hands_on_what_the_old_one_compiled(in
     assert not install("worker1", build=MOVED, share=True)["changed"]
     shutil.rmtree(tmp_path / "worker1" / "prefix")
     for name in ("worker1", "worker2"):
-        assert install(name, build=MOVED, share=True)["manifest"]["received"] == "head"
+        assert install(name, build=MOVED, share=True)["manifest"]["received_from"] == "head"
     assert install.compiled == ["head"]
     for name in ("worker1", "worker2"):
         install(name, build=BY_WORKER, share=True)
@@ -133,7 +133,7 @@ def test_a_builder_hands_on_nothing_that_it_received(install, tmp_path, controll
     install("worker1")
     shutil.rmtree(controller)
     install("worker1", build=MOVED, share=True)
-    assert install("worker2", build=MOVED)["manifest"]["received"] == "worker1"
+    assert install("worker2", build=MOVED)["manifest"]["received_from"] == "worker1"
     assert "built by worker1" in program(tmp_path / "worker2")
 
 

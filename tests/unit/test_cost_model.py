@@ -289,7 +289,7 @@ def test_few_cores_reach_less_than_the_memory_of_their_processor(pair):
     pair.hosts["worker1"]["facts"]["cpu"] = {"model": "AMD EPYC 7713", "cores": 2, "features_id": "f"}
     facts = cluster_inputs.read_cluster("test", pair.hosts).hosts["worker1"].facts
     few = site.processor_rate(facts)
-    assert (few.gb_per_s, few.source) == (2 * rates.THREAD_GB_PER_S, rates.ASSUMED_SOURCE)
+    assert (few.gb_per_s, few.source) == (2 * rates.CORE_GB_PER_S, rates.ASSUMED_SOURCE)
     assert site.processor_rate(facts._replace(cpu=facts.cpu._replace(cores=64))).source == rates.TABLE_SOURCE
 
 

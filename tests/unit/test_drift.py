@@ -513,6 +513,6 @@ def test_a_build_of_an_untrusted_builder_is_missing(planned):
     planned.change(builds=(build._replace(trusted_builders=("new head", "old head")),))
     missing = {}
     for received in (None, "new head", "old head", "retired head"):
-        path.write_text(json.dumps({**manifest, "received": received}))
+        path.write_text(json.dumps({**manifest, "received_from": received}))
         missing[received] = planned.drift().missing_builds
     assert missing == {None: (), "new head": (), "old head": (), "retired head": ("here",)}

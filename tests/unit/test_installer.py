@@ -235,7 +235,7 @@ def receive(tmp_path, archive):
 
 
 def test_a_release_goes_to_another_host(tmp_path, built):
-    expected = built[1]._replace(received="head")
+    expected = built[1]._replace(received_from="head")
     assert receive(tmp_path, pack(tmp_path)) == expected
     assert manifest.installed_manifest(release_of(tmp_path, "other")) == expected
     assert manifest.installed_manifest(release_of(tmp_path, "other"), builders=["head"])

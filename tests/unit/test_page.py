@@ -75,7 +75,7 @@ def exports_of(plan, folder):
     described = json.loads(told["content"])
     described["services"]["llamacpp-server"]["folder"] = str(folder)
     (folder / "metrics.json").write_text(json.dumps(described))
-    (folder / exporter.VERIFICATION_FILE).write_text(json.dumps({"passed": True, "failed": []}))
+    (folder / exporter.VERIFICATION_FILE).write_text(json.dumps({"passed": True, "failed_checks": []}))
     os.utime(folder / exporter.VERIFICATION_FILE, (NOW - VERIFIED["age_s"],) * 2)
     return exporter.Exporter(folder / "metrics.json", "llamacpp-server")
 
@@ -128,7 +128,7 @@ def test_a_speed_outside_the_planned_range_has_a_reason(paged, tmp_path, factor,
 def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
     shown, record = gathered(paged, tmp_path, state)
     health = {"healthy": state not in ("silent", "loading", "waiting"), "detail": LOADING if state == "loading" else ""}
-    told = ({"passed": True, "failed": []}, VERIFIED)
+    told = ({"passed": True, "failed_checks": []}, VERIFIED)
     answers = of_head(answers_of(paged), serving=record, health=health, verified=told[1])
     status, _error, terminal = written(paged, answers, tmp_path)
     status, terminal = status["cluster"], " ".join(terminal.split())
@@ -165,7 +165,7 @@ def test_page_metrics_terminal_and_json_agree(paged, tmp_path, state):
 
 def test_a_failed_verification_is_shown(paged, tmp_path):
     exports, record = exports_of(paged, tmp_path), serving.HeadRecord(tmp_path)
-    (tmp_path / exporter.VERIFICATION_FILE).write_text('{"passed": false, "failed": ["known answer: <3 words"]}')
+    (tmp_path / exporter.VERIFICATION_FILE).write_text('{"passed": false, "failed_checks": ["known answer: <3 words"]}')
     exports.export_head(record, Watched())
     assert "the last verification failed: known answer: &lt;3 words" in page.render(exports.snapshot, NOW)
     assert "has just started" in page.render(None, NOW)

@@ -875,7 +875,7 @@ def test_the_ports_of_a_worker_are_tried_by_its_host_and_the_next_two():
     cluster = Cluster().add("head", "head", address="192.0.2.10", llama_model_known_answer=known_answer_of())
     for number in range(1, 5):
         cluster.add(f"worker{number}", "worker", address=f"192.0.2.1{number}")
-    cluster.hosts["worker2"]["facts"].update(units_filter=False, firewall="ufw")
+    cluster.hosts["worker2"]["facts"].update(has_unit_filter=False, firewall="ufw")
     cluster.hosts["worker4"]["facts"].update(service_manager="supervisor")
     cluster.hosts["head"]["variables"]["llama_accept_advisories"] = ["unprotected-worker"]
     tried = {name: host["port_probes"] for name, host in cluster.plan()["hosts"].items()}

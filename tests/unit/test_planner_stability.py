@@ -86,7 +86,7 @@ def test_what_the_first_build_installed_to_be_faster(facts):
 
 def test_no_fact_of_a_host_is_about_its_load():
     known = {"accounts", "addresses", "cluster", "defined", "host_settings", "installed", "cached", "lingering"}
-    known |= {"made_accounts", "measured", "measured_speed", "supervisor", "tools", "user"}
+    known |= {"created_accounts", "measured", "measured_speed", "supervisor", "tools", "user"}
     declared = {"link_gbit_per_s"}
     assert set(host.facts("user")) | declared == (cluster_inputs.PLANNING_FACT_NAMES | known)
 
@@ -106,13 +106,13 @@ def test_a_host_that_is_too_busy_to_try_whether_systemd_filters(facts):
     first, kept = run(facts)
     assert not first["refused"]
     busy = after(facts, kept)
-    busy["one"].update(units_filter=None)
+    busy["one"].update(has_unit_filter=None)
     again, kept_again = run(busy)
     assert json.dumps(again) == json.dumps(first)
     assert kept_again == kept
     busy["one"].update(kernel="6.18.11")
     assert not run(busy)[0]["hosts"]["one"]["unit_closes"]
-    del busy["head"]["cached"]["one"]["units_filter"]
+    del busy["head"]["cached"]["one"]["has_unit_filter"]
     busy["one"].update(kernel="6.18.10")
     assert not run(busy)[0]["hosts"]["one"]["unit_closes"]
 

@@ -213,7 +213,7 @@ def test_a_worker_and_its_tunnel_have_one_port_at_two_addresses(encrypted, addre
 
 
 def test_where_nothing_else_closes_the_port_the_key_does(encrypted):
-    encrypted.hosts["worker1"]["facts"]["units_filter"] = False
+    encrypted.hosts["worker1"]["facts"]["has_unit_filter"] = False
     plan = typed(encrypted.plan())
     assert not plan.refused
     first, *_others = checks(judged(plan, probes={"192.0.2.11:50052": "192.0.2.99"}), "closed")

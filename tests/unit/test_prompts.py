@@ -120,7 +120,7 @@ def test_conversations_survive_a_restart_if_that_is_asked_for():
 @pytest.mark.parametrize(
     "variables, reason",
     [
-        ({"summary": WINDOWS}, "sliding windows or recurrent layers, whose checkpoints only build 11669"),
+        ({"summary": WINDOWS}, "sliding windows or recurrent layers, and only build 11669"),
         ({"llama_server_extra_args": ["--spec-type", "draft-mtp"]}, "does not save the context of a draft model"),
         ({"llama_server_extra_args": ["--embedding"]}, "the model generates no text"),
         ({"llama_release": FORK}, "restoring conversations has not been tested with ik_llama.cpp"),

@@ -19,7 +19,7 @@ from support.verification import several
 
 SCHEMA = jsonschema_rs.validator_for(json.loads((ROOT / "docs" / "status.schema.json").read_text()))
 NOW = 1_700_000_000
-VERIFIED = {"age_s": 3600, "passed": True, "failed": [], "release": "pypi-0.3.36", "asleep": False}
+VERIFIED = {"age_s": 3600, "passed": True, "failed_checks": [], "release": "pypi-0.3.36", "asleep": False}
 TOLD = {
     **{"time": NOW, "process": 123, "state": "serving", "since": NOW - 600, "without": [], "waiting_for": []},
     "restarts": 3,
@@ -284,10 +284,11 @@ def test_another_plan_than_that_of_the_inventory(plan, answers, tmp_path, monkey
 
 
 def test_the_last_verification_failed(plan, answers, tmp_path):
-    failed = {**VERIFIED, "passed": False, "failed": ["known answer of http://127.0.0.1:8080: 3 of 36 words right"]}
+    failed_check = "known answer of http://127.0.0.1:8080: 3 of 36 words right"
+    failed = {**VERIFIED, "passed": False, "failed_checks": [failed_check]}
     of_head(answers, verified=failed)
     _told, error, shown = written(plan, answers, tmp_path)
-    assert error == f"llama_cluster is not healthy: the last verification failed: {failed['failed'][0]}."
+    assert error == f"llama_cluster is not healthy: the last verification failed: {failed_check}."
     assert "1 h ago with pypi-0.3.36, failed" in shown
     assert "problem   the last verification failed: known answer" in shown
     of_head(answers, verified=None)

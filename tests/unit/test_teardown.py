@@ -24,7 +24,7 @@ FACTS = {
     **{"scope": "system", "prefix": "/opt/llamacpp", "cache": "/var/cache/llamacpp", "host_settings": True},
     "defined": ["llamacpp-server", "llamacpp-worker-cpu"],
     "accounts": {"llamacpp": "/opt/llamacpp", "llamacpp-build": "/opt/llamacpp", "llamacppy": "/home/llamacppy"},
-    "made_accounts": ["llamacpp", "llamacpp-build", "llamacppy"],
+    "created_accounts": ["llamacpp", "llamacpp-build", "llamacppy"],
     "firewall": "nftables",
     "supervisor": {"running": False},
 }

@@ -101,8 +101,8 @@ def test_a_card_serves_what_it_holds_and_the_table_has_the_wanted_first():
 def test_speed_is_that_of_each_user():
     users = {**NEW, "llama_users": 4, "llama_server_parallel": 4}
     (alone,), (row,) = (rows_of(head_with_cards(1, **given).hosts, [SMALL]) for given in (NEW, users))
-    assert alone.user_speed == alone.generation_tokens_per_s == row.generation_tokens_per_s
-    assert row.user_speed == row.users.generation_tokens_per_s / 4 < alone.user_speed
+    assert alone.speed_per_user == alone.generation_tokens_per_s == row.generation_tokens_per_s
+    assert row.speed_per_user == row.users.generation_tokens_per_s / 4 < alone.speed_per_user
     assert f"{row.users.generation_range} for 4" in what_fits_text.text_of([row], what_fits.FitQuery())
 
 

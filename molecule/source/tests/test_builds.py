@@ -29,7 +29,7 @@ def test_hosts_of_one_kind_have_the_same_programs():
             connect(name).file(f"{PLAN['hosts'][name]['prefix']}/releases/{build['id']}/manifest.json").content_string
         )
         manifest = json.loads(text)
-        assert (manifest.pop("received") or name) == build["builder"]
+        assert (manifest.pop("received_from") or name) == build["builder"]
         manifests.setdefault(build["id"], []).append(manifest)
     assert all(manifest == same[0] for same in manifests.values() for manifest in same)
 

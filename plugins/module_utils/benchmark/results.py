@@ -33,7 +33,7 @@ def result_of(text: str) -> types.Result | None:
 def read_progress(folder: Path, number: int) -> types.ProgramProgress:
     """Return a program's results so far. The services' account owns its files, so they may contain anything."""
     rows, log, status = (
-        reading.read_end(folder / f"{types.FILE_PREFIX}{number}.{suffix}", size) for suffix, size in TAIL_BYTES.items()
+        reading.read_tail(folder / f"{types.FILE_PREFIX}{number}.{suffix}", size) for suffix, size in TAIL_BYTES.items()
     )
     last_lines = [printable(line, MAX_LINE_LENGTH) for line in log.splitlines() if line.strip()][-MAX_LOG_LINES:]
     results = tuple(filter(None, map(result_of, rows.splitlines())))

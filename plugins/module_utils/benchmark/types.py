@@ -16,7 +16,7 @@ MIN_SPEED, MAX_SPEED = 1e-4, 10**9
 TokensPerSecond = Annotated[float, Number(MIN_SPEED, MAX_SPEED, allows_fractions=True)]
 Tokens = Annotated[int, Number(0, 10**9)]
 Test = Annotated[str, Text("(pp|tg)[1-9][0-9]{0,9}")]
-Prose = Annotated[str, Text(max_length=TEXT_LIMIT)]
+LongText = Annotated[str, Text(max_length=TEXT_LIMIT)]
 
 
 class Speed(NamedTuple):
@@ -41,7 +41,7 @@ class Cell(NamedTuple):
     """tokens per second according to the plan of these hosts; null without a prediction, for example for a cache that is not empty"""
     measured: Optional[Speed] = None
     """measured speed; null before the measurement"""
-    skipped: Optional[Prose] = None
+    skipped: Optional[LongText] = None
     """reason why it is not measured"""
 
     @property
@@ -100,7 +100,7 @@ class ProgramProgress(NamedTuple):
     results: tuple[Result, ...]
     status: Optional[int]
     """its exit status; null while it runs"""
-    log_end: Prose
+    log_end: LongText
     """last lines of its log"""
 
 

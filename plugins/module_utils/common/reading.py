@@ -45,7 +45,7 @@ def read_start(path: Path, max_bytes: int, follows_links: bool = False) -> bytes
         return stream.read(max_bytes)
 
 
-def read_end(path: Path, max_bytes: int) -> str:
+def read_tail(path: Path, max_bytes: int) -> str:
     """Return the last ``max_bytes`` of a file as text; empty if it cannot be read."""
     try:
         with open_file(path) as stream:

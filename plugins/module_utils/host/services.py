@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import commands, names, service_managers
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.files import replace_file, text_of
-from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_end
+from ansible_collections.llamacpp.cluster.plugins.module_utils.common.reading import read_tail
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.units import parse_count
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.validation import Text
 from ansible_collections.llamacpp.cluster.plugins.module_utils.facts import installation
@@ -82,7 +82,7 @@ class Manager:
 
     def log(self, service: str, line_count: int = MAX_LOG_LINES, output_format: str = "cat") -> str:
         """Return the end of a service's log. Only a journal heeds the number of lines and their format."""
-        return read_end(Path(self.spec.log.format(prefix=self.paths.prefix, service=service)), MAX_LOG_BYTES)
+        return read_tail(Path(self.spec.log.format(prefix=self.paths.prefix, service=service)), MAX_LOG_BYTES)
 
     def restart_counts(self, services: Collection[str]) -> dict[str, int]:
         """Return how often the manager has restarted each service since its last deliberate start, if the manager counts that."""

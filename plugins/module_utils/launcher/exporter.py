@@ -136,7 +136,8 @@ class Exporter:
             for name in metrics.CONVERSATION_METRIC_NAMES if head.conversation_values else ():
                 figures.add(name, head.conversation_values[name])
         verification = self.path and journal.read_back(
-            self.path.with_name(VERIFICATION_FILE), lambda data: (bool(data["passed"]), (*map(str, data["failed"]),))
+            self.path.with_name(VERIFICATION_FILE),
+            lambda data: (bool(data["passed"]), (*map(str, data["failed_checks"]),)),
         )
         if verification and self.path:
             figures.add("verified_passed", verification[0])

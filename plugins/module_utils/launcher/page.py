@@ -252,8 +252,8 @@ def render(snapshot: Snapshot | None, clock: float, chat_port: str = "") -> str:
     if snapshot.state == serving.LOADING and snapshot.load:
         progress = loading.progress_of(snapshot.load, loading.ExpectedBytes())
         body.append(_tags("p", [loading.progress_sentence(progress)], "notice warn"))
-    model_cards = "".join(_model_card(snapshot, model) for model in description.planned)
-    body += [_tag("h2", "Models"), _tag("div", model_cards, "cards")]
+    cards_html = "".join(_model_card(snapshot, model) for model in description.planned)
+    body += [_tag("h2", "Models"), _tag("div", cards_html, "cards")]
     if worker_items := "".join(_worker_item(snapshot, endpoint) for endpoint in description.workers):
         body += [_tag("h2", "Connections to workers"), _tag("ul", worker_items)]
     body += [_tag("h2", "Last verification"), _verification_html(snapshot, clock)]

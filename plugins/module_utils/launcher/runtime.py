@@ -325,8 +325,8 @@ class HeadRun:
             self.last_handshake_time = clock
             unused_workers = [endpoint for endpoint in self.settings.endpoints if endpoint not in choice.endpoints]
             self.return_timer.seconds("back", not _absent_workers(self._probe(unused_workers)), clock)
-        answer_time = self.return_timer.start_times.get("back", clock)
-        return clock - answer_time >= MIN_STABLE_SECONDS and not head.has_clients()
+        all_answering_since = self.return_timer.start_times.get("back", clock)
+        return clock - all_answering_since >= MIN_STABLE_SECONDS and not head.has_clients()
 
 
 def _absent_workers(answers: Handshakes) -> list[str]:

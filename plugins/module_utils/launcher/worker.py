@@ -22,7 +22,7 @@ SAMPLE_SECONDS, CLEANUP_SECONDS = 1.0, 60.0
 """Seconds between two samples of a worker, and between two inspections of its cache; files written since the last inspection may be incomplete."""
 STOP_SECONDS = 2.0
 """Time to exit, as for llama-server, although a worker has nothing to save."""
-MAX_STALE_SECONDS = 30.0
+MAX_HALF_CLOSED_SECONDS = 30.0
 NO_EXPORTER = exporter.Exporter()
 
 
@@ -91,9 +91,9 @@ class WorkerMonitor:
             return f"the worker has been suspended (SIGSTOP) for {suspended_seconds:.0f} s"
         connections = [sock for sock in sample.sockets if progress.port_of(sock.address) == self.port]
         half_closed_connections = [sock for sock in connections if sock.state == progress.CLOSE_WAIT]
-        stale_seconds = self.timers.seconds("client gone", bool(half_closed_connections), clock)
-        if stale_seconds >= MAX_STALE_SECONDS:
-            return f"the worker has not noticed for {stale_seconds:.0f} s that its client {half_closed_connections[0].peer} is gone"
+        half_closed_seconds = self.timers.seconds("client gone", bool(half_closed_connections), clock)
+        if half_closed_seconds >= MAX_HALF_CLOSED_SECONDS:
+            return f"the worker has not noticed for {half_closed_seconds:.0f} s that its client {half_closed_connections[0].peer} is gone"
         return None
 
 

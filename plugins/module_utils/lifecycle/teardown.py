@@ -26,7 +26,7 @@ class TeardownFacts(NamedTuple):
     cache: PathText
     accounts: Mapping[str, str]
     defined: tuple[str, ...]
-    made_accounts: tuple[str, ...] = ()
+    created_accounts: tuple[str, ...] = ()
     cluster: Optional[str] = None
     installed: Optional[bool] = None
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
@@ -52,7 +52,7 @@ def _part(cluster: str, name: str, facts: Any) -> dict[str, Any]:
     is_system_wide = report.scope == "system"
     homes = {names.ACCOUNT: report.prefix, names.BUILD_ACCOUNT: names.BUILD_HOME}
     accounts = [
-        name for name, home in report.accounts.items() if homes.get(name) == home and name in report.made_accounts
+        name for name, home in report.accounts.items() if homes.get(name) == home and name in report.created_accounts
     ]
     return {
         **facts,

@@ -69,7 +69,7 @@ FAMILIES = {
 """Performance by family. Keys with a backend or the architecture of a model take precedence."""
 
 
-def family_of(name: str, backend: str, model_architecture: str = "") -> str:
+def family_key(name: str, backend: str, model_architecture: str = "") -> str:
     """Return the most specific key in FAMILIES for a family, a backend and the architecture of a model."""
     keys = (f"{name}-{backend} {model_architecture}", f"{name} {model_architecture}", f"{name}-{backend}")
     return next((key for key in keys if key in FAMILIES), name)
@@ -105,7 +105,7 @@ class RateRow(NamedTuple):
     gb_per_s: float
     tflops: float
     family: str
-    min_mib: int = 0
+    min_memory_mib: int = 0
     """Minimum memory of the device, if boards of one name differ."""
     min_uncertainty: float = 1.0
     """Minimum uncertainty factor of the speed."""
@@ -337,7 +337,7 @@ def assumed_card_row(architecture: str) -> RateRow:
     return ASSUMED_RATES["datacenter" if architecture in HBM_CAPABILITIES else family]
 
 
-THREAD_GB_PER_S = 5.0
+CORE_GB_PER_S = 5.0
 """Bandwidth of one hardware thread: 4 to 6 GB/s on processors with 4 to 24 cores."""
 CORE_GFLOPS = {True: 110.0, False: 48.0, None: 37.0}
 """Whether a processor has AVX-512 (None for ARM) → GFLOPS of one core in prompts. Measurements on 2 cores of EPYCs gave 153 and 64 with f16
@@ -351,7 +351,7 @@ def accelerator_row(architecture: str, name: str, memory_mib: int = 0) -> RateRo
     """Return the row of a device by its name, which identifies the memory best, or else by its architecture."""
     for text in (name, architecture):
         for row in ACCELERATOR_ROWS:
-            if memory_mib >= row.min_mib and re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
+            if memory_mib >= row.min_memory_mib and re.search(rf"\b(?:{row.pattern})\b", text, re.IGNORECASE):
                 return row
     return None
 
@@ -396,7 +396,7 @@ UNLISTED_UNCERTAINTY = 2.0
 
 def rate_of_row(row: RateRow, source: str, backend: str = "cpu", model_architecture: str = "") -> Rate:
     """Return the rate that llama.cpp reaches on a device with these figures."""
-    family = FAMILIES[family_of(row.family, backend, model_architecture)]
+    family = FAMILIES[family_key(row.family, backend, model_architecture)]
     uncertainty = max(UNLISTED_UNCERTAINTY if source == ASSUMED_SOURCE else family.uncertainty, row.min_uncertainty)
     gb_per_s = round(row.gb_per_s * family.generation_share, 1)
     prompt_gflops = round(1000 * row.tflops * family.prompt_share, 1)

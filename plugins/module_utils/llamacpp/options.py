@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: GPL-3.0-or-later
 """Table of options of llama-server and rpc-server.
 
-It determines the command line, refused extra args and environment variables, missing options of a fork, and the options that a program's help must list.
+It determines spellings on the command line, refused extra args and environment variables, a fork's missing options, and what a program's help must list.
 """
 
 from __future__ import annotations

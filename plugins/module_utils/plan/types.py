@@ -327,7 +327,7 @@ class UsersEstimate(NamedTuple):
     users: int
     """number of users: `llama_users`"""
     at_once: int
-    """number of requests that are computed at the same time, at most `llama_server_parallel` on each server; other requests wait"""
+    """number of requests that are processed at the same time, at most `llama_server_parallel` on each server; other requests wait"""
     generation_tokens_per_s: Optional[float]
     """predicted tokens per second of generation, after the planned prompts if `at_once` is more than 1; null if the model generates no text"""
     generation_range: Optional[SpeedRange]

@@ -39,7 +39,7 @@ DEFAULT_FACTS: dict[str, Any] = {
     "scope": "system",
     "python": "/usr/bin/python3",
     "service_manager": "systemd",
-    "units_filter": True,
+    "has_unit_filter": True,
     "packaged": {"version": list(capabilities.PACKAGED_BUILDS)[-1], "installed": []},
     "prefix": "/opt/llamacpp",
     "cache": "/var/cache/llamacpp",
@@ -152,7 +152,7 @@ class Facts(NamedTuple):
     """IPv4 addresses of RDMA devices; None if the host was not searched for them."""
     device_groups: tuple[Word, ...] = ()
     firewall: Optional[Annotated[str, names.FIREWALLS]] = None
-    units_filter: Optional[bool] = None
+    has_unit_filter: Optional[bool] = None
     """Whether IPAddressDeny of a unit takes effect; None if unknown."""
     kernel: Name = ""
     glibc: Optional[Word] = None

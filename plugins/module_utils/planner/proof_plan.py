@@ -35,7 +35,7 @@ PROCESSOR_CONTEXT = 1536
 """Context if all proven devices are processors, whose kernels are the same for longer prompts."""
 START_S = 2
 """Seconds that a llama-server takes to start and stop."""
-RATE_SHARE, EXPERT_RATE_SHARE = 0.45, 0.25
+PROOF_RATE_SHARE, EXPERT_RATE_SHARE = 0.45, 0.25
 """Share of a device's prompt rate that the proof reaches: most of its prompts are short, and the head's processor repacks no weights."""
 LIMIT_FACTOR = 4
 """Multiple of the predicted time after which the processor gets no further long prompts."""
@@ -129,7 +129,7 @@ def _compute_s(
     )
     operations = (
         dense_parameters * tokens + output_parameters * len(prompts) + attention_operations
-    ) / RATE_SHARE + expert_parameters * tokens / EXPERT_RATE_SHARE
+    ) / PROOF_RATE_SHARE + expert_parameters * tokens / EXPERT_RATE_SHARE
     return len(prompts) * weight_bytes / 1e9 / gb_per_s + 2e-9 * operations / gflops
 
 

@@ -93,7 +93,7 @@ class FitResult(NamedTuple):
     hosts: tuple[str, ...] = ()
 
     @property
-    def user_speed(self) -> float:
+    def speed_per_user(self) -> float:
         """Return generated tokens per second for each user."""
         users = self.users
         if users is None or users.users == 1:
@@ -160,8 +160,8 @@ ORDER_TEXT = (
 def _sort_key(result: FitResult, tokens_per_s: float) -> tuple[float, ...]:
     if result.refusal_reason:
         return (2, result.bytes)
-    is_fast = result.user_speed >= tokens_per_s
-    return (0, -result.parameters) if is_fast else (1, -result.user_speed)
+    is_fast = result.speed_per_user >= tokens_per_s
+    return (0, -result.parameters) if is_fast else (1, -result.speed_per_user)
 
 
 def _fit_model(cluster: types.Cluster, offer: Offer, catalogue: types.Catalogue, query: FitQuery) -> FitResult:
@@ -169,10 +169,10 @@ def _fit_model(cluster: types.Cluster, offer: Offer, catalogue: types.Catalogue,
     for name, summary in offer.quantisations():
         result = _fit_quantisation(cluster, offer, name, summary, catalogue, query.context)
         attempts.append((result, summary))
-        if not result.refusal_reason and (result.user_speed >= query.speed or name in SMALL_QUANTISATIONS):
+        if not result.refusal_reason and (result.speed_per_user >= query.speed or name in SMALL_QUANTISATIONS):
             break
     best_result, summary = attempts[-1]
-    if best_result.refusal_reason or best_result.user_speed < query.speed:
+    if best_result.refusal_reason or best_result.speed_per_user < query.speed:
         best_result, summary = next((attempt for attempt in attempts if not attempt[0].refusal_reason), attempts[-1])
     longest_context = summary.context * cluster.server.parallel
     contexts = sorted(

@@ -346,7 +346,7 @@ class _Server(NamedTuple):
 
     def failure(self, default_text: str) -> ProofError:
         """Return an error that says how the server crashed, or else the default text, with the most relevant line of its log."""
-        lines = reading.read_end(self.log_path, MAX_LOG_BYTES).splitlines()
+        lines = reading.read_tail(self.log_path, MAX_LOG_BYTES).splitlines()
         reason_lines = lines[-1:]
         for pattern in REASON_PATTERNS:
             matches = [line for line in lines if re.search(pattern, line, re.IGNORECASE)]

@@ -206,7 +206,7 @@ def problems_of(
         problems.append(f"nothing is installed on {', '.join(empty_hosts)}")
     problems += [problem for host in hosts if host.name not in empty_hosts for problem in _host_problems(host)]
     if cluster.verified and not cluster.verified.passed:
-        failures = "; ".join(cluster.verified.failed)
+        failures = "; ".join(cluster.verified.failed_checks)
         problems.append(f"the last verification failed{f': {failures}' * bool(failures)}")
     return tuple(problem.rstrip(".") for problem in [*problems, *([other_plan_note] if other_plan_note else [])])
 

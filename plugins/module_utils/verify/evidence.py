@@ -66,12 +66,12 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
         health = types.Health(
             True, "ok; the server was asleep until this check woke it" if wake else "ok; the server is asleep"
         )
-    may_ask = health.healthy and (wake or not is_asleep)
-    if model and may_ask:  # this request loads the model
+    can_ask = health.healthy and (wake or not is_asleep)
+    if model and can_ask:  # this request loads the model
         reply = client.ask(f"/props?model={quote(model.name, safe='')}", max(seconds, MIN_LOAD_TIMEOUT_SECONDS))
         if reply.text.startswith(replies.TIMEOUT_TEXT):
-            health, may_ask = types.Health(False, server_client.LOADING), False
-    completion = _ask_question(client, subject) if may_ask else None
+            health, can_ask = types.Health(False, server_client.LOADING), False
+    completion = _ask_question(client, subject) if can_ask else None
     log, links = _start_log(folder, model), host_facts.link_measurements(host.prefix)
     reading_record = typed_json.read_file(types.ReadingRecord, Path(host.prefix, names.READINGS_FILE), MAX_RECORD_BYTES)
     evidence = types.Evidence(

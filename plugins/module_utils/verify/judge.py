@@ -142,10 +142,10 @@ def advice(subject: types.Subject, evidence: types.Evidence) -> str:
         for worker in subject.external_workers
         if any(f"worker {worker.endpoint}:" in sentence for sentence in waits_for)
     ]
-    worker_names = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external_workers)
+    workers_text = ", ".join(f"{worker.endpoint} on {worker.host}" for worker in external_workers)
     texts = (
         [
-            f"This collection does not start external workers ({worker_names}): start them on their hosts, with a release that uses the head's protocol."
+            f"This collection does not start external workers ({workers_text}): start them on their hosts, with a release that uses the head's protocol."
         ]
         if external_workers
         else []

@@ -253,7 +253,7 @@ class VerificationStatus(NamedTuple):
     """seconds since the verification"""
     passed: bool
     """whether no check failed"""
-    failed: tuple[Line, ...]
+    failed_checks: tuple[Line, ...]
     """the first failed checks, a sentence each"""
     release: Annotated[str, Text()]
     """release that ran"""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading, typed_json, validation
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model import header_summary, projector
-from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import NamedFile
+from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp.model.summary import ModelFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models import download_record, ollama, web
 from ansible_collections.llamacpp.cluster.plugins.module_utils.models.download_record import DownloadRecord, StoredFile
 from ansible_collections.llamacpp.cluster.plugins.module_utils.plan import host_types
@@ -39,7 +39,7 @@ class LookupOptions(NamedTuple):
 class _Files(NamedTuple):
     """Part of a model's summary that lists its files."""
 
-    files: tuple[NamedFile, ...] = ()
+    files: tuple[ModelFile, ...] = ()
 
 
 def token_server_url(requests: Iterable[ModelRequest]) -> str | None:
@@ -129,7 +129,7 @@ class _Resolver:
             _summary(source, report),
         )
         if report.get("error") or (source.role == host_types.MODEL and summary is None):
-            reason = validation.printable(report.get("error") or header_summary.REFUSED_KINDS["mmproj"])
+            reason = validation.printable(report.get("error") or header_summary.REFUSAL_BY_KIND["mmproj"])
             remedy = ". Use the path of a complete GGUF file on the head" if source.path else ""
             raise Refusal(f"{source.variable} is {subject}, which {reason}{remedy}")
         if report.get("unreadable_path") and source.role != host_types.MODEL:

@@ -45,8 +45,8 @@ def memory_bar(entry: types.DevicePlacement, width: int = BAR_WIDTH) -> str:
 
 def memory_plans(plan: types.Plan) -> dict[str, types.Plan]:
     """Return a plan for each model, as if it were the only one, by title."""
-    next_models = zip((plan.head.models or ())[1:], plan.per_model()[1:])
-    return {"Memory": plan, **{f"Memory of {model.name}": model_plan for model, model_plan in next_models}}
+    other_models = zip((plan.head.models or ())[1:], plan.per_model()[1:])
+    return {"Memory": plan, **{f"Memory of {model.name}": model_plan for model, model_plan in other_models}}
 
 
 def memory_lines(plan: types.Plan) -> list[str]:

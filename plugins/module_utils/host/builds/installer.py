@@ -177,7 +177,7 @@ class Installer:
             files={f"bin/{path.name}": sha256(path) for path in sorted((partial_folder / "bin").iterdir())},
             source=source,
             seconds=seconds,
-            received=builder,
+            received_from=builder,
             page=has_page,
         )
         manifest.write_manifest(partial_folder, release_manifest)

@@ -27,7 +27,7 @@ class Manifest(NamedTuple):
     source: Mapping[str, Any]
     seconds: float
     """Duration of the build."""
-    received: Optional[str] = None
+    received_from: Optional[str] = None
     """Host that compiled the release, if another host did."""
     page: Optional[bool] = None
     """Whether llama-server has its chat page; None without llama-server."""
@@ -52,7 +52,7 @@ def installed_manifest(folder: Path, targets: Iterable[str] = (), builders: Iter
     manifest = read_manifest(folder)
     if manifest is None or any(f"bin/{target}" not in manifest.files for target in targets):
         return None
-    if builders and manifest.received not in (None, *builders):
+    if builders and manifest.received_from not in (None, *builders):
         return None
     try:
         for name, digest in manifest.files.items():

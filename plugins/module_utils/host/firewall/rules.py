@@ -128,8 +128,8 @@ def _nftables_state(rules: Sequence[Rule], system: System) -> RuleState:
         if rules:
             raise Refusal(f"This host has {find_foreign_objects(system)[0]}{names.FOREIGN_REMEDY}.")
         return RuleState([], {})
-    stored_rules = file_rules if system.path(NFT_BOOT_LINK).is_symlink() else []
-    partial_rules = frozenset({*nft_rules, *file_rules} - set(nft_rules).intersection(stored_rules))
+    boot_rules = file_rules if system.path(NFT_BOOT_LINK).is_symlink() else []
+    partial_rules = frozenset({*nft_rules, *file_rules} - set(nft_rules).intersection(boot_rules))
     return RuleState(
         list(dict.fromkeys([*nft_rules, *file_rules])),
         {_comment(rule): rule._asdict() for rule in rules},

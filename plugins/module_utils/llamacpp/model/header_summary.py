@@ -27,7 +27,7 @@ FILE_TYPES = {
     **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE", 39: "NVFP4", 40: "Q1_0", 41: "Q2_0"},
 }
 """Name of each ``general.file_type`` (llama_ftype of llama.h)."""
-REFUSED_KINDS = {
+REFUSAL_BY_KIND = {
     "adapter": "is an adapter (LoRA), not a model: pass it with --lora in llama_server_extra_args, and serve the model for which it was trained",
     "imatrix": "is an importance matrix, not a model: use a model that was quantised with this matrix",
     "mmproj": "is a projector, not a model: set llama_model_mmproj to this file, and serve the model for which it was made",
@@ -175,8 +175,8 @@ def summarize(header: gguf.ModelHeader) -> dict[str, Any]:
     metadata, tensors = header.metadata, header.tensors
     architecture = metadata.get("general.architecture")
     kind = "mmproj" if architecture == "clip" else metadata.get("general.type")
-    if isinstance(kind, str) and kind in REFUSED_KINDS:
-        raise gguf.GGUFError(REFUSED_KINDS[kind])
+    if isinstance(kind, str) and kind in REFUSAL_BY_KIND:
+        raise gguf.GGUFError(REFUSAL_BY_KIND[kind])
     if not isinstance(architecture, str):
         raise gguf.GGUFError("is refused: it has no architecture")
     name, counts = metadata.get("general.name"), _counts(header, architecture)

@@ -53,7 +53,7 @@ class TensorGroup(NamedTuple):
         return 1 if self.layers is None else len(self.layers)
 
 
-class NamedFile(NamedTuple):
+class ModelFile(NamedTuple):
     name: Annotated[str, Text(max_length=1024)]
     bytes: Size
 
@@ -84,7 +84,7 @@ class ModelSummary(NamedTuple):
     parameters: Optional[Annotated[int, Number(1)]] = None
     bytes: Optional[Size] = None
     """Bytes of all files."""
-    files: tuple[NamedFile, ...] = ()
+    files: tuple[ModelFile, ...] = ()
     chat_template: Optional[bool] = None
     """Whether the file has a chat template; None if unknown."""
 

@@ -16,7 +16,7 @@ def unfiltered_reason(context: AdvisoryContext, name: str) -> str:
     facts = context.cluster.hosts[name].facts
     if not service_managers.MANAGERS[facts.service_manager].port_filter:
         return f"The service manager ({facts.service_manager}) does not filter addresses"
-    if facts.units_filter is None:
+    if facts.has_unit_filter is None:
         return (
             "It is unknown whether systemd filters addresses there. If systemd-run needs root there, run the playbook with become. If the host is "
             "down, its cached facts are from an older version of the collection: start or retire the host"

@@ -186,7 +186,7 @@ ADVISORIES = (
         "Weights and activations (in effect, the conversation) travel unencrypted between {head} and its workers: {where}.",
         (
             "set llama_transport to {transport} for {hosts}",
-            "for a cable, set peer in llama_links to the host at its other end",
+            "if a cable connects the hosts directly, set peer in llama_links to the host at its other end",
             "accept this advisory if you trust that network",
         ),
         "docs/security.md",

@@ -61,8 +61,8 @@ def _check_architecture(host: Host, accelerator: Accelerator) -> None:
 
 def _driver_remedy(facts: Facts, backend: str) -> str:
     """Return the remedy for a driver that does not work; empty if no driver is known to fail."""
-    is_broken = "nvidia" in backends.BY_NAME[backend].aliases and facts.nvidia_smi
-    return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if is_broken else ""
+    driver_fails = "nvidia" in backends.BY_NAME[backend].aliases and facts.nvidia_smi
+    return f"fix its NVIDIA driver (nvidia-smi fails: {facts.nvidia_smi})" if driver_fails else ""
 
 
 def _backend_of(host: Host, choice: str, sources: Mapping[str, str], packaged_backends: Collection[str]) -> str:

@@ -92,7 +92,7 @@ def why_not_on_disk(candidate: Candidate) -> str:
     if workload.spec_type.startswith("draft") or any(draft_arguments):
         return "llama-server does not save the context of a draft model (ggml-org/llama.cpp#28619)"
     if any(load.is_checkpointed) and release.build < MIN_CHECKPOINT_BUILD:
-        return f"{candidate.summary.name} has sliding windows or recurrent layers, whose checkpoints only build {MIN_CHECKPOINT_BUILD} and newer save"
+        return f"{candidate.summary.name} has sliding windows or recurrent layers, and only build {MIN_CHECKPOINT_BUILD} or newer saves their checkpoints"
     if any(device.backend in load.split_cache_backends for device in candidate.layout.devices):
         return "llama-server crashes when it saves a KV cache that is split into several buffers (ggml-org/llama.cpp#25584)"
     return ""

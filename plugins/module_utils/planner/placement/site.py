@@ -79,7 +79,7 @@ def rate_of(device: Device, host: Host, architecture: str = "") -> device_rates.
 
 def processor_rate(facts: Facts) -> device_rates.Rate:
     """Return the rate of the host's processor. A few cores, like those of a virtual machine, cannot use the memory's full rate, and compute less."""
-    gflops, cores_gb_per_s = cores_gflops(facts), facts.cpu.cores * device_rates.THREAD_GB_PER_S
+    gflops, cores_gb_per_s = cores_gflops(facts), facts.cpu.cores * device_rates.CORE_GB_PER_S
     names = (facts.cpu.model, *(accelerator.name for accelerator in facts.accelerators if accelerator.unified))
     row = next(filter(None, map(device_rates.processor_row, names)), None)
     assumed_row = device_rates.ASSUMED_RATES["board" if facts.is_board else "processor"]

@@ -105,11 +105,11 @@ def _merge_texts(
         for text in model_texts:
             groups.setdefault(text, []).append(name)
 
-    def concerns_all(text: Text, group: Sequence[str]) -> bool:
+    def is_about_all(text: Text, group: Sequence[str]) -> bool:
         sentences = text if isinstance(text, str) else f"{text.message} {text.remedy}"
         return len(group) == len(model_names) and not any(name in sentences for name in entry_variables)
 
-    rows = [(text, "" if concerns_all(text, group) else remedies.join_names(group)) for text, group in groups.items()]
+    rows = [(text, "" if is_about_all(text, group) else remedies.join_names(group)) for text, group in groups.items()]
     return sorted(rows, key=lambda row: bool(row[1]))
 
 

@@ -208,7 +208,7 @@ def without_exposed_workers(installation: Installation, candidate: Candidate) ->
 
 def _unit_filters_ports(facts: Facts) -> bool:
     """Return whether the definition of a service closes its port to everyone who is not planned to connect."""
-    return bool(service_managers.MANAGERS[facts.service_manager].port_filter and facts.units_filter)
+    return bool(service_managers.MANAGERS[facts.service_manager].port_filter and facts.has_unit_filter)
 
 
 def _port_probes(installation: Installation, entry: EquippedHost) -> tuple[str, ...]:

@@ -72,8 +72,7 @@ def _equip_host(cluster: Cluster, host: Host, programs: Programs, catalogue: Cat
     manager = service_managers.MANAGERS[facts.service_manager]
     if not manager.host_settings and any(link.manage for link in host.links):
         raise Refusal(
-            f"llama_links for {host.name} has manage: true, which needs systemd and root: configure the interface yourself and "
-            "set manage: false"
+            f"llama_links for {host.name} has manage: true, which needs systemd and root: configure the interface yourself and set manage: false"
         )
     build_tools = {
         backend: toolchains.choose_tools(host, backend, programs.releases[backend].fork)
