@@ -98,7 +98,7 @@ def run_launcher(paths: InstallationPaths, work: ProofWork, definition: str) -> 
     if paths.service_manager not in services.SYSTEMD_MANAGERS:
         yield work
         return
-    manager = services.temporary_manager(paths)
+    manager = services.job_manager(paths)
     service = services.Service(SERVICE_NAME, definition + UNIT_SETTINGS, temporary=True)
     services.apply_request(manager, services.ServiceRequest(run=[service], restart=[SERVICE_NAME]), check_mode=False)
     try:

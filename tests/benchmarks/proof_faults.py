@@ -48,7 +48,7 @@ from ansible_collections.llamacpp.cluster.plugins.module_utils.planner import pr
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof import questions, run
 from ansible_collections.llamacpp.cluster.plugins.module_utils.proof.types import Proof, ProofWork, Side
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import speech
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import TextReading
 from first_run import machine
 from gpu_workers import answers
 
@@ -232,7 +232,7 @@ def workers(given: argparse.Namespace, fault: str) -> Iterator[None]:
             worker.wait()
 
 
-def read(job: ProofWork, model: Path, folder: Path) -> Reading | None:
+def read(job: ProofWork, model: Path, folder: Path) -> TextReading | None:
     """Return how well the model reads plain text behind the second worker."""
     target = run._sample_path(job, folder)
     target.unlink(missing_ok=True)

@@ -83,7 +83,7 @@ def test_quantisations_of_that_model_which_can_be_chosen_are_offered_the_smalles
 @pytest.mark.parametrize(
     "keys, said",
     [
-        ({}, "has 4 models: set quantisation or files to one of "),
+        ({}, "has 4 models: set quantisation to one of "),
         ({"quantisation": "Q3_K_S"}, "has no quantisation Q3_K_S: use one of "),
         ({"quantisation": "Q4_K"}, "has no quantisation Q4_K: use one of "),
         ({"files": ["some-model-Q5_K_M.gguf"]}, "has no some-model-Q5_K_M.gguf: use one of Q8_0/some-model-Q8_0-00001"),
@@ -101,6 +101,8 @@ def test_models_that_cannot_be_chosen_or_are_not_whole_are_refused(repo):
     (repo / "other-model-Q4_K_M.gguf").write_bytes(gguf_files.model())
     message = refusal(looked_up, on_huggingface(quantisation="Q4_K_M"))
     assert re.search(r"has 2 models of Q4_K_M: .*other-model-Q4_K_M\.gguf", message)
+    (repo / "other-model.gguf").write_bytes(gguf_files.model())
+    assert re.search(r"has 6 models: set files to one of .*other-model\.gguf", refusal(looked_up, on_huggingface()))
     (repo / "UD-Q2_K_XL" / "some-model-UD-Q2_K_XL-00002-of-00003.gguf").unlink()
     message = refusal(looked_up, on_huggingface(quantisation="UD-Q2_K_XL"))
     assert "UD-Q2_K_XL/some-model-UD-Q2_K_XL-00002-of-00003.gguf" in message
@@ -179,7 +181,7 @@ def test_a_server_that_is_no_hub(server, repo, answer):
         (["-m.gguf"], "is not allowed: use another file"),
         (["a-0000\u0661-of-0000\u0662.gguf"], "whose size is unknown or whose name is not allowed: use another file"),
         (["a-00001-of-99999.gguf"], "lacks 99998 of this model's parts, for example a-00002-of-99999.gguf"),
-        ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: set quantisation or files to"),
+        ([f"{number}-00001-of-99999.gguf" for number in range(999)], "has 999 models: set files to"),
     ],
 )
 def test_what_a_server_claims_of_files_that_cannot_be_fetched_is_refused_in_one_line(server, repo, files, said):

@@ -8,7 +8,7 @@ import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names, typed_json
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import replies
 from ansible_collections.llamacpp.cluster.plugins.module_utils.verify import evidence, judge, server_client, speech
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import TextReading
 from conftest import typed
 from support.clusters import with_small_layers
 from support.drift import drifts
@@ -60,7 +60,7 @@ def test_each_token_of_the_text_is_predicted_from_those_before():
 def test_a_server_that_reports_no_probabilities_is_not_judged(model, read):
     reading = speech.take_reading(model.ask, "f" * 16, None)
     assert (reading and reading.logarithms) == read
-    assert not reading or typed_json.parse(Reading, typed_json.dump(reading)) == reading
+    assert not reading or typed_json.parse(TextReading, typed_json.dump(reading)) == reading
 
 
 def test_a_slow_server_reads_less(monkeypatch):
@@ -76,11 +76,11 @@ def served(pair, big_model):
 
 def reading_of(plan, bits, identifier=None):
     """A reading with so many bits per byte."""
-    return Reading(identifier or plan.head.reading, (-bits * math.log(2) * 4,) * 100, 400)
+    return TextReading(identifier or plan.head.reading, (-bits * math.log(2) * 4,) * 100, 400)
 
 
 def test_a_reading_without_tokens_is_no_worse_than_another():
-    assert Reading(OTHER, (), 1).perplexity_ratio(Reading(OTHER, (-1.0,), 4)) == 1
+    assert TextReading(OTHER, (), 1).perplexity_ratio(TextReading(OTHER, (-1.0,), 4)) == 1
 
 
 def evidence_of(plan, now, *earlier, completion=RIGHT):
@@ -170,7 +170,7 @@ def test_readings_are_kept_after_a_verification_that_passed(served, bits, kept):
     answers = {name: {"drift": drift} for name, drift in drifts(described).items()}
     verify(described, found, recorded=record, answers=answers)
     record = written.get(names.READINGS_FILE)
-    readings = [typed_json.parse(Reading, one) for one in record["readings"]] if record else None
+    readings = [typed_json.parse(TextReading, one) for one in record["readings"]] if record else None
     assert (readings and [f"{one.bits_per_byte:.2f}" for one in readings]) == kept
 
 

@@ -41,7 +41,7 @@ class BenchmarkJob:
         self._restart_sections = RESTART_SECTIONS.format(server=names.SERVER_SERVICE, scope=scope) if is_systemd else ""
         self._state_folder = Path(paths.prefix, "state")
         self._server_manager = services.manager_of(paths)
-        self.job_manager = services.temporary_manager(paths)
+        self.job_manager = services.job_manager(paths)
 
     def exists(self) -> bool:
         """Return whether an unfinished benchmark exists on this host."""

@@ -274,7 +274,7 @@ VOLATILE_UNITS_FOLDER = Path("/run/systemd/system")
 """Folder of definitions that a reboot removes."""
 
 
-def temporary_manager(paths: InstallationPaths) -> Manager:
+def job_manager(paths: InstallationPaths) -> Manager:
     """Return the manager of temporary services. Under systemd, their definitions are in a folder that a reboot empties."""
     if paths.service_manager in SYSTEMD_MANAGERS:
         runtime_folder = os.environ.get("XDG_RUNTIME_DIR", f"/run/user/{os.geteuid()}")

@@ -26,7 +26,7 @@ PYPI_TREES: dict[str, dict[str, Any]] = {"0.3.36": {"build": 11063, "commit": "0
 
 PACKAGED_BUILDS = {"0.7.0": 11669}
 """Version of a distribution's package → its build of llama.cpp, oldest first."""
-OLDEST_DISTRIBUTIONS = {"debian": 14}
+OLDEST_PACKAGES = {"debian": 14}
 """Distribution → its oldest version whose llama.cpp package supports RPC."""
 
 PROTOCOLS = [(11063, "7.0.0"), (11435, None), (11450, "8.0.0"), (11740, None)]

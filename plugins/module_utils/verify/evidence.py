@@ -115,7 +115,7 @@ def collect(subject: types.Subject, seconds: float, wake: bool) -> types.Evidenc
     )
 
 
-def _take_reading(client: Client, subject: types.Subject) -> types.Reading | None:
+def _take_reading(client: Client, subject: types.Subject) -> types.TextReading | None:
     """Return how well the model reads plain text; None if it generates none."""
     model, reading_id = subject.named_model, (subject.named_model or subject.head).reading
     return speech.take_reading(client.ask, reading_id, model and model.name) if reading_id else None

@@ -94,7 +94,7 @@ def was_asleep(evidence: types.Evidence) -> bool:
     return bool(evidence.server and not evidence.server.completion)
 
 
-def readings_of(evidence: Sequence[types.Evidence]) -> tuple[types.Reading, ...]:
+def readings_of(evidence: Sequence[types.Evidence]) -> tuple[types.TextReading, ...]:
     """Return the readings for the head to keep: the best reading of each model, so that several small losses do not add up unnoticed."""
     best_readings = {reading.id: reading for reading in evidence[0].readings}
     for reading in [report.server.reading for report in evidence if report.server and report.server.reading]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import reading
 from ansible_collections.llamacpp.cluster.plugins.module_utils.llamacpp import plain_text, replies
-from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import Reading
+from ansible_collections.llamacpp.cluster.plugins.module_utils.verify.types import TextReading
 
 MAX_TOKENS, MIN_TOKENS, TIME_LIMIT_SECONDS = 200, 48, 60.0
 """Maximum number of tokens to read, minimum number for a result, and time limit in seconds."""
@@ -23,7 +23,7 @@ AskServer = Callable[[str, float, Mapping[str, Any]], replies.Reply]
 """Function that asks the server: path, seconds and question."""
 
 
-def take_reading(ask: AskServer, reading_id: str, model: str | None) -> Reading | None:
+def take_reading(ask: AskServer, reading_id: str, model: str | None) -> TextReading | None:
     """Let the server predict plain text.
 
     :param model: name of the model if the server has several.
@@ -47,4 +47,4 @@ def take_reading(ask: AskServer, reading_id: str, model: str | None) -> Reading 
             logarithms.append(min(0.0, max(MIN_LOGARITHM, float(entry["logprob"]))))
             piece = entries[index]["piece"]
             text_bytes += len(piece.encode() if isinstance(piece, str) else piece)
-    return Reading(reading_id, tuple(logarithms), text_bytes) if len(logarithms) >= MIN_TOKENS else None
+    return TextReading(reading_id, tuple(logarithms), text_bytes) if len(logarithms) >= MIN_TOKENS else None

@@ -140,7 +140,7 @@ class ServedFallback(NamedTuple):
 Logarithm = Annotated[float, Number(-1000, 0, allows_fractions=True)]
 
 
-class Reading(NamedTuple):
+class TextReading(NamedTuple):
     """Probabilities of the tokens of a text."""
 
     id: PlanId
@@ -155,7 +155,7 @@ class Reading(NamedTuple):
         """Return the bits of information per byte of the text."""
         return -sum(self.logarithms) / math.log(2) / self.bytes
 
-    def perplexity_ratio(self, reference: "Reading") -> float:
+    def perplexity_ratio(self, reference: "TextReading") -> float:
         """Return the perplexity divided by that of an earlier reading of the same text."""
         differences = [other - logarithm for logarithm, other in zip(self.logarithms, reference.logarithms)]
         return math.exp(sum(differences) / max(1, len(differences)))
@@ -164,7 +164,7 @@ class Reading(NamedTuple):
 class ReadingRecord(NamedTuple):
     """Readings on the head, the newest last."""
 
-    readings: tuple[Reading, ...]
+    readings: tuple[TextReading, ...]
 
 
 class Completion(NamedTuple):
@@ -187,7 +187,7 @@ class ServerEvidence(NamedTuple):
     """number of its RDMA connections"""
     completion: Optional[Completion]
     """null if the server was asleep and the check did not wake it"""
-    reading: Optional[Reading] = None
+    reading: Optional[TextReading] = None
     """how well the model predicts plain text; null if unknown"""
     page: bool = False
     """whether it serves its chat page"""
@@ -214,7 +214,7 @@ class Evidence(NamedTuple):
     """differences of the head from its part of the plan; null if it was not compared"""
     verdicts: tuple[Verdict, ...] = ()
     """verdicts of proofs on the head"""
-    readings: tuple[Reading, ...] = ()
+    readings: tuple[TextReading, ...] = ()
     """earlier readings on the head"""
     lock: Optional[Run] = None
     """run that may be changing the cluster"""

@@ -230,8 +230,8 @@ def choose_files(listing: Listing, source: types.ModelSource) -> tuple[ModelFile
     if not matches:
         raise Refusal(f"{subject} no quantisation {quantisation}: use one of {_quantisations_text(models)}")
     if len(matches) > 1:
-        remedy = f"set quantisation or files to one of {_quantisations_text(models)}"
-        if quantisation is not None:
+        remedy = f"set quantisation to one of {_quantisations_text(models)}"
+        if quantisation is not None or not all(model.quantisation for model in models):
             remedy = f"set files to one of {_names_text(model.files[0].name for model in matches)}"
         raise Refusal(f"{subject} {len(matches)} models{f' of {quantisation}' if quantisation else ''}: {remedy}")
     return _choose_by_name(listing, source, split_files.part_names(matches[0].files[0].name))

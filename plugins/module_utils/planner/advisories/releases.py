@@ -111,8 +111,8 @@ def unknown_architecture(context: AdvisoryContext) -> Cases:
 def untested_model(context: AdvisoryContext) -> Cases:
     """Return the head if no reviewed build has the model's architecture or tensor types, and the serving build is newer."""
     unknown_types = tensor_types.unknown_types({row.type for row in context.summary.tensor_groups})
-    is_new = _missing_support(context) and not unknown_architecture(context)
-    features = [f"the architecture {context.summary.architecture}"] * bool(is_new) + [
+    is_untested = _missing_support(context) and not unknown_architecture(context)
+    features = [f"the architecture {context.summary.architecture}"] * bool(is_untested) + [
         f"tensors of {unknown_type}" for unknown_type in unknown_types
     ]
     release = context.release

@@ -143,7 +143,7 @@ def tools_of(
         tools.update(_tool_packages(host, needs, {**release_packages, **packages}))
     if facts.python is None:
         raise Refusal(
-            f"{host.name} has no Python 3.9 or newer that the services' accounts can read: install the distribution's python3"
+            f"{host.name} has no Python 3.9 or newer that the services' accounts can run: install the distribution's python3"
         )
     return tools
 

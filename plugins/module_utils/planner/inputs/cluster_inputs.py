@@ -407,7 +407,7 @@ def _declared_facts(name: str, hardware: Mapping[str, Any], scope: str) -> dict[
         distribution_id, _space, version = hardware["distribution"].partition(" ")
         facts["distribution"] = names.distribution(f"ID={distribution_id}\nVERSION_ID={version}\n")
         version_match = re.match(r"\d+", version)
-        is_too_old = version_match and int(version_match[0]) < capabilities.OLDEST_DISTRIBUTIONS.get(distribution_id, 0)
+        is_too_old = version_match and int(version_match[0]) < capabilities.OLDEST_PACKAGES.get(distribution_id, 0)
         if is_too_old or facts["distribution"]["family"] != DEFAULT_FACTS["distribution"]["family"]:
             facts["packaged"] = None
     return facts

@@ -52,12 +52,12 @@ def reserve_mib(total_mib: int, shared: bool) -> int:
     return max(2048, total_mib // 10) if shared else max(512, total_mib // 20)
 
 
-def usable_device_mib(size_mib: int, shared: bool, memory_mib: int) -> int:
+def usable_device_mib(size_mib: int, shared: bool, host_mib: int) -> int:
     """Return the memory that a device may use. Memory of the host that a driver's limit leaves to the system counts as reserve.
 
     :param size_mib: memory of the device; if ``shared``, the part of the host's memory that its driver lends.
     """
-    system_mib = max(0, memory_mib - size_mib) if shared else 0
+    system_mib = max(0, host_mib - size_mib) if shared else 0
     return max(0, size_mib - max(0, reserve_mib(size_mib, shared) - system_mib))
 
 
