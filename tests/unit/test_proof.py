@@ -594,7 +594,7 @@ def test_the_device_that_computes_wrong_is_named_with_the_setting_that_helps(pro
     [
         ("crashes", {}, "head's processor with a 2-layer model crashes with status 3: x.cu:3: GGML_ASSERT"),
         ("none", {}, "head's processor with a 2-layer model produces NaN results"),
-        ("sure", {}, "head's processor with a 2-layer model is certain of one token"),
+        ("sure", {}, "head's processor with a 2-layer model gives one token all probability"),
         ("mute", {}, "head's processor with a 2-layer model did not convert text into tokens"),
         ("hangs", {"timeout_s": 1}, "with a 2-layer model was not healthy within 1 s"),
         ("right", {"bytes": 1 << 60}, "too little for a 2-layer file of 1099511627776 MiB"),
