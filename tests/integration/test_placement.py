@@ -4,6 +4,7 @@ import contextlib
 import subprocess
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 
 import models
 import pytest
@@ -53,12 +54,15 @@ def planned(path, endpoints, split, gpu_layers=None, **variables):
     host = Host(
         **{**dict.fromkeys(Host._fields), "facts": parse_facts({**DEFAULT_FACTS, "cpu": hardware.read_processor()})}
     )
+    installation = SimpleNamespace(serving_build=SimpleNamespace(id=""))
     candidate = Candidate(work, Site("here", {"here": host}, devices), layout, ())
-    return layout, argv_of(candidate, prompt_cache.plan_prompt_cache(candidate), "")[1:]
+    return layout, argv_of(installation, candidate, prompt_cache.plan_prompt_cache(candidate))[1:]
 
 
 def worker_at(endpoint):
-    return Worker("one", "here", endpoint, endpoint, endpoint, "cpu", "cpu", "CPU", capacity_mib=0, shared=True)
+    return Worker(
+        "one", "here", endpoint, endpoint, endpoint, "cpu", "cpu", "CPU", capacity_mib=0, shares_host_memory=True
+    )
 
 
 @contextlib.contextmanager

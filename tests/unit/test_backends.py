@@ -2,6 +2,7 @@
 
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common.errors import Refusal
@@ -66,7 +67,7 @@ def test_every_backend_can_have_a_release_and_is_offered():
         assert f"V({record.name})" in " ".join(spec["llama_backend"]["description"])
     asked = {"llama_release": release_request.request_of("b11434")}
     asked.update((f"llama_release_{name}", asked["llama_release"]._replace(source="pypi")) for name in BACKENDS)
-    assert releases.sources_of(asked) == dict.fromkeys(BACKENDS, "pypi")
+    assert releases.sources_of(SimpleNamespace(release_requests=asked)) == dict.fromkeys(BACKENDS, "pypi")
 
 
 def test_a_device_of_an_unknown_backend_is_not_declared():

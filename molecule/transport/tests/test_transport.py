@@ -198,7 +198,7 @@ def test_a_missing_or_wrong_key_is_named_and_replaced(content):
     run_inside(WORKERS[0], f"printf '{content}\\n' > {path}" if content else f"rm {path}")
     run_inside(WORKERS[0], f"systemctl restart {SERVICES[WORKERS[0]][0]}")
     wait_until(
-        lambda: "is unreachable, has another key, or forwards to no worker" in read_journal(HEAD, began),
+        lambda: "is unreachable, has another key, or does not forward to a worker" in read_journal(HEAD, began),
         120,
         "a journal line",
     )

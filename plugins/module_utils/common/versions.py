@@ -8,7 +8,7 @@ import re
 
 
 def parse(version: str) -> tuple[int, ...]:
-    return tuple(int(digits) for digits in re.findall(r"\d{1,18}", version))
+    return tuple(map(int, re.findall(r"\d{1,18}", version)))
 
 
 def first_version(text: str) -> str | None:

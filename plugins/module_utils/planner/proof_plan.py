@@ -247,12 +247,11 @@ def _remedies(plan: types.Plan) -> Iterator[Remedy]:
 
 def _proof_argv(plan: types.Plan, entry: types.DevicePlacement | None) -> tuple[str, ...]:
     """Return llama-server's command line for a device, or for the processor alone, which then repacks no weights, like the processors of workers."""
-    fork, planned_options = plan.release.fork, _options_in(plan.head.argv)
+    fork, proof, planned_options = plan.release.fork, plan.head.proof, _options_in(plan.head.argv)
     kept_words = [words for name, words in planned_options if name not in REPLACED_OPTIONS]
     overrides = [
         override for name, words in planned_options if name == "override-tensor" for override in words[1].split(",")
     ]
-    proof = plan.head.proof
     values: Mapping[str, str | Sequence[str]] = {
         "rpc": [entry.endpoint] if entry and entry.endpoint else [],
         "device": _device_name(fork, entry) if entry else "none",

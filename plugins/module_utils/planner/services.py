@@ -163,7 +163,7 @@ def _head_peer_addresses(plan: Plan) -> list[str]:
         return []
     endpoints = [entry.endpoint for placement in placements_of(plan) for entry in placement if entry.endpoint]
     endpoints += [worker.tunnel for worker in plan.workers if worker.tunnel]
-    addresses = {"localhost", head.address, *(endpoint.rsplit(":", 1)[0] for endpoint in endpoints)}
+    addresses = {"localhost", head.address, *map(names.address_of, endpoints)}
     return sorted((addresses - {names.ANY_ADDRESS}).union(head.allowed))
 
 
@@ -173,14 +173,14 @@ def with_services(plan: Plan) -> Plan:
     for name, host in plan.hosts.items():
         services = [_worker_service(plan, host, worker) for worker in host.workers]
         if name == plan.head.host:
-            services.append(_head_service(plan, [service.name for service in services]))
+            services.append(_head_service(plan))
         hosts[name] = host._replace(services=tuple(services))
     return plan._replace(hosts=hosts)
 
 
 def _worker_service(plan: Plan, host: HostPlan, worker: WorkerPlan) -> ServicePlan:
     address = names.address_of(worker.tunnel or worker.listens)
-    sources = [source for rule in host.firewall if rule.address == address for source in rule.sources]
+    sources = {"localhost", address}.union(*(rule.sources for rule in host.firewall if rule.address == address))
     return ServicePlan(
         name=names.service_name(f"worker-{worker.name}"),
         kind="worker",
@@ -197,11 +197,11 @@ def _worker_service(plan: Plan, host: HostPlan, worker: WorkerPlan) -> ServicePl
         credentials={},
         devices=(*backends.device_files(worker.backend), *(backends.RDMA_DEVICE_FILES if worker.rdma else ())),
         # The sources of the rules for a worker do not include the clients of a server on the same host.
-        allow=tuple(sorted({"localhost", address, *sources})),
+        allow=tuple(sorted(sources)),
     )
 
 
-def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
+def _head_service(plan: Plan) -> ServicePlan:
     head, homes = plan.head, _home_paths(plan)
     credentials = {name: path for name, field in CREDENTIALS.items() if (path := getattr(head, field)) is not None}
     fallbacks = plan.fallbacks if head.fallback_after is not None else ()
@@ -224,7 +224,7 @@ def _head_service(plan: Plan, worker_services: Sequence[str]) -> ServicePlan:
             *([f"{plan.head_host.prefix}/{names.PRESETS_FILE}"] if head.models else []),
         ),
         homes=None if homes is None else tuple(homes),
-        after=tuple(worker_services),
+        after=tuple(names.service_name(f"worker-{worker.name}") for worker in plan.head_host.workers),
         devices=tuple(sorted(devices.union(backends.RDMA_DEVICE_FILES if uses_rdma else ()))),
         credentials=credentials,
         allow=tuple(_head_peer_addresses(plan)),

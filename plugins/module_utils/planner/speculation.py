@@ -30,25 +30,25 @@ def drop_unused_draft(request: ModelRequest, server: Server) -> ModelRequest:
 
 def check_speculation(server: Server, model: Model, release: ReleasePlan) -> None:
     """Refuse a method of speculation that llama-server does not support for this model."""
-    method = server.speculation
-    if method is None:
+    if server.speculation is None:
         return
     argument = server.argument(options.SPECULATION)
     if argument:
         raise Refusal(
-            f"llama_server_speculation is {method}, but llama_server_extra_args also has {argument[0]}: remove {argument[0]} or llama_server_speculation"
+            f"llama_server_speculation is {server.speculation}, but llama_server_extra_args also has {argument[0]}: remove {argument[0]} or "
+            "llama_server_speculation"
         )
-    if method in SPEC_TYPES and not release.mainline:
+    if server.speculation in SPEC_TYPES and not release.mainline:
         raise Refusal(
-            f"llama_server_speculation is {method}, but {release.ref} is a release of {release.fork}, with which the collection does "
+            f"llama_server_speculation is {server.speculation}, but {release.ref} is a release of {release.fork}, with which the collection does "
             "not support this method: use draft or none"
         )
-    if method == DRAFT and not model.path_of(host_types.DRAFT):
+    if server.speculation == DRAFT and not model.path_of(host_types.DRAFT):
         raise Refusal(
             "llama_server_speculation is draft, but llama_model_draft is not set: set it to a small model with the same vocabulary, or use ngram, which "
             "needs no draft model"
         )
-    if method == MTP and not _has_mtp_layers(model):
+    if server.speculation == MTP and not _has_mtp_layers(model):
         raise Refusal(
             f"llama_server_speculation is mtp, but {model.summary.name} has no layers for multi-token prediction: use a model file with such layers, set "
             "llama_model_draft to a file with these layers, or use ngram, which needs none"

@@ -136,8 +136,8 @@ def plan_workload(
         requested_batches=(server.batch, server.micro_batch),
         spec_type=spec_type,
         uncounted_models=uncounted_models,
-        uncounted_memory=(*uncounted_memory, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
         is_exact=release.mainline and not unplanned_args and not uncounted_memory,
+        uncounted_memory=(*uncounted_memory, *dict.fromkeys(option.adds for option in unplanned_args if option.adds)),
     )
 
 
@@ -157,10 +157,10 @@ def cache_settings(server: Server, summary: ModelSummary, fork: str = MAINLINE) 
         micro_batch=server.micro_batch or kv_cache.DEFAULT_MICRO_BATCH,
         batch=_batch_of(server),
         fork=fork,
-        latent_attention=_whole_number(arguments, "latent_attention", "a whole number"),
-        attention_batch=_whole_number(arguments, "attention_batch", "a whole number of MiB"),
         offload=options.normalize(kv_offload) not in NO_OFFLOAD_WORDS,
         every_output="every_output" in arguments,
+        latent_attention=_whole_number(arguments, "latent_attention", "a whole number"),
+        attention_batch=_whole_number(arguments, "attention_batch", "a whole number of MiB"),
     )
 
 
@@ -172,10 +172,10 @@ def _batch_of(server: Server) -> int:
 def _memory_arguments(extra_args: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Return field of kv_cache.CacheSettings → the last extra arg that sets it, and the word after it."""
     arguments = {}
-    for word, next_word in zip(extra_args, [*extra_args[1:], ""]):
+    for word, text in zip(extra_args, [*extra_args[1:], ""]):
         option = options.by_word(word)
         if option and option.effect:
-            arguments[option.effect] = (word, next_word)
+            arguments[option.effect] = (word, text)
     return arguments
 
 

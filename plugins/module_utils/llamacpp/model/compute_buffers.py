@@ -72,10 +72,9 @@ def _expanded_head_bytes(summary: ModelSummary, settings: kv_cache.CacheSettings
         return 0
     if kv_cache.latent_mode(settings) < 2 or not uses_flash(summary, settings):
         return 0
-    heads = summary.heads
+    heads, limit_bytes = summary.heads, (settings.attention_batch or 0) * MIB
     key_size = summary.number("attention.key_length_mla") or summary.key_dimension
     value_size = summary.number("attention.value_length_mla") or summary.value_dimension
-    limit_bytes = (settings.attention_batch or 0) * MIB
     size = F32_BYTES * heads * (key_size + value_size) * context
     while limit_bytes and size > limit_bytes and heads % 2 == 0:
         heads, size = heads // 2, size // 2
@@ -101,7 +100,7 @@ def _f16_cache_bytes(summary: ModelSummary, settings: kv_cache.CacheSettings, ce
 
 def buffer_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int:
     """Return an upper bound on a device's compute buffer in bytes: scores or masks, states, and logits."""
-    tokens, width = kv_cache.pad(settings.tokens, MASK_PADDING), summary.width
+    tokens, is_recurrent = kv_cache.pad(settings.tokens, MASK_PADDING), all(kv_cache.recurrent_flags(summary))
     cells, window_cells = kv_cache.cell_counts(summary, settings)
     mask_cells = cells + (window_cells if kv_cache.window_size(summary) else 0)
     is_flash, is_mainline = uses_flash(summary, settings), settings.fork != IK_LLAMA
@@ -109,13 +108,13 @@ def buffer_bound(summary: ModelSummary, settings: kv_cache.CacheSettings) -> int
     output_rows = tokens if settings.every_output or not is_mainline else min(tokens, SLOT_OUTPUTS * settings.parallel)
     values_per_token = RECURRENT_VECTORS * (summary.number("ssm.inner_size") or 0)
     if is_mainline and summary.tensors:
-        values_per_token += STATE_VECTORS * width + LIVE_OUTPUTS_FACTOR * _largest_layer_outputs(summary)
+        values_per_token += STATE_VECTORS * summary.width + LIVE_OUTPUTS_FACTOR * _largest_layer_outputs(summary)
     else:
-        values_per_token += UNNAMED_STATE_VECTORS * width + UNNAMED_HEAD_VECTORS * summary.heads * (
+        values_per_token += UNNAMED_STATE_VECTORS * summary.width + UNNAMED_HEAD_VECTORS * summary.heads * (
             summary.key_dimension + summary.value_dimension
         )
     size = F32_BYTES * (tokens * values_per_token + output_rows * summary.vocabulary)
-    if all(kv_cache.recurrent_flags(summary)):
+    if is_recurrent:
         return size
     if not is_mainline:
         mask_values = (IK_FLASH_MASK_FACTOR if is_flash else IK_MASK_FACTOR) * cells

@@ -184,8 +184,7 @@ def windowed_flags(summary: ModelSummary) -> list[bool]:
 
 def window_size(summary: ModelSummary) -> int:
     """Return the tokens of the sliding window; 0 without a window."""
-    size = summary.number("attention.sliding_window")
-    architecture = summary.architecture
+    size, architecture = summary.number("attention.sliding_window"), summary.architecture
     if architecture in ("lfm2", "lfm2moe"):
         return size or 0 if architecture == "lfm2" else 0
     window = WINDOWS.get(architecture)
@@ -265,9 +264,9 @@ def layer_caches(summary: ModelSummary, uses_flash: bool, has_latent_values: boo
     heads, window_flags, state_flags = summary.layer_kv_heads, windowed_flags(summary), recurrent_flags(summary)
     cache_flags, state_bytes = _cached_flags(summary), _state_bytes(summary)
     key, value = summary.key_dimension, summary.value_dimension
-    lengths = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
+    windowed_sizes = [summary.number(f"attention.{name}_length_swa") for name in ("key", "value")]
     windowed_key, windowed_value = (
-        default if length is None else length for length, default in zip(lengths, (key, value))
+        size if windowed_size is None else windowed_size for windowed_size, size in zip(windowed_sizes, (key, value))
     )
     key_lengths, value_lengths = {False: key, True: windowed_key}, {False: value, True: windowed_value}
     value_sizes = [value_lengths[is_windowed] * count for is_windowed, count in zip(window_flags, heads)]
@@ -359,8 +358,9 @@ def last_tensor_bytes(summary: ModelSummary, settings: CacheSettings) -> int:
 def is_cache_split(summary: ModelSummary, settings: CacheSettings, backend: str) -> bool:
     """Return whether llama-server crashes when it fetches the KV cache of a device: if a layer's last tensor is larger than a buffer, the views after it
     get no data (ggml_backend_alloc_ctx_tensors_from_buft, seen with builds 11063 and 11434)."""
-    max_bytes = backends.BY_NAME[backend].max_buffer_bytes
-    return settings.fork == MAINLINE and settings.offload and 0 < max_bytes < last_tensor_bytes(summary, settings)
+    if settings.fork != MAINLINE or not settings.offload:
+        return False
+    return 0 < backends.BY_NAME[backend].max_buffer_bytes < last_tensor_bytes(summary, settings)
 
 
 def latent_mode(settings: CacheSettings) -> int:
@@ -378,12 +378,12 @@ def _latent_token_bytes(summary: ModelSummary, settings: CacheSettings) -> tuple
     is_compressed = is_latent(summary) and summary.kv_heads == 1
     if summary.architecture not in LATENT_ARCHITECTURES or not mode or not (is_compressed or (rank and rope_size)):
         return None
-    keys, values = (summary.key_dimension, summary.value_dimension) if is_compressed else (rank + rope_size, rank)
+    key, value = (summary.key_dimension, summary.value_dimension) if is_compressed else (rank + rope_size, rank)
     key_bytes, value_bytes = CACHE_TYPES[settings.type_k], CACHE_TYPES[settings.type_v]
     if settings.uses_flash_attention():
-        return keys * key_bytes, 0.0
+        return key * key_bytes, 0.0
     has_kv_b = any(group.name == "blk.*.attn_kv_b.weight" for group in summary.tensor_groups)
-    return keys * max(key_bytes, value_bytes), 0.0 if mode > 1 and has_kv_b else values * value_bytes
+    return key * max(key_bytes, value_bytes), 0.0 if mode > 1 and has_kv_b else value * value_bytes
 
 
 def _ik_llama_sizes(summary: ModelSummary, settings: CacheSettings) -> list[int]:

@@ -32,7 +32,7 @@ def user_scope_hosts(context: AdvisoryContext) -> Cases:
 def unused_accelerators(context: AdvisoryContext) -> Cases:
     """Return hosts with unused devices. Hosts with the same builds and backends share a finding."""
     cases: Cases = []
-    sources = releases.sources_of(context.cluster.release_requests)
+    sources = releases.sources_of(context.cluster)
     for name, host in context.plan.hosts.items():
         facts = context.cluster.hosts[name].facts
         unused_devices = [

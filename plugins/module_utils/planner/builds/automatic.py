@@ -21,7 +21,7 @@ COMPILING_BENEFITS = "compiling would allow llama_build_fast_load, patches, and 
 
 
 def backends_of_hosts(cluster: Cluster, catalogue: Catalogue) -> dict[str, tuple[str, ...]]:
-    sources = releases.sources_of(cluster.release_requests)
+    sources = releases.sources_of(cluster)
     return {name: requirements.backends_of(host, sources, catalogue) for name, host in cluster.hosts.items()}
 
 

@@ -85,7 +85,7 @@ def _problems(facts: Facts, backend: str, asset: prebuilt.Asset) -> Iterator[str
     """Yield reasons why an archive does not run on a host, each with a remedy. Messages put the host's name in front."""
     archive = f"upstream's archive {asset.platform} (llama_release, source: prebuilt)"
     architectures, toolkit, parse = facts.architectures_of(backend), facts.newest_toolkit(backend), versions.parse
-    system_library, version = ("Darwin", facts.kernel or None) if facts.system == "Darwin" else ("glibc", facts.glibc)
+    version, system_library = (facts.kernel or None, "Darwin") if facts.system == "Darwin" else (facts.glibc, "glibc")
     if version is not None and parse(version) < parse(asset.oldest_system):
         library = f"{system_library} {version}" if version else "a C library other than glibc"
         yield f"has {library}, but {archive} needs {system_library} {asset.oldest_system} or newer: install such a system there, or compile with source: git"

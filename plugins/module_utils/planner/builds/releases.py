@@ -64,7 +64,6 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
     """Return the release. Its id depends on its content, not on the location of an archive or a patch."""
     ref, origin, known_values = _origin_of(request, package)
     fork, build = request.fork, request.build if request.build is not None else known_values.get("build")
-    commit = request.commit or known_values.get("commit", "unknown")
     if build is None or build < 1:
         build_text = "has no build" if build is None else f"sets build to {build}"
         raise Refusal(f"llama_release {build_text}: set build to the {fork} build number of {ref}")
@@ -81,13 +80,13 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
         source=request.source,
         ref=ref,
         build=build,
-        commit=commit,
-        protocol=capabilities.protocol_of(build, fork),
         id="",
         **origin,
         why=request.why or None,
         patches=request.patches,
         fork=fork,
+        commit=request.commit or known_values.get("commit", "unknown"),
+        protocol=capabilities.protocol_of(build, fork),
     )
     if request.fast_load:
         release = release._replace(patches=(*request.patches, _fast_load_patch(release)))
@@ -98,7 +97,7 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
         "why",
         "protocol",
         "id",
-        *(["repository"] if commit != "unknown" else []),
+        *(["repository"] if release.commit != "unknown" else []),
     }
     content = {key: value for key, value in typed_json.dump(release).items() if key not in excluded_keys}
     content["generation"] = build  # a constant part of the ids of releases that hosts and caches already have
@@ -110,7 +109,7 @@ def _release_of(request: types.ReleaseRequest, package: str) -> ReleasePlan:
 def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[str, Any], Mapping[str, Any]]:
     """Return short name, origin and known values of a release. The tag of a build never changes, so planning needs no network for it; any
     other ref of a repository needs a commit."""
-    location = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
+    origin = {key: value for key, value in (("path", request.path), ("url", request.url)) if value is not None}
     if request.source == "package":
         return f"package-{package}", {"version": package}, {"build": capabilities.PACKAGED_BUILDS.get(package)}
     if request.source == "git":
@@ -119,8 +118,8 @@ def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[s
             raise Refusal(
                 f"llama_release asks for {request.ref!r}, whose commit was not looked up in {request.repository}: add commit to llama_release"
             )
-        revision = request.commit or f"refs/tags/{request.ref}"
-        origin = {"repository": request.repository, "revision": revision, "member": ""}
+        tag = f"refs/tags/{request.ref}"
+        origin = {"repository": request.repository, "revision": request.commit or tag, "member": ""}
         return request.ref if tag_match else f"git-{str(request.commit)[:8]}", origin, {}
     if request.source == "pypi":
         version = request.version
@@ -129,8 +128,8 @@ def _origin_of(request: types.ReleaseRequest, package: str) -> tuple[str, dict[s
         return f"pypi-{version}", origin, capabilities.PYPI_TREES.get(version, {})
     if request.source == "prebuilt":
         checksums = {"checksums": dict(request.checksums)} if request.checksums else {}
-        return f"prebuilt-{request.build}", {**location, **checksums}, {}
-    return f"{request.source}-{request.checksum[7:15]}", {"checksum": request.checksum, **location, "member": ""}, {}
+        return f"prebuilt-{request.build}", {**origin, **checksums}, {}
+    return f"{request.source}-{request.checksum[7:15]}", {"checksum": request.checksum, **origin, "member": ""}, {}
 
 
 Requests = Mapping[str, Optional[types.ReleaseRequest]]
@@ -147,12 +146,12 @@ def requested_release(variable: str, requests: Requests) -> types.ReleaseRequest
     return cast(types.ReleaseRequest, requests[variable])
 
 
-def sources_of(requests: Requests) -> dict[str, str]:
+def sources_of(cluster: types.Cluster) -> dict[str, str]:
     """Return the source of each backend's release, without looking anything up."""
     sources = {}
     for backend in BACKENDS:
-        variable = variable_of(backend, requests)
-        sources[backend] = requested_release(variable, requests).source
+        variable = variable_of(backend, cluster.release_requests)
+        sources[backend] = requested_release(variable, cluster.release_requests).source
         if sources[backend] in ("package", "auto") and variable != "llama_release":
             raise Refusal(
                 f"{variable} has source: {sources[backend]}, which applies to all backends: use this source only in llama_release"
@@ -175,8 +174,8 @@ def releases_by_backend(cluster: types.Cluster, built_backends: Mapping[str, Seq
             releases[backend] = release_of(requested_release(variable, cluster.release_requests), package_versions)
         except Refusal as refusal:
             raise release_request.with_variable(refusal, variable) from None
-        hosts = [host for name, host in cluster.hosts.items() if backend in built_backends[name]]
-        _check_release(backend, releases[backend], {host.name: host.facts.architecture for host in hosts})
+        names = [name for name in cluster.hosts if backend in built_backends[name]]
+        _check_release(backend, releases[backend], {name: cluster.hosts[name].facts.architecture for name in names})
     return releases
 
 
@@ -295,7 +294,7 @@ def _with_programs(
     ui = build.ui if options.SERVER in targets else None
     content = {"release": release.id, "options": build.cmake_options, "kind": build.kind, "targets": targets}
     identity = _short_sha({**content, **({"ui": True} if ui == "true" else {})}, 8)
-    return build._replace(id=f"{release.ref}-{build.backend}-{identity}", targets=tuple(targets), packaged=paths, ui=ui)
+    return build._replace(id=f"{release.ref}-{build.backend}-{identity}", packaged=paths, ui=ui, targets=tuple(targets))
 
 
 def _host_build(cluster: types.Cluster, entry: types.EquippedHost, backend: str, programs: types.Programs) -> BuildPlan:
@@ -323,25 +322,24 @@ def _host_build(cluster: types.Cluster, entry: types.EquippedHost, backend: str,
         archives = kind["archives"] = prebuilt_archives.archives_of(host, backend, release.build, server)
         environment = prebuilt_archives.environment(facts, backend)
     has_all_programs = bool(tools) and backend != backends.CPU.name
-    has_server = host.is_head or has_all_programs
     targets = [
         *[capabilities.WORKER_BINARIES[release.fork]] * (host.is_worker or has_all_programs),
-        *[options.SERVER] * has_server,
-        *[options.BENCH] * (has_server and cluster.builds_benchmark and release.mainline),
+        *[options.SERVER] * (host.is_head or has_all_programs),
     ]
+    targets += [options.BENCH] * (options.SERVER in targets and cluster.builds_benchmark and release.mainline)
     return BuildPlan(
         id="",
         release=release.id,
         backend=backend,
-        kind=_short_sha(kind),
         cmake_options=cmake_options,
         environment=environment,
-        targets=tuple(targets),
         packaged={},
         builder=host.name,
         trusted_builders=(),
         archives=archives,
         ui=server.ui,
+        kind=_short_sha(kind),
+        targets=tuple(targets),
     )
 
 

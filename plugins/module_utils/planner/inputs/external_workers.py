@@ -111,20 +111,20 @@ def _check_entry(place: str, host: str, values: Mapping[str, Any], hosts: Collec
         )
 
 
-def check_workers(externals: Sequence[ExternalWorker], hosts: Mapping[str, Host], release: ReleasePlan) -> None:
+def check_workers(workers: Sequence[ExternalWorker], hosts: Mapping[str, Host], release: ReleasePlan) -> None:
     """Refuse a worker whose protocol the head does not accept, or whose address is that of a host of the cluster, whose memory the plan already counts.
     The head checks an unknown protocol in the handshake. An address on loopback is the end of a tunnel."""
     owners = {address: name for name, host in hosts.items() for address in _addresses(host)}
-    for index, external in enumerate(externals):
-        if external.protocol and release.protocol and not rpc.is_compatible(release.protocol, external.protocol):
+    for index, entry in enumerate(workers):
+        if entry.protocol and release.protocol and not rpc.is_compatible(release.protocol, entry.protocol):
             raise Refusal(
-                f"{VARIABLE}[{index}] sets protocol to {external.protocol}, but {release.ref} speaks {release.protocol}: "
+                f"{VARIABLE}[{index}] sets protocol to {entry.protocol}, but {release.ref} speaks {release.protocol}: "
                 "run that worker with this cluster's release, or set llama_release to the worker's release"
             )
-        owner = owners.get(names.address_of(external.worker.endpoint))
+        owner = owners.get(names.address_of(entry.worker.endpoint))
         if owner:
             raise Refusal(
-                f"{VARIABLE}[{index}] sets endpoint to {external.worker.endpoint}, an address of {owner}, whose memory the plan already "
+                f"{VARIABLE}[{index}] sets endpoint to {entry.worker.endpoint}, an address of {owner}, whose memory the plan already "
                 f"counts: remove the entry, and put {owner} into llama_workers"
             )
 

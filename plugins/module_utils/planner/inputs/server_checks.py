@@ -49,6 +49,7 @@ def _check_auxiliary_options(server: Server, request: ModelRequest) -> None:
 def check_server(head: EquippedHost, server: Server, request: ModelRequest, release: ReleasePlan) -> None:
     """Refuse settings that llama-server of this release does not accept on this head."""
     _check_auxiliary_options(server, request)
+    _check_extra_arguments(server.extra_args, release)
     for field, (minimum, maximum) in FIELD_LIMITS.items():
         remedy = validation.range_remedy(getattr(server, field), minimum, maximum)
         if remedy:
@@ -58,7 +59,6 @@ def check_server(head: EquippedHost, server: Server, request: ModelRequest, rele
             f"llama_server_micro_batch is {server.micro_batch}, more than llama_server_batch, so llama-server processes only "
             f"{server.batch} tokens at a time: use {server.batch} or less, or a larger llama_server_batch"
         )
-    _check_extra_arguments(server.extra_args, release)
     _check_environment(server.environment)
     _check_credential_paths(server)
     for field in ("cache_type_k", "cache_type_v"):
@@ -98,8 +98,7 @@ def _check_credential_paths(server: Server) -> None:
 
 
 def _check_ports(head: EquippedHost, server: Server) -> None:
-    worker_ports = {names.port_of(worker.listens) for worker in head.workers}
-    ports = {"llama_server_port": server.port}
+    worker_ports, ports = {names.port_of(worker.listens) for worker in head.workers}, {"llama_server_port": server.port}
     ports.update({names.PAGE_PORT_VARIABLE: server.page_port} if server.page_port is not None else {})
     for variable, port in ports.items():
         if not 0 < port < 65536:

@@ -50,8 +50,7 @@ class TensorCost(NamedTuple):
 
 @functools.lru_cache(maxsize=32)
 def tensor_costs(load: device_load.Load) -> tuple[TensorCost, ...]:
-    summary = load.summary
-    rows = {(row.name, row.bytes): row for row in summary.tensor_groups}
+    summary, rows = load.summary, {(row.name, row.bytes): row for row in load.summary.tensor_groups}
     weight_bytes = sum(tensor.bytes for tensor in load.tensors)
     average_bits = 8 * weight_bytes / summary.parameters if summary.parameters and weight_bytes else ASSUMED_BITS
     costs = []

@@ -99,9 +99,8 @@ def _with_overrides(tensors: list[LoadedTensor], overrides: Sequence[tuple[str, 
     return placed_tensors
 
 
-def _padded_size(tensor: LoadedTensor, backend: str) -> int:
-    backend_type = backends.BY_NAME[backend]
-    return kv_cache.pad(tensor.bytes + (tensor.padding_bytes if backend_type.pads_rows else 0), backend_type.alignment)
+def _padded_size(tensor: LoadedTensor, backend: backends.Backend) -> int:
+    return kv_cache.pad(tensor.bytes + (tensor.padding_bytes if backend.pads_rows else 0), backend.alignment)
 
 
 class Share(NamedTuple):
@@ -208,7 +207,7 @@ class Load:
 
     def override_bytes(self, buffer: str, backend: str) -> int:
         """Return the bytes of weights that overrides put into this buffer, in the layout of its backend."""
-        return sum(_padded_size(tensor, backend) for tensor in self.tensors_by_buffer.get(buffer, ()))
+        return sum(_padded_size(tensor, backends.BY_NAME[backend]) for tensor in self.tensors_by_buffer.get(buffer, ()))
 
     def sizes(self, backend: str) -> solver.Sizes:
         """Return the bytes of weights and KV cache that a device needs for units, in the layout of its backend."""
@@ -247,8 +246,8 @@ def _unit_and_copy_bytes(load: Load, backend: str) -> tuple[tuple[int, ...], int
     unit_bytes = [0] * load.units
     for tensor in load.tensors:
         if tensor.unit is not None:
-            unit_bytes[tensor.unit] += _padded_size(tensor, backend)
-    return tuple(unit_bytes), sum(_padded_size(tensor, backend) for tensor in load.copies)
+            unit_bytes[tensor.unit] += _padded_size(tensor, backends.BY_NAME[backend])
+    return tuple(unit_bytes), sum(_padded_size(tensor, backends.BY_NAME[backend]) for tensor in load.copies)
 
 
 @functools.lru_cache(maxsize=128)

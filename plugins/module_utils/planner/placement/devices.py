@@ -33,8 +33,8 @@ def visible_mib(accelerator: Accelerator, environment: Mapping[str, str]) -> flo
     """
     if not accelerator.memory_mib:
         return math.inf
-    is_split = accelerator.backend == "vulkan" and accelerator.has_amdgpu_limit
-    if not is_split or environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true":
+    has_unified_heap = environment.get(backends.UNIFIED_HEAP, "").lstrip() == "true"
+    if accelerator.backend != "vulkan" or not accelerator.has_amdgpu_limit or has_unified_heap:
         return accelerator.memory_mib
     return accelerator.memory_mib * 2 // 3
 
@@ -113,12 +113,12 @@ def capacities_of(
         if total_mib > accelerator_mib:
             shared_mib = {name: size * accelerator_mib // total_mib for name, size in shared_mib.items()}
         remaining_mib = max(0, remaining_mib - sum(shared_mib.values())) // max(1, cpu_workers)
-    unified_mib = {
-        name: shared_mib[canonical_names[name]]
-        for name in accelerators
-        if canonical_names[name] in shared_mib and accelerators[name].unified
-    }
-    return {**capacities, **unified_mib, backends.CPU.device: remaining_mib}
+    capacities.update(
+        (name, shared_mib[canonical_names[name]])
+        for name, device in accelerators.items()
+        if device.unified and canonical_names[name] in shared_mib
+    )
+    return {**capacities, backends.CPU.device: remaining_mib}
 
 
 def _visible_devices(facts: Facts, workers: Sequence[types.Worker], backend: str) -> dict[str, Accelerator]:

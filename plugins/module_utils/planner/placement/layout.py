@@ -94,9 +94,8 @@ def _lay_out_model(workload: Workload, site: Site, load: device_load.Load, head_
     _check_device_count(layout.devices, bool(server.tensor_split))
     is_mapped = load_mode == "mmap" or (load_mode in (None, "auto") and not shares_memory)
     missing_mib = _missing_head_mib(site.head_facts, load, first_offloaded, head_bytes, is_mapped)
-    cache_mib, keeps_weights = server.prompt_cache_mib or 0, bool(first_offloaded or load.overrides)
     reasons = [
-        *_describe_head_shortage(site.head, load, first_offloaded, missing_mib, keeps_weights, cache_mib),
+        *_describe_head_shortage(site.head, load, first_offloaded, missing_mib, server.prompt_cache_mib or 0),
         *_describe_overloads(overloads, can_fit),
     ]
     return layout._replace(
@@ -227,9 +226,9 @@ def _order_options(options: Sequence[DeviceOption], load: device_load.Load) -> l
     """Return the devices in the order in which llama-server takes layers: workers, then the head's own, each with the fastest last. The
     last device gets the output, whose result then need not cross the network. With overrides, the devices follow the order of their layers."""
     units_by_buffer: dict[str, list[int]] = {}
-    for unit, buffers in load.override_targets.items():
-        for buffer in buffers:
-            units_by_buffer.setdefault(buffer, []).append(unit)
+    for unit, targets in load.override_targets.items():
+        for target in targets:
+            units_by_buffer.setdefault(target, []).append(unit)
     mean_units = {buffer: sum(units) / len(units) for buffer, units in units_by_buffer.items()}
 
     def position(option: DeviceOption) -> tuple[float, bool, int]:
@@ -266,10 +265,9 @@ def _fastest_layout(
 ) -> tuple[Layout, bool]:
     """Return the layout with the least time for a token, and whether the model fits; if it does not, shares follow the capacities."""
     options, units = _solve(options, first_offloaded, uses_all)
-    specs, gpu_layers = [option.spec for option in options], load.units - first_offloaded
-    devices = [option.device for option in options]
+    devices, gpu_layers = [option.device for option in options], load.units - first_offloaded
     if units is None:
-        capacities = [max(0, spec.capacity - spec.fixed_bytes) for spec in specs]
+        capacities = [max(0, option.spec.capacity - option.spec.fixed_bytes) for option in options]
         shares = device_load.proportional_shares(gpu_layers, capacities)
         share_reasons = ("the model does not fit",) * len(shares)
         return Layout(tuple(devices), tuple(shares), load, gpu_layers, share_reasons=share_reasons), False
@@ -345,20 +343,19 @@ def _missing_head_mib(
 
 
 def _describe_head_shortage(
-    head: str, load: device_load.Load, first_offloaded: int, missing_mib: int, keeps_weights: bool, cache_mib: int
+    head: str, load: device_load.Load, first_offloaded: int, missing_mib: int, cache_mib: int
 ) -> tuple[str, ...]:
     """Return a sentence if the layers before ``first_offloaded`` do not fit into the head's memory.
 
-    :param keeps_weights: whether the operator's settings leave any of the model there.
     :param cache_mib: memory that the operator gives to conversations there.
     """
     if not missing_mib:
         return ()
-    if not keeps_weights:
+    if not first_offloaded and not load.overrides:
         tables_note = f" for {load.head_weights() // MIB} MiB of embedding tables"
         head_kv_bytes = sum(load.kv) - sum(load.device_kv)
-        conjunction = "," if cache_mib else " and"
-        tables_note += f"{conjunction} {head_kv_bytes // MIB} MiB of KV cache (--no-kv-offload)" * bool(head_kv_bytes)
+        if head_kv_bytes:
+            tables_note += f"{',' if cache_mib else ' and'} {head_kv_bytes // MIB} MiB of KV cache (--no-kv-offload)"
         note = f" and {cache_mib} MiB for llama_server_prompt_cache_mib: reduce this variable, or" if cache_mib else ":"
         return (f"{head} lacks {missing_mib} MiB of memory{tables_note}{note} choose a head with more memory",)
     return (

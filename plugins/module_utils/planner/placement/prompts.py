@@ -83,19 +83,20 @@ def _best_micro_batch(candidate: Candidate) -> int:
     if not candidate.layout.devices or workload.server.override_tensor or workload.server.micro_batch:
         return default
     sizes = [size for size in MICRO_BATCHES if size != default and size <= workload.cache.batch]
-    sizes = [size for size in sizes if _fits_on_devices(candidate, workload.cache._replace(micro_batch=size))]
+    sizes = [size for size in sizes if _fits_on_devices(candidate, size)]
     candidate = at_depth(candidate, workload.prompt_tokens // 2)
     lengths = cost_model.PROMPT_TOKENS, workload.prompt_tokens
     products = {size: math.prod(_seconds(candidate, tokens, size) for tokens in lengths) for size in [default, *sizes]}
     least_product = min(products.values())
     if least_product > MAX_TIME_SHARE * products[default]:
         return default
-    alternatives = [size for size, value in products.items() if value <= NOISE_FACTOR * least_product]
-    return min(alternatives, key=lambda size: abs(size - default))
+    sizes = [size for size, value in products.items() if value <= NOISE_FACTOR * least_product]
+    return min(sizes, key=lambda size: abs(size - default))
 
 
-def _fits_on_devices(candidate: Candidate, cache: kv_cache.CacheSettings) -> bool:
-    """Return whether each device holds its layers with the compute buffer and windows of these settings."""
+def _fits_on_devices(candidate: Candidate, micro_batch: int) -> bool:
+    """Return whether each device holds its layers with the compute buffer and windows of this micro-batch."""
+    cache = candidate.workload.cache._replace(micro_batch=micro_batch)
     load = device_load.load_of(candidate.summary, cache, candidate.release.build, ())
     layout = candidate.layout._replace(load=load)
     return all(share.total <= share.device.capacity_mib * MIB for share in layout.shares())
@@ -111,9 +112,8 @@ def is_pipelined(candidate: Candidate) -> bool:
 def is_overlapped(candidate: Candidate) -> bool:
     """Return whether devices compute different micro-batches at the same time. Workers need no pipeline for that, but each may be visited only once."""
     workload, devices = candidate.workload, candidate.layout.devices
-    can_overlap = len(devices) > 1 and workload.release.mainline
-    has_single_visits = not workload.server.override_tensor and workload.cache.offload
-    return is_pipelined(candidate) or (can_overlap and has_single_visits and all(device.worker for device in devices))
+    can_overlap = len(devices) > 1 and all(device.worker for device in devices) and workload.release.mainline
+    return is_pipelined(candidate) or (can_overlap and not workload.server.override_tensor and workload.cache.offload)
 
 
 def _seconds(candidate: Candidate, tokens: int, micro_batch: int) -> float:

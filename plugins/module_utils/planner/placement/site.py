@@ -82,9 +82,9 @@ def processor_rate(facts: Facts) -> device_rates.Rate:
     gflops, cores_gb_per_s = cores_gflops(facts), facts.cpu.cores * device_rates.CORE_GB_PER_S
     names = (facts.cpu.model, *(accelerator.name for accelerator in facts.accelerators if accelerator.unified))
     row = next(filter(None, map(device_rates.processor_row, names)), None)
-    assumed_row = device_rates.ASSUMED_RATES["board" if facts.is_board else "processor"]
+    kind = "board" if facts.is_board else "processor"
     source = device_rates.TABLE_SOURCE if row else device_rates.ASSUMED_SOURCE
-    rate = device_rates.rate_of_row(row or assumed_row, source)
+    rate = device_rates.rate_of_row(row or device_rates.ASSUMED_RATES[kind], source)
     if row and row.family in ("apple-processor", "board"):
         return rate
     rate = rate._replace(prompt_gflops=min(rate.prompt_gflops, gflops))
@@ -108,8 +108,7 @@ def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:
     measurement = (head_facts.measured.get(host.name) if kind != "loopback" else None) or MeasuredLink()
     round_trip_ms, mbit_per_second = measurement[:2] if measurement.requested else (None, None)
     assumed_link = cost_model.ASSUMED_LINKS[kind]
-    declared_gbit = host.facts.link_gbit_per_s if kind != "loopback" else None
-    gbit = mbit_per_second / 1000 if mbit_per_second else declared_gbit or assumed_link.gbit
+    gbit = (mbit_per_second or 0) / 1000 or (kind != "loopback" and host.facts.link_gbit_per_s) or assumed_link.gbit
     is_encrypted = host.transport == STUNNEL and kind not in ("loopback", "tunnel")
     return cost_model.Link(
         kind,
@@ -117,7 +116,7 @@ def _link(device: Device, host: Host, head_facts: Facts) -> cost_model.Link:
         min(gbit, cost_model.STUNNEL_GBIT) if is_encrypted else gbit,
         bool(round_trip_ms),
         host.facts.is_board,
-        bool(mbit_per_second or declared_gbit or kind == "loopback"),
+        bool(mbit_per_second or host.facts.link_gbit_per_s or kind == "loopback"),
     )
 
 
@@ -127,8 +126,7 @@ def link_kind_of(endpoint: str, links: Sequence[LinkPlan], interfaces: Sequence[
     if is_loopback(address):
         return "loopback"
     matching_links = [link for link in links if link.address.split("/", maxsplit=1)[0] == address]
-    names = {link.interface for link in matching_links}
-    kinds = [link.kind for link in matching_links if link.kind]
+    names, kinds = {link.interface for link in matching_links}, [link.kind for link in matching_links if link.kind]
     kinds += [interface.kind for interface in interfaces if address in interface.addresses or interface.name in names]
     kinds += [KINDS[prefix] for link in matching_links for prefix in KINDS if (link.interface or "").startswith(prefix)]
     return next(iter(kinds), "ethernet")

@@ -125,15 +125,15 @@ def cheapest_placement(
     return Placement(costs[units], counts[::-1])
 
 
-def _initial_costs(specs: Sequence[DeviceSpec], first_unit: int) -> list[int]:
+def _initial_costs(specs: Sequence[DeviceSpec], start: int) -> list[int]:
     costs = [INFINITE_COST] * len(specs[0].prefix_costs)
-    costs[first_unit] = 0
+    costs[start] = 0
     return costs
 
 
-def _all_positions(specs: Sequence[DeviceSpec], first_unit: int) -> list[list[int]]:
+def _all_positions(specs: Sequence[DeviceSpec], first_offloaded: int) -> list[list[int]]:
     units = len(specs[0].prefix_costs) - 1
-    return [[first_unit], *([list(range(first_unit, units + 1))] * len(specs))]
+    return [[first_offloaded], *([list(range(first_offloaded, units + 1))] * len(specs))]
 
 
 def _add_device(
@@ -172,24 +172,25 @@ def _add_device(
 
 
 @functools.lru_cache(maxsize=64)  # most attempts of a plan have the same devices and the same model
-def solve(specs: tuple[DeviceSpec, ...], first_unit: int) -> tuple[int, ...] | None:
+def solve(specs: tuple[DeviceSpec, ...], first_offloaded: int) -> tuple[int, ...] | None:
     """Return the units of each device; None if they do not fit. Of placements with equal costs, it is the one that fills similar devices most evenly."""
-    units = len(specs[0].prefix_costs) - 1
+    units, positions = len(specs[0].prefix_costs) - 1, _all_positions(specs, first_offloaded)
     for last_unit in (units - 1, units):  # a device has a layer, not the output alone, unless nothing else fits
-        limits = _choose_limits(specs, first_unit, last_unit)
-        placement = cheapest_placement(specs, limits, _all_positions(specs, first_unit), last_unit) if limits else None
+        limits = _choose_limits(specs, positions, last_unit)
+        placement = cheapest_placement(specs, limits, positions, last_unit) if limits else None
         if limits and placement:
-            return tuple(_balance(specs, limits, first_unit, last_unit, placement))
+            return tuple(_balance(specs, limits, first_offloaded, last_unit, placement))
     return None
 
 
-def _choose_limits(specs: Sequence[DeviceSpec], first_unit: int, last_unit: int) -> list[Limits] | None:
+def _choose_limits(
+    specs: Sequence[DeviceSpec], positions: Sequence[Sequence[int]], last_unit: int
+) -> list[Limits] | None:
     """Return the limits that leave the most space for compute buffers. The upper bounds of buffers never prevent a placement."""
 
     def limits_of(steps: int) -> list[Limits]:
         return [Limits(max(0, spec.capacity - spec.fixed_bytes - spec.compute * steps // FREE_STEPS)) for spec in specs]
 
-    positions = _all_positions(specs, first_unit)
     attempt = cheapest_placement(specs, limits_of(0), positions, last_unit)
     if not attempt:
         return None
@@ -207,11 +208,11 @@ def _choose_limits(specs: Sequence[DeviceSpec], first_unit: int, last_unit: int)
 
 
 def _positions_at_cost(
-    specs: Sequence[DeviceSpec], limits: Sequence[Limits], first_unit: int, last_unit: int, cost: int
+    specs: Sequence[DeviceSpec], limits: Sequence[Limits], first_offloaded: int, last_unit: int, cost: int
 ) -> list[list[int]]:
     """Return the numbers of units that may be placed before the first device and after each device if the placement has to cost this much."""
-    positions, units = _all_positions(specs, first_unit), len(specs[0].prefix_costs) - 1
-    costs_before = [_initial_costs(specs, first_unit)]
+    positions, units = _all_positions(specs, first_offloaded), len(specs[0].prefix_costs) - 1
+    costs_before = [_initial_costs(specs, first_offloaded)]
     for spec, limit, starts, ends in zip(specs, limits, positions, positions[1:]):
         costs_before.append(_add_device(spec, limit, costs_before[-1], starts, ends, last_unit)[0])
     costs_after = [_initial_costs(specs, 0)]
@@ -240,14 +241,14 @@ class _Group(NamedTuple):
 
     specs: Sequence[DeviceSpec]
     members: Sequence[int]
-    first_unit: int
+    first_offloaded: int
     """The first unit that is on a device."""
     find_units: Callable[[list[Limits]], list[int] | None]
     """Function that returns units within limits at the same cost; None if there are none."""
 
     def fill_levels(self, units: Sequence[int]) -> list[int]:
         """Return the fill levels of the members with units, in parts of their capacity."""
-        starts = [self.first_unit + start for start in prefix_sums(units)]
+        starts = [self.first_offloaded + start for start in prefix_sums(units)]
         held_bytes = {
             index: self.specs[index].sizes.bytes_of(starts[index], starts[index + 1]) + self.specs[index].fixed_bytes
             for index in self.members
@@ -306,7 +307,7 @@ class _Group(NamedTuple):
 
 
 def _balance(
-    specs: Sequence[DeviceSpec], limits: list[Limits], first_unit: int, last_unit: int, placement: Placement
+    specs: Sequence[DeviceSpec], limits: list[Limits], first_offloaded: int, last_unit: int, placement: Placement
 ) -> list[int]:
     """Return the units of each device. Of all placements with the least cost, it is the one where in each group the fullest device is least full
     and, of these, the one where the emptiest device with units is fullest.
@@ -314,7 +315,7 @@ def _balance(
     :param placement: a placement with the least cost.
     """
     cost, units = placement
-    positions = _positions_at_cost(specs, limits, first_unit, last_unit, cost)
+    positions = _positions_at_cost(specs, limits, first_offloaded, last_unit, cost)
 
     def find_units(trial_limits: list[Limits]) -> list[int] | None:
         placement = cheapest_placement(specs, trial_limits, positions, last_unit)
@@ -323,6 +324,6 @@ def _balance(
     for group in sorted({spec.group for spec in specs}):
         members = [index for index, spec in enumerate(specs) if spec.group == group and spec.capacity]
         if len(members) > 1:
-            peers = _Group(specs, members, first_unit, find_units)
+            peers = _Group(specs, members, first_offloaded, find_units)
             limits, units = peers.raise_minimum(*peers.lower_maximum(limits, units))
     return units

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from ansible_collections.llamacpp.cluster.plugins.module_utils.common import names
@@ -41,11 +41,8 @@ def merge_plans(cluster: Cluster, plans: Sequence[types.Plan | types.Refused]) -
 
     :param plans: plan of each of ``cluster.model_entries``. The plans differ only in what their models need.
     """
-    model_names = [entry.name for entry in cluster.model_entries]
-    entry_variables = {name for entry in cluster.model_entries for name in entry.server_variables}
     reasons = tuple(
-        _sentence(models_text, text)
-        for text, models_text in _merge_texts(model_names, [plan.reasons for plan in plans], entry_variables)
+        _sentence(models_text, text) for text, models_text in _merge_texts(cluster, [plan.reasons for plan in plans])
     )
     valid_plans = [plan for plan in plans if isinstance(plan, types.Plan)]
     if len(valid_plans) < len(plans):
@@ -56,7 +53,7 @@ def merge_plans(cluster: Cluster, plans: Sequence[types.Plan | types.Refused]) -
             refused=any(plan.refused for plan in valid_plans),
             reasons=reasons,
             fits=all(plan.fits for plan in valid_plans),
-            advisories=_merge_advisories(model_names, valid_plans, entry_variables),
+            advisories=_merge_advisories(cluster, valid_plans),
             external_workers=tuple(
                 worker._replace(used=any(plan.external_workers[index].used for plan in valid_plans))
                 for index, worker in enumerate(first_plan.external_workers)
@@ -93,21 +90,20 @@ def _merge_prefills(prefills: Sequence[CachePrefill | None]) -> CachePrefill | N
 Text = TypeVar("Text", str, types.AdvisoryPlan)
 
 
-def _merge_texts(
-    model_names: Sequence[str], texts: Sequence[Sequence[Text]], entry_variables: Collection[str]
-) -> list[tuple[Text, str]]:
+def _merge_texts(cluster: Cluster, texts: Sequence[Sequence[Text]]) -> list[tuple[Text, str]]:
     """Return each text once with the names of its models, first the texts about all models, without names.
 
-    :param entry_variables: variables that entries set: texts about these always have names.
+    :param texts: those of each of ``cluster.model_entries``. Texts about variables that an entry sets always have names.
     """
+    entry_variables = {name for entry in cluster.model_entries for name in entry.server_variables}
     groups: dict[Text, list[str]] = {}
-    for name, model_texts in zip(model_names, texts):
+    for entry, model_texts in zip(cluster.model_entries, texts):
         for text in model_texts:
-            groups.setdefault(text, []).append(name)
+            groups.setdefault(text, []).append(entry.name)
 
     def is_about_all(text: Text, group: Sequence[str]) -> bool:
         sentences = text if isinstance(text, str) else f"{text.message} {text.remedy}"
-        return len(group) == len(model_names) and not any(name in sentences for name in entry_variables)
+        return len(group) == len(texts) and not any(name in sentences for name in entry_variables)
 
     rows = [(text, "" if is_about_all(text, group) else remedies.join_names(group)) for text, group in groups.items()]
     return sorted(rows, key=lambda row: bool(row[1]))
@@ -117,15 +113,13 @@ def _sentence(models_text: str, text: str) -> str:
     return turns.entry_sentence(models_text, text) if models_text else text
 
 
-def _merge_advisories(
-    model_names: Sequence[str], plans: Sequence[types.Plan], entry_variables: Collection[str] = ()
-) -> tuple[types.AdvisoryPlan, ...]:
+def _merge_advisories(cluster: Cluster, plans: Sequence[types.Plan]) -> tuple[types.AdvisoryPlan, ...]:
     return tuple(
         advisory._replace(
             message=_sentence(models_text, advisory.message),
             remedy=turns.with_entry_keys(advisory.remedy) if models_text else advisory.remedy,
         )
-        for advisory, models_text in _merge_texts(model_names, [plan.advisories for plan in plans], entry_variables)
+        for advisory, models_text in _merge_texts(cluster, [plan.advisories for plan in plans])
     )
 
 

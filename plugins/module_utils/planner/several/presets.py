@@ -61,7 +61,7 @@ def presets_text(models: Sequence[ServedModel]) -> str:
 
     :raises Refusal: it cannot express a model's command line.
     """
-    return "\n".join("".join(f"{line}\n" for line in _section_lines(model)) for model in models)
+    return "\n".join("\n".join([*_section_lines(model), ""]) for model in models)
 
 
 def _section_lines(model: ServedModel) -> Iterator[str]:

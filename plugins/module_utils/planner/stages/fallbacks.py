@@ -50,7 +50,7 @@ def with_fallbacks(installation: Installation, main_candidate: Candidate, plan: 
             reason = next((error.message.rstrip(".") for error in errors if error.advisory.id not in ignored_ids), "")
         if candidate and not reason:
             candidates.append(candidate)
-            argv = argv_of(candidate, plan_prompt_cache(candidate), installation.serving_build.id)
+            argv = argv_of(installation, candidate, plan_prompt_cache(candidate))
             fallback = types.FallbackPlan(
                 without=absence.name,
                 endpoint=absence.workers[0].endpoint,

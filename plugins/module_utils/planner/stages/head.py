@@ -47,7 +47,7 @@ def plan_of_head(installation: Installation, candidate: Candidate, load_s: float
     head = types.HeadPlan(
         host=host.name,
         service=names.SERVER_SERVICE,
-        argv=argv_of(candidate, prompt_cache, installation.serving_build.id),
+        argv=argv_of(installation, candidate, prompt_cache),
         launcher=(
             str(host.facts.python),
             f"{runtime_folder}/runtime.py",
@@ -138,9 +138,9 @@ def _is_within(address: str, networks: Sequence[ipaddress.IPv4Network]) -> bool:
         return False
 
 
-def argv_of(candidate: Candidate, prompt_cache: PromptCache, build_id: str) -> tuple[str, ...]:
+def argv_of(installation: Installation, candidate: Candidate, prompt_cache: PromptCache) -> tuple[str, ...]:
     """Return llama-server's command line. --rpc comes first, because --device and --override-tensor name its devices."""
-    workload, layout, host = candidate.workload, candidate.layout, candidate.site.hosts[candidate.site.head]
+    workload, layout, host = candidate.workload, candidate.layout, candidate.site.head_host
     server, model, release = workload.server, workload.model, workload.release
     values: list[tuple[str, str | Sequence[str] | None]] = [
         ("rpc", layout.endpoints),
@@ -173,7 +173,7 @@ def argv_of(candidate: Candidate, prompt_cache: PromptCache, build_id: str) -> t
         ("fit", "off"),
         ("log-verbosity", "4"),
     ]
-    argv = [f"{host.facts.prefix}/releases/{build_id}/bin/llama-server"]
+    argv = [f"{host.facts.prefix}/releases/{installation.serving_build.id}/bin/llama-server"]
     for name, value in values:
         try:
             argv += options.render_option(name, value, release.fork)

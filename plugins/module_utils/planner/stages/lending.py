@@ -169,12 +169,12 @@ def _check_endpoints(declared_workers: Sequence[Worker]) -> None:
         for address, kind in ((worker.endpoint, "worker"), *open_addresses):
             owner = owners.setdefault(address, worker.host)
             if owner != worker.host:
-                hint = (
+                remedy = (
                     ", or list that machine once, with all of its llama_worker_endpoints" if kind == "address" else ""
                 )
                 raise Refusal(
                     f"{worker.host} and {owner} both have the {kind} {address}: give each host its own address "
-                    f"in ansible_host, llama_links or llama_external_workers{hint}"
+                    f"in ansible_host, llama_links or llama_external_workers{remedy}"
                 )
 
 
