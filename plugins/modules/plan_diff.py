@@ -8,8 +8,8 @@ module: plan_diff
 short_description: Decides what has to change on the hosts, from a plan and the hosts' reports
 description:
   - Compares the plan with the result of P(llamacpp.cluster.host_info#module) for each host's part of the plan. Changes no host.
-  - Selects services that do not run as planned for a restart, and the head's server together with any worker that it uses, because llama-server does
-    not reconnect.
+  - Selects for a restart every service that does not run as planned. If a worker restarts, the head's server that uses it restarts too, because
+    llama-server does not reconnect.
   - If several hosts of one kind lack a build, selects one of them to compile it for all.
 extends_documentation_fragment: llamacpp.cluster.attributes.controller
 attributes:
